@@ -1,0 +1,56 @@
+"""The one error type that becomes an HTTP answer, with OpenAI's four-key body."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.errors import HeadraceError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(HeadraceError):
+    """An answer other than success, for the client to read.
+
+    Attributes:
+        status: HTTP status code.
+        param: Request field at fault, if one is.
+        code: Stable machine-readable reason, e.g. `model_not_found`, `context_length_exceeded`, `queue_full`.
+        retry_after_s: Value of the `Retry-After` header; always set for 429 and 503.
+        headers: More response headers (`x-ratelimit-*`).
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        type: str | None = None,  # noqa: A002 - the wire's name for it
+        retry_after_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Describe the failure; `type` defaults to the one that belongs to the status."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.retry_after_s = retry_after_s
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """Return the JSON body: `error.{message,type,param,code}`, always all four."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})

@@ -1,0 +1,59 @@
+"""What a client asked for, after validation and before dispatch: the value that passes from schemas to the data path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.messages import ChatMessage, Lane, Sampling
+
+Kind = Literal["chat", "completion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: a conversation, a text, or token ids. Exactly one field is set.
+
+    `estimated_tokens` is computed from lengths alone, before admission; the worker reports the true count.
+    """
+
+    estimated_tokens: int
+    messages: tuple[ChatMessage, ...] | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A validated completion request: `len(prompts) * n` sequences.
+
+    Attributes:
+        kind: Which endpoint's wire format answers.
+        deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight may share a generation.
+        sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
+        timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
+    """
+
+    kind: Kind
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int
+    sampling: Sampling
+    deterministic: bool
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    lane: Lane = "interactive"
+    priority: int = 0
+    timeout_s: float | None = None
+    user: str | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Choices in the answer, and wire requests to publish."""
+        return len(self.prompts) * self.n
+
+    @property
+    def estimated_prompt_tokens(self) -> int:
+        """Estimated prompt tokens over all prompts, each counted once."""
+        return sum(prompt.estimated_tokens for prompt in self.prompts)

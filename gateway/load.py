@@ -1,0 +1,31 @@
+"""A snapshot of one model's fleet, made from heartbeats, for the shedder and the health routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """Sums over the live, non-draining workers of one model, and over all gateways' unclaimed requests.
+
+    Attributes:
+        queued_requests: Waiting in workers, plus published and not yet claimed (by any gateway).
+        queued_tokens: Prompt tokens of those.
+        prefill_rate: Prompt tokens per second of the whole fleet, as measured; 0 while unknown.
+        decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
+        free_slots: Sequences that could start now (`max_num_seqs - running`).
+    """
+
+    model: str
+    num_workers: int
+    running: int
+    queued_requests: int
+    queued_tokens: int
+    prefill_rate: float
+    decode_rate: float
+    free_blocks: int
+    total_blocks: int
+    block_size: int
+    max_model_len: int
+    free_slots: int

@@ -1,0 +1,1 @@
+"""Running a model on a device: paged KV cache, model runner, sampler, and the simulated runner (no torch)."""

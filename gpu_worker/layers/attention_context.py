@@ -1,0 +1,35 @@
+"""What attention needs to know about a step: where each token's KV goes, and which blocks each sequence reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionContext:
+    """Describes the batch of one step. Made by the model runner, passed explicitly to every layer.
+
+    Tokens of all sequences are laid end to end, no padding. Sequence `s` owns rows
+    `query_starts[s] : query_starts[s + 1]`; they are its last tokens, ending at `context_lens[s]`.
+
+    Attributes:
+        key_caches: Per layer, `[num_blocks, block_size, num_kv_heads, head_dim]`.
+        value_caches: Likewise.
+        slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where each token's KV is written.
+        block_tables: `[num_seqs, max_blocks]` int32, padded with 0.
+        query_starts: `[num_seqs + 1]` int32.
+        context_lens: `[num_seqs]` int32, tokens whose KV is in the cache after this step's write.
+        max_query_len: Largest number of query tokens of a sequence; 1 means a pure decode batch.
+        max_context_len: Largest of `context_lens`.
+    """
+
+    key_caches: list[torch.Tensor]
+    value_caches: list[torch.Tensor]
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    max_query_len: int
+    max_context_len: int

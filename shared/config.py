@@ -1,0 +1,111 @@
+"""Settings: declared once as dataclass fields, resolved once at start, from options and `HEADRACE_*` variables.
+
+A settings class is a frozen dataclass whose fields are made with `setting()`. `resolve()` builds it from explicit
+values and the environment, and fails fast with the variable's name and what is allowed. The command line makes its
+options from the same fields, so a setting is described in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from shared.errors import ConfigError
+
+PREFIX = "HEADRACE_"
+T = TypeVar("T")
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a setting allows, and how `--help` describes it."""
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] | None = None
+    secret: bool = False
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002 - the field's standard term, as in click and argparse
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    secret: bool = False,
+) -> Any:
+    """Declare a setting as a dataclass field. A callable default is called once per resolution."""
+    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def variable_name(field_name: str) -> str:
+    """Name of the environment variable of a setting."""
+    return PREFIX + field_name.upper()
+
+
+def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[str, str]) -> T:
+    """Build a settings object: explicit values win over the environment, which wins over defaults.
+
+    Args:
+        cls: A dataclass whose fields were made with `setting()`.
+        values: Explicit values; None counts as absent.
+        environ: Usually `os.environ`.
+
+    Raises:
+        ConfigError: A value has the wrong type or is outside its bounds.
+    """
+    hints = typing.get_type_hints(cls)
+    resolved: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        variable = variable_name(item.name)
+        raw = values.get(item.name)
+        if raw is None:
+            raw = environ.get(variable)
+        if raw is None or raw == "":
+            continue
+        resolved[item.name] = _checked(variable, _convert(variable, raw, hints[item.name]), item.metadata["setting"])
+    return cls(**resolved)
+
+
+def base_type(annotation: Any) -> type:
+    """Return the plain type of a setting: `int` for `int | None`."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        annotation = next(arg for arg in typing.get_args(annotation) if arg is not types.NoneType)
+    return typing.cast("type", annotation)
+
+
+def _convert(variable: str, raw: Any, annotation: Any) -> Any:
+    kind = base_type(annotation)
+    if kind is bool:
+        if isinstance(raw, bool):
+            return raw
+        if str(raw).lower() not in _BOOLEANS:
+            raise ConfigError(variable, f"{raw!r} is not a boolean; use true or false")
+        return _BOOLEANS[str(raw).lower()]
+    try:
+        return kind(raw)
+    except (TypeError, ValueError):
+        raise ConfigError(variable, f"{raw!r} is not a valid {kind.__name__}") from None
+
+
+def _checked(variable: str, value: Any, constraint: Constraint) -> Any:
+    if constraint.choices is not None and value not in constraint.choices:
+        raise ConfigError(variable, f"{value!r} is not one of {', '.join(constraint.choices)}")
+    if isinstance(value, float) and value != value:
+        raise ConfigError(variable, "must be a number, not NaN")
+    if constraint.minimum is not None and value < constraint.minimum:
+        raise ConfigError(variable, f"{value} is too small; the least allowed is {constraint.minimum:g}")
+    if constraint.maximum is not None and value > constraint.maximum:
+        raise ConfigError(variable, f"{value} is too large; the most allowed is {constraint.maximum:g}")
+    return value

@@ -1,0 +1,283 @@
+"""The wire messages between gateways, workers and batch publishers.
+
+Every message is a tagged msgspec Struct carried as msgpack. Unknown fields are ignored, so a newer peer may add
+fields at the end. `Request` is encoded as a map, because people write it by hand (JSON is accepted too); what is
+sent once per engine step (`Frame`, `Delta`) is encoded as arrays, because its size and speed matter.
+
+One wire request is one sequence: the gateway turns `n` choices and lists of prompts into several requests.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+Lane = Literal["interactive", "batch"]
+FinishReason = Literal["stop", "length", "cancelled", "expired", "failed", "handoff"]
+
+RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen, and when to stop. Values are already validated and defaulted by the sender.
+
+    Attributes:
+        max_tokens: Tokens to generate at most; None means up to the model's context length.
+        temperature: 0 is greedy.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        min_p: Drop tokens less likely than `min_p` times the most likely one.
+        seed: Key of the counter-based random numbers. A sender that leaves it out gets 0.
+        stop: Strings that end the text; the stop string itself is not part of it.
+        logit_bias: Token id to added logit.
+        logprobs: How many most likely alternatives to report per token; None reports nothing, 0 the chosen token only.
+        prompt_logprobs: The same for the tokens of the prompt.
+        ignore_eos: Go on after the end-of-sequence token.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    top_p: Probability = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    min_p: Probability = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] = 0
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] = {}
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    ignore_eos: bool = False
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation, its content already flattened to text."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
+    """One sequence to generate. Exactly one of `messages`, `text` and `token_ids` is the prompt.
+
+    Attributes:
+        id: Made by the gateway; a batch publisher chooses its own, unique within its tenant.
+        epoch: Attempt number. Deltas of an older epoch are ignored by the receiver: this is the fence, not the ack.
+        tenant: Owner; salts the prefix cache and names the batch result subject.
+        priority: Larger runs earlier within a lane.
+        deadline: Unix seconds after which nobody waits for the answer any more.
+        reply: Subject for frames (`hr.tok.<gateway>`); None for a batch request, whose result goes to the results stream.
+        emitted: Tokens that an earlier attempt has already delivered; generation continues after them.
+        echo: Send the prompt's text before the first generated token.
+        created: Unix seconds at the sender, for queue-time metrics.
+        trace: W3C `traceparent`, when there is one.
+    """
+
+    id: RequestId
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    tenant: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
+    version: int = PROTOCOL_VERSION
+    epoch: Annotated[int, Meta(ge=0)] = 0
+    lane: Lane = "interactive"
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    deadline: float | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    text: str | None = None
+    token_ids: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    reply: str | None = None
+    emitted: tuple[int, ...] = ()
+    echo: bool = False
+    created: float = 0.0
+    trace: str | None = None
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """One token with its log probability and, for a chosen token, the most likely alternatives."""
+
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class Usage(Struct, frozen=True, array_like=True):
+    """Token counts of one sequence. `cached_tokens` counts prompt tokens found in the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Finish(Struct, frozen=True, array_like=True):
+    """Why a sequence ended. `handoff` means: not ended, send it to another worker.
+
+    `error_param` names the request field at fault when `reason` is `failed` because of bad input (a 400 to the
+    client); None with `failed` is a fault of ours (a 500).
+    """
+
+    reason: FinishReason
+    usage: Usage | None = None
+    error: str | None = None
+    error_param: str | None = None
+
+
+class Delta(Struct, frozen=True, array_like=True):
+    """What one step added to one request.
+
+    Attributes:
+        seq: Index of the first token in `token_ids` among all tokens generated for the request, over all epochs.
+            The receiver drops what it already has and treats a jump ahead as loss.
+        token_ids: May be empty: the first delta of an epoch says which worker holds the request.
+        text: Text that became certain in this step. It may lag behind `token_ids` while a UTF-8 character or a possible
+            stop string is incomplete; the lag is a function of the tokens alone, so another worker continues exactly.
+        logprobs: One entry per generated token whose request asked for them.
+        prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first token, which has no condition.
+        prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
+    """
+
+    id: str
+    epoch: int
+    seq: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish: Finish | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_tokens: int | None = None
+
+
+class Frame(Struct, frozen=True, array_like=True, tag="frame"):
+    """All deltas of one engine step for one reply subject."""
+
+    worker: str
+    step: int
+    deltas: list[Delta]
+    version: int = PROTOCOL_VERSION
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """A worker's state, every 250 ms. A step counter that stands still while `running > 0` means a dead worker.
+
+    Attributes:
+        waiting_tokens: Prompt tokens of the worker's requests that are not computed yet.
+        prefill_rate: Prompt tokens per second, measured recently while prefilling; 0 while unknown.
+        decode_rate: Generated tokens per second, measured recently while decoding; 0 while unknown.
+        queue_pending: Interactive requests left in the shared queue when the worker last pulled.
+    """
+
+    worker: str
+    model: str
+    step: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    total_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    prefill_rate: float
+    decode_rate: float
+    queue_pending: int
+    draining: bool = False
+    pid: int = 0
+    started: float = 0.0
+    version: int = PROTOCOL_VERSION
+
+
+class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
+    """A gateway's state, every second: other gateways add its queue to theirs, workers drop its requests when it dies.
+
+    Attributes:
+        unclaimed: Requests published that no worker has answered yet, and the prompt tokens in them.
+    """
+
+    gateway: str
+    unclaimed: int
+    unclaimed_tokens: int
+    active: int
+    version: int = PROTOCOL_VERSION
+
+
+class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
+    """Stop these requests, queued or running. An epoch of None cancels every attempt, else attempts up to that epoch."""
+
+    ids: tuple[str, ...]
+    epoch: int | None = None
+    version: int = PROTOCOL_VERSION
+
+
+class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
+    """Ask any worker of a model for the token ids of a text or a conversation."""
+
+    text: str | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
+    """Ask any worker of a model for the text of token ids."""
+
+    token_ids: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
+    """Answer to a tokenizer call: `error` is set when the input was bad."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    max_model_len: int = 0
+    error: str | None = None
+
+
+class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
+    """The outcome of a batch request, stored once in the results stream as JSON."""
+
+    id: str
+    model: str
+    tenant: str
+    text: str
+    finish: FinishReason
+    token_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    error: str | None = None
+    attempt: int = 1
+    worker: str = ""
+    created: float = 0.0
+    completed: float = 0.0
+    version: int = PROTOCOL_VERSION
+
+
+TokenizerCall = TokenizeCall | DetokenizeCall
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_request_json_decoder = msgspec.json.Decoder(Request)
+
+
+def encode(message: Struct) -> bytes:
+    """Encode any wire message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_request(payload: bytes) -> Request:
+    """Decode a request from msgpack, or from JSON when it starts with `{`.
+
+    Raises:
+        msgspec.DecodeError: The bytes are neither.
+        msgspec.ValidationError: A field has a wrong type or is out of range; the message names it.
+    """
+    if payload[:1] == b"{":
+        return _request_json_decoder.decode(payload)
+    return _request_decoder.decode(payload)

@@ -1,0 +1,126 @@
+"""The three JetStream streams, and the consumers that workers pull from.
+
+Streams are made by whoever starts first and is allowed to: `ensure_streams` is idempotent. Every stream is bounded
+and refuses new messages when full (`discard=new`), so that a full queue is an honest error at the publisher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import APIError, NotFoundError
+
+from shared.errors import DependencyError
+from shared.messages import Lane
+from shared.subjects import encode_name, lane_filter
+
+INTERACTIVE_STREAM = "HR_INTERACTIVE"
+BATCH_STREAM = "HR_BATCH"
+RESULTS_STREAM = "HR_RESULTS"
+
+STREAM_OF_LANE: dict[Lane, str] = {"interactive": INTERACTIVE_STREAM, "batch": BATCH_STREAM}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds of the streams. Counts are messages, sizes bytes, ages seconds."""
+
+    interactive_max_msgs: int = 10_000
+    interactive_max_bytes: int = 256 << 20
+    interactive_max_age_s: float = 600.0
+    batch_max_bytes: int = 1 << 30
+    batch_max_msgs_per_tenant: int = 100_000
+    results_max_bytes: int = 1 << 30
+    results_max_age_s: float = 7 * 86400.0
+    ack_wait_s: float = 10.0
+    batch_max_deliver: int = 5
+
+
+def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
+    """Return the configurations of the interactive, batch and results streams."""
+    return [
+        StreamConfig(
+            name=INTERACTIVE_STREAM,
+            subjects=["hr.req.*.interactive", "hr.req.*.interactive.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.MEMORY,
+            discard=DiscardPolicy.NEW,
+            max_msgs=limits.interactive_max_msgs,
+            max_bytes=limits.interactive_max_bytes,
+            max_age=limits.interactive_max_age_s,
+            duplicate_window=10.0,
+        ),
+        StreamConfig(
+            name=BATCH_STREAM,
+            subjects=["hr.req.*.batch.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            discard_new_per_subject=True,
+            max_bytes=limits.batch_max_bytes,
+            max_msgs_per_subject=limits.batch_max_msgs_per_tenant,
+            duplicate_window=120.0,
+        ),
+        StreamConfig(
+            name=RESULTS_STREAM,
+            subjects=["hr.result.*.*"],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_bytes=limits.results_max_bytes,
+            max_age=limits.results_max_age_s,
+            max_msgs_per_subject=1,
+        ),
+    ]
+
+
+def consumer_config(model: str, lane: Lane, limits: StreamLimits) -> ConsumerConfig:
+    """Return the durable pull consumer that all workers of a model share for one lane."""
+    return ConsumerConfig(
+        durable_name=f"{encode_name(model)}-{lane}",
+        filter_subject=lane_filter(model, lane),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=limits.ack_wait_s,
+        max_ack_pending=10_000,
+        max_deliver=-1,
+    )
+
+
+async def ensure_streams(js: JetStreamContext, limits: StreamLimits) -> None:
+    """Make the streams that are missing; leave existing ones as their operator configured them.
+
+    Raises:
+        DependencyError: A stream is missing and we may not or cannot make it.
+    """
+    for config in stream_configs(limits):
+        assert config.name is not None
+        try:
+            await js.stream_info(config.name)
+        except NotFoundError:
+            try:
+                await js.add_stream(config)
+            except (APIError, NatsTimeoutError) as error:
+                raise DependencyError(
+                    f"NATS stream {config.name} is missing and could not be created ({error}). Create it with a user "
+                    "that may: `headrace setup`, or start NATS with JetStream and more storage."
+                ) from error
+        except NatsTimeoutError as error:
+            raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+
+
+async def ensure_consumer(js: JetStreamContext, model: str, lane: Lane, limits: StreamLimits) -> str:
+    """Make or update the consumer of one lane of one model, and return its name."""
+    config = consumer_config(model, lane, limits)
+    assert config.durable_name is not None
+    await js.add_consumer(STREAM_OF_LANE[lane], config)
+    return config.durable_name

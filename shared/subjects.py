@@ -1,0 +1,91 @@
+"""NATS subjects, and the encoding that keeps user-chosen names out of them.
+
+hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERACTIVE`)
+hr.req.<model>.interactive.<worker> a worker's own interactive queue (same stream)
+hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH`)
+hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
+hr.tok.<gateway>                    frames from workers to one gateway
+hr.worker.<model>.<worker>          worker heartbeats
+hr.gateway.<gateway>                gateway heartbeats
+hr.cancel.<model>                   cancellations
+hr.tokenizer.<model>                tokenize and detokenize, request and reply
+"""
+
+from __future__ import annotations
+
+import re
+
+from shared.errors import InvalidNameError
+from shared.messages import Lane
+
+MAX_NAME_BYTES = 128
+_PLAIN = re.compile(r"[A-Za-z0-9-]")
+
+ALL_WORKERS = "hr.worker.*.*"
+ALL_GATEWAYS = "hr.gateway.*"
+
+
+def encode_name(name: str) -> str:
+    """Encode a name as one subject token: letters, digits and `-` stay, every other byte becomes `_xx`.
+
+    Raises:
+        InvalidNameError: The name is empty, holds a NUL, is not valid Unicode, or is longer than 128 bytes in UTF-8.
+    """
+    try:
+        raw = name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidNameError(name, "is not valid Unicode") from None
+    if not raw or len(raw) > MAX_NAME_BYTES:
+        raise InvalidNameError(name, f"must be 1 to {MAX_NAME_BYTES} bytes long in UTF-8")
+    if 0 in raw:
+        raise InvalidNameError(name, "must not contain a NUL character")
+    return "".join(chr(b) if _PLAIN.match(chr(b)) else f"_{b:02x}" for b in raw)
+
+
+def decode_name(token: str) -> str:
+    """Return the name that `encode_name` turned into this token."""
+    raw = re.sub(r"_([0-9a-f]{2})", lambda m: chr(int(m[1], 16)), token)
+    return raw.encode("latin-1").decode("utf-8")
+
+
+def request_subject(model: str, lane: Lane, tenant: str) -> str:
+    """Subject on which a request waits: shared by all workers of the model."""
+    if lane == "batch":
+        return f"hr.req.{encode_name(model)}.batch.{encode_name(tenant)}"
+    return f"hr.req.{encode_name(model)}.interactive"
+
+
+def lane_filter(model: str, lane: Lane) -> str:
+    """Filter of the consumer that serves one lane of one model."""
+    suffix = "batch.>" if lane == "batch" else "interactive"
+    return f"hr.req.{encode_name(model)}.{suffix}"
+
+
+def frame_subject(gateway: str) -> str:
+    """Subject on which one gateway receives its frames."""
+    return f"hr.tok.{encode_name(gateway)}"
+
+
+def worker_subject(model: str, worker: str) -> str:
+    """Subject of one worker's heartbeats."""
+    return f"hr.worker.{encode_name(model)}.{encode_name(worker)}"
+
+
+def gateway_subject(gateway: str) -> str:
+    """Subject of one gateway's heartbeats."""
+    return f"hr.gateway.{encode_name(gateway)}"
+
+
+def cancel_subject(model: str) -> str:
+    """Subject on which all workers of a model hear cancellations."""
+    return f"hr.cancel.{encode_name(model)}"
+
+
+def tokenizer_subject(model: str) -> str:
+    """Subject on which any one worker of a model answers tokenizer calls."""
+    return f"hr.tokenizer.{encode_name(model)}"
+
+
+def result_subject(tenant: str, request_id: str) -> str:
+    """Subject under which a batch result is stored."""
+    return f"hr.result.{encode_name(tenant)}.{encode_name(request_id)}"
