@@ -1,0 +1,91 @@
+"""Kill workers in mid-stream: the client's text must be byte-identical to an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.system import System, running_system
+
+pytestmark = [pytest.mark.chaos]
+
+PROMPT = "import os\n\n\ndef list_files(path):\n"
+NUM_STREAMS = 6
+MAX_TOKENS = 200
+
+
+@pytest.fixture
+def two_workers(tmp_path: Path) -> Iterator[System]:
+    with running_system(tmp_path, "--workers", "2") as running:
+        yield running
+
+
+@pytest.fixture
+def two_simulated_workers(tmp_path: Path) -> Iterator[System]:
+    with running_system(tmp_path, "--workers", "2", "--simulate", "10") as running:
+        yield running
+
+
+def _stream(system: System, index: int, texts: dict[int, list[str]], finishes: dict[int, str | None]) -> None:
+    chunks = system.client().completions.create(
+        model=system.model,
+        prompt=f"{PROMPT}    # variant {index}\n",
+        max_tokens=MAX_TOKENS,
+        temperature=0.7,
+        seed=index,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"Cache-Control": "no-cache"},
+    )
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[index].append(choice.text)
+            finishes[index] = choice.finish_reason or finishes[index]
+
+
+def _run_streams(system: System, disturb: signal.Signals | None) -> tuple[dict[int, str], dict[int, str | None]]:
+    texts: dict[int, list[str]] = {index: [] for index in range(NUM_STREAMS)}
+    finishes: dict[int, str | None] = dict.fromkeys(range(NUM_STREAMS))
+    threads = [
+        threading.Thread(target=_stream, args=(system, index, texts, finishes)) for index in range(NUM_STREAMS)
+    ]
+    for thread in threads:
+        thread.start()
+    if disturb is not None:
+        while not all(len(parts) > 3 for parts in texts.values()):
+            time.sleep(0.005)
+        os.kill(system.info["pids"]["worker"][0], disturb)
+    for thread in threads:
+        thread.join(60)
+    return {index: "".join(parts) for index, parts in texts.items()}, finishes
+
+
+def test_sigkilled_worker_leaves_every_text_identical(two_workers: System) -> None:
+    undisturbed, _ = _run_streams(two_workers, None)
+    disturbed, finishes = _run_streams(two_workers, signal.SIGKILL)
+    assert disturbed == undisturbed
+    assert set(finishes.values()) == {"length"}
+
+
+def test_stopped_worker_is_noticed_by_its_silence(two_simulated_workers: System) -> None:
+    undisturbed, _ = _run_streams(two_simulated_workers, None)
+    victim = two_simulated_workers.info["pids"]["worker"][0]
+    try:
+        disturbed, finishes = _run_streams(two_simulated_workers, signal.SIGSTOP)
+    finally:
+        os.kill(victim, signal.SIGCONT)
+    assert disturbed == undisturbed
+    assert set(finishes.values()) == {"length"}
+
+
+def test_drained_worker_hands_its_streams_over(two_simulated_workers: System) -> None:
+    undisturbed, _ = _run_streams(two_simulated_workers, None)
+    disturbed, finishes = _run_streams(two_simulated_workers, signal.SIGTERM)
+    assert disturbed == undisturbed
+    assert set(finishes.values()) == {"length"}

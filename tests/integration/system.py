@@ -1,0 +1,90 @@
+"""Start the whole system as a user would, `headrace up`, and know it only through its ready file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class System:
+    """A running system, as its ready file describes it."""
+
+    process: subprocess.Popen[bytes]
+    ready_file: Path
+    log: Path
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Return the ready file's content, which follows restarts of children."""
+        return json.loads(self.ready_file.read_text())
+
+    @property
+    def url(self) -> str:
+        return self.info["url"]
+
+    @property
+    def model(self) -> str:
+        return self.client().models.list().data[0].id
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.info['api_key']}"}
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        settings: dict[str, Any] = {"max_retries": 0, "timeout": 60.0} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.info["api_key"], **settings)
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        settings: dict[str, Any] = {"max_retries": 0, "timeout": 60.0} | options
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.info["api_key"], **settings)
+
+
+@contextmanager
+def running_system(directory: Path, *arguments: str, environ: dict[str, str] | None = None) -> Iterator[System]:
+    """Run `headrace up` with these arguments on free ports until the block ends, then stop it as Ctrl-C would."""
+    ready = directory / "ready.json"
+    log = directory / "up.log"
+    command = [sys.executable, "-m", "ops.cli", "up", "--port", "0", "--state-dir", str(directory / "state")]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--ready-file", str(ready), *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | (environ or {}),
+            start_new_session=True,
+        )
+    try:
+        _wait_until_ready(process, ready, log)
+        yield System(process, ready, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                pytest.fail(f"`headrace up` did not stop:\n{log.read_text()[-3000:]}")
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"`headrace up` did not become ready:\n{log.read_text()[-3000:]}")
+        time.sleep(0.05)

@@ -1,0 +1,268 @@
+"""The official SDK against the running system with the demo model: a client that nobody here wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import httpx2
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.integration.system import System
+
+PROMPT = "def read_file(path):\n    with open(path) as"
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Write a function that adds two numbers."}]
+
+
+def test_chat_answers_with_text_and_usage(system: System) -> None:
+    answer = system.client().chat.completions.create(
+        model=system.model, messages=MESSAGES, max_tokens=16, temperature=0
+    )
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason in {"stop", "length"}
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert 0 < answer.usage.completion_tokens <= 16
+    assert answer.object == "chat.completion"
+
+
+def test_chat_stream_adds_up_to_the_whole_answer(system: System) -> None:
+    client, model = system.client(), system.model
+    whole = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=24, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model=model,
+            messages=MESSAGES,
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_headers={"Cache-Control": "no-cache"},
+        )
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert len({chunk.created for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    finishes = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+    assert finishes == [whole.choices[0].finish_reason]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_completion_with_echo_starts_with_the_prompt(system: System) -> None:
+    answer = system.client().completions.create(
+        model=system.model, prompt=PROMPT, max_tokens=8, temperature=0, echo=True
+    )
+    assert answer.choices[0].text.startswith(PROMPT)
+    assert len(answer.choices[0].text) > len(PROMPT)
+    assert answer.object == "text_completion"
+
+
+def test_prompt_list_and_n_number_their_choices(system: System) -> None:
+    answer = system.client().completions.create(
+        model=system.model, prompt=["import os\n", "class Foo"], n=2, max_tokens=6, temperature=0.8, seed=7
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(choice.text for choice in answer.choices)
+
+
+def test_token_id_prompt_equals_text_prompt(system: System) -> None:
+    client, model = system.client(), system.model
+    ids = _tokenize(system, PROMPT)
+    by_text = client.completions.create(model=model, prompt=PROMPT, max_tokens=12, temperature=0)
+    by_ids = client.completions.create(model=model, prompt=ids, max_tokens=12, temperature=0)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+
+
+def _tokenize(system: System, text: str) -> list[int]:
+    answer = httpx2.post(f"{system.url}/tokenize", headers=system.headers(), json={"model": system.model, "prompt": text})
+    assert answer.status_code == 200, answer.text
+    tokens: list[int] = answer.json()["tokens"]
+    return tokens
+
+
+def test_same_seed_gives_same_text_and_other_seed_another(system: System) -> None:
+    client, model = system.client(), system.model
+
+    def sample(seed: int) -> str:
+        answer = client.completions.create(
+            model=model,
+            prompt=PROMPT,
+            max_tokens=24,
+            temperature=1.0,
+            seed=seed,
+            extra_headers={"Cache-Control": "no-cache"},
+        )
+        return answer.choices[0].text
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in range(1, 6)}) > 1
+
+
+def test_stop_string_ends_text_before_it(system: System) -> None:
+    client, model = system.client(), system.model
+    free = client.completions.create(model=model, prompt=PROMPT, max_tokens=32, temperature=0).choices[0].text
+    stop = free[len(free) // 2 : len(free) // 2 + 3]
+    stopped = client.completions.create(model=model, prompt=PROMPT, max_tokens=32, temperature=0, stop=[stop])
+    assert stopped.choices[0].text == free[: free.index(stop)]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_stop_string_split_over_chunks_is_never_sent(system: System) -> None:
+    client, model = system.client(), system.model
+    free = client.completions.create(model=model, prompt=PROMPT, max_tokens=32, temperature=0).choices[0].text
+    stop = free[5:20]
+    chunks = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=32, temperature=0, stop=stop, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == free[: free.index(stop)]
+
+
+def test_chat_logprobs_are_probabilities_of_the_text(system: System) -> None:
+    answer = system.client().chat.completions.create(
+        model=system.model, messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode() == answer.choices[0].message.content
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
+        assert sum(math.exp(top.logprob) for top in entry.top_logprobs) <= 1.0 + 1e-4
+
+
+def test_completion_logprobs_have_offsets_into_the_text(system: System) -> None:
+    answer = system.client().completions.create(
+        model=system.model, prompt=PROMPT, max_tokens=6, temperature=0, logprobs=2, echo=True
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.text_offset[0] == 0
+    assert logprobs.token_logprobs[0] is None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert answer.choices[0].text[offset : offset + len(token)] == token
+
+
+def test_logit_bias_can_force_a_token(system: System) -> None:
+    token = _tokenize(system, "return")[-1]
+    answer = system.client().completions.create(
+        model=system.model, prompt=PROMPT, max_tokens=3, temperature=0, logit_bias={str(token): 100}
+    )
+    assert answer.choices[0].text == "return" * 3
+
+
+def test_max_tokens_ends_with_length(system: System) -> None:
+    answer = system.client().completions.create(
+        model=system.model, prompt=PROMPT, max_tokens=5, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
+
+
+def test_repeated_deterministic_request_is_served_from_cache(system: System) -> None:
+    client, model = system.client(), system.model
+
+    def ask() -> tuple[str, int]:
+        answer = client.completions.create(model=model, prompt="# cache me\nimport", max_tokens=8, temperature=0)
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        return answer.choices[0].text, (details.cached_tokens or 0) if details else 0
+
+    first, _ = ask()
+    second, cached = ask()
+    assert second == first
+    assert cached > 0
+
+
+def test_models_can_be_listed_and_retrieved(system: System) -> None:
+    client = system.client()
+    model = client.models.list().data[0]
+    assert client.models.retrieve(model.id).id == model.id
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no-such-model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "param"),
+    [
+        ({"temperature": 3}, openai.BadRequestError, "temperature"),
+        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
+        ({"top_p": 1.5}, openai.BadRequestError, "top_p"),
+        ({"n": 0}, openai.BadRequestError, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"model": "no-such-model"}, openai.NotFoundError, "model"),
+    ],
+)
+def test_bad_argument_raises_the_matching_sdk_exception(
+    system: System, arguments: dict[str, object], error: type[openai.APIStatusError], param: str
+) -> None:
+    request: dict[str, object] = {"model": system.model, "messages": MESSAGES, "max_tokens": 4} | arguments
+    with pytest.raises(error) as raised:
+        system.client().chat.completions.create(**request)  # type: ignore[call-overload]
+    assert raised.value.param == param
+    assert raised.value.body is not None
+    assert set(raised.value.body) == {"message", "type", "param", "code"}  # type: ignore[call-overload]
+
+
+def test_prompt_longer_than_context_is_a_bad_request(system: System) -> None:
+    with pytest.raises(openai.BadRequestError, match="context"):
+        system.client().completions.create(model=system.model, prompt=[5] * 5000, max_tokens=4)
+
+
+def test_wrong_key_raises_authentication_error(system: System) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        system.client(api_key="hr-wrong").models.list()
+
+
+async def test_64_concurrent_streams_all_complete_with_their_own_text(system: System) -> None:
+    client, model = system.async_client(), system.model
+
+    async def stream(seed: int) -> str:
+        chunks = await client.completions.create(
+            model=model,
+            prompt=f"# {seed}\ndef f{seed}(",
+            max_tokens=16,
+            seed=seed,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        text = "".join([chunk.choices[0].text async for chunk in chunks if chunk.choices])
+        assert text
+        return text
+
+    texts = await asyncio.gather(*(stream(seed) for seed in range(64)))
+    alone = await client.completions.create(
+        model=model,
+        prompt="# 9\ndef f9(",
+        max_tokens=16,
+        seed=9,
+        extra_body={"ignore_eos": True},
+        extra_headers={"Cache-Control": "no-cache"},
+    )
+    assert texts[9] == alone.choices[0].text
+    await client.close()
+
+
+def test_closing_a_stream_early_leaves_the_system_working(system: System) -> None:
+    client, model = system.client(), system.model
+    stream = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    assert client.completions.create(model=model, prompt="x = ", max_tokens=2).choices[0].text
