@@ -1,0 +1,52 @@
+"""Chooses the implementation of paged attention for the tensors at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.paged_attention.reference import paged_attention_reference
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """Attend from each query token to its sequence's cached tokens, causally.
+
+    Sequence `s` owns query rows `query_starts[s] : query_starts[s + 1]`, which are its last tokens, ending at
+    `context_lens[s]`; their keys and values must already be in the cache.
+
+    Args:
+        query: May be strided in its first dimension.
+        max_query_len: Largest number of query rows of a sequence.
+        max_context_len: Largest of `context_lens`.
+        scale: Multiplies the scores.
+        sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
+
+    Shapes:
+        query, result: `[num_tokens, num_heads, head_dim]`
+        key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`
+        block_tables: `[num_seqs, max_blocks]` int32
+        query_starts: `[num_seqs + 1]` int32
+        context_lens: `[num_seqs]` int32
+    """
+    return paged_attention_reference(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_starts,
+        context_lens,
+        max_query_len,
+        max_context_len,
+        scale,
+        sliding_window,
+    )

@@ -1,0 +1,50 @@
+"""Paged attention in plain torch: the oracle of the kernels, and what runs where there is no compiler."""
+
+from __future__ import annotations
+
+import torch
+
+
+def paged_attention_reference(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32."""
+    result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    starts, lengths = query_starts.tolist(), context_lens.tolist()
+    block_size = key_cache.shape[1]
+    for sequence, context_len in enumerate(lengths):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        blocks = block_tables[sequence, : -(-context_len // block_size)].long()
+        keys = key_cache[blocks].flatten(0, 1)[:context_len]
+        values = value_cache[blocks].flatten(0, 1)[:context_len]
+        result[rows] = _attend(query[rows], keys, values, scale, sliding_window)
+    return result
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, sliding_window: int | None
+) -> torch.Tensor:
+    """Attend from the last `len(query)` tokens of a sequence to all of its `len(keys)` tokens."""
+    num_queries, num_heads, head_dim = query.shape
+    context_len, num_kv_heads, _ = keys.shape
+    # [kv_head, group * num_queries, head_dim]: the query heads that share a KV head are one matrix.
+    grouped = query.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
+    scores = grouped @ keys.float().permute(1, 2, 0) * scale
+    distance = torch.arange(context_len - num_queries, context_len, device=query.device)[:, None]
+    distance = distance - torch.arange(context_len, device=query.device)
+    hidden = distance < 0
+    if sliding_window is not None:
+        hidden |= distance >= sliding_window
+    scores = scores.view(num_kv_heads, -1, num_queries, context_len).masked_fill_(hidden, float("-inf"))
+    weights = torch.softmax(scores, dim=-1)
+    attended = weights.flatten(1, 2) @ values.float().transpose(0, 1)
+    return attended.view(num_kv_heads, -1, num_queries, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
