@@ -1,0 +1,73 @@
+"""Fixtures for everyone: real servers, one for the session to share, or a fresh one that the test may kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import NatsServer, RedisServer, Server
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A NATS server with JetStream that tests share: use names of your own, and do not kill it."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def nats_url(nats_server: NatsServer) -> str:
+    return nats_server.url
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server that tests share: use keys of your own, and do not kill it."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_server: RedisServer) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def started_servers() -> Iterator[list[Server]]:
+    """Servers that this test started; killed when it ends."""
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def start_nats(tmp_path: Path, started_servers: list[Server]) -> Callable[..., NatsServer]:
+    """Start a fresh NATS server of this test's own: `start_nats()`, `start_nats("-c", config_file)`."""
+
+    def start(*arguments: str) -> NatsServer:
+        server = NatsServer(tmp_path / f"nats-{len(started_servers)}", arguments)
+        started_servers.append(server)
+        server.start()
+        return server
+
+    return start
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path, started_servers: list[Server]) -> Callable[..., RedisServer]:
+    """Start a fresh Redis server of this test's own: `start_redis()`, `start_redis("--maxmemory", "1mb")`."""
+
+    def start(*arguments: str) -> RedisServer:
+        server = RedisServer(tmp_path / f"redis-{len(started_servers)}", arguments)
+        started_servers.append(server)
+        server.start()
+        return server
+
+    return start

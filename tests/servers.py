@@ -1,0 +1,148 @@
+"""Real NATS and Redis servers for tests: processes on free ports, their data in a directory of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_TIMEOUT_S = 15.0
+
+
+def find_binary(name: str) -> str:
+    """Return the path of a server that the environment's packages installed, or the one on the PATH."""
+    path = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    if path is None:
+        raise FileNotFoundError(f"{name} is not installed: install headrace[test]")
+    return path
+
+
+@dataclass
+class Server:
+    """A server process that a test may kill, stop and start again on the same port.
+
+    Attributes:
+        url: Where clients connect; stays the same over restarts.
+    """
+
+    directory: Path
+    arguments: tuple[str, ...] = ()
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "server.log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start the process and wait until it accepts connections."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / "server.log").open("ab") as output:
+            self.process = subprocess.Popen(self._command(), stdout=output, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"{type(self).__name__} did not start:\n{self.log[-2000:]}")
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+        if self.process is not None:
+            self.process.wait()
+
+    def pause(self) -> None:
+        """Freeze the process: connections stay open and nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kill the process and start it again on the same port with the same data."""
+        self.kill()
+        self.start()
+
+    def _command(self) -> list[str]:
+        raise NotImplementedError
+
+    def _is_ready(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=0.2):
+                return True
+        except OSError:
+            return False
+
+
+@dataclass
+class NatsServer(Server):
+    """nats-server with JetStream. `arguments` are added to its command line, e.g. `-c FILE`."""
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def _command(self) -> list[str]:
+        command = [find_binary("nats-server"), "-a", "127.0.0.1", "-p", str(self.port or -1), "-js"]
+        command += ["-sd", str(self.directory / "jetstream"), "--ports_file_dir", str(self.directory)]
+        return [*command, *self.arguments]
+
+    def _is_ready(self) -> bool:
+        ports = list(self.directory.glob(f"*_{self.pid}.ports"))
+        if not ports or not (text := ports[0].read_text()):
+            return False
+        if self.port == 0:
+            self.port = int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
+        return super()._is_ready()
+
+
+@dataclass
+class RedisServer(Server):
+    """redis-server without persistence."""
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start on a free port: Redis cannot choose one itself, so another process may take it first."""
+        if self.port:
+            super().start()
+            return
+        for attempt in range(5):
+            self.port = _free_port()
+            try:
+                super().start()
+                return
+            except RuntimeError:
+                if attempt == 4:
+                    raise
+
+    def _command(self) -> list[str]:
+        command = [find_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
+        return [*command, "--appendonly", "no", "--dir", str(self.directory), *self.arguments]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
