@@ -44,7 +44,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_p: Probability = 1.0
     top_k: Annotated[int, Meta(ge=0)] = 0
     min_p: Probability = 0.0
-    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] = 0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)] = ()
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
