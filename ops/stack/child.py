@@ -1,0 +1,175 @@
+"""One supervised process: started, watched, restarted with growing pauses when it ends, and stopped.
+
+`Child` owns the process and its log file. Standard output and error of the process come through a pipe: every line goes
+to the log, warnings also to the console, and the last lines are kept to say why the process ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.stack import tether
+from ops.stack.child_log import ChildLog
+from ops.stack.console import Console
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+# A process that lived so long is taken to have been healthy: the next pause is the first one again.
+HEALTHY_AFTER_S = 10.0
+_LAST_LINES = 5
+_PIPE_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """How to run one process.
+
+    Attributes:
+        role: Its kind: `nats`, `redis`, `gateway` or `worker`.
+        name: Unique among the children, e.g. `worker-1`.
+        environ: Its whole environment.
+        stop_timeout_s: Time it gets to end by itself after SIGTERM.
+    """
+
+    role: str
+    name: str
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    stop_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: its return code, negative for a signal, and the last lines it wrote."""
+
+    returncode: int
+    last_lines: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """Say in words how the process ended."""
+        if self.returncode >= 0:
+            return f"exited with code {self.returncode}"
+        try:
+            return f"was killed by {signal.Signals(-self.returncode).name}"
+        except ValueError:
+            return f"was killed by signal {-self.returncode}"
+
+
+class Child:
+    """Keeps one process running until told to stop.
+
+    Attributes:
+        spec: How to run it.
+        pid: Its process id while it runs, else None.
+        exits: How often it has ended by itself.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        log_directory: Path,
+        console: Console,
+        *,
+        started: Callable[[Child], None],
+        ended: Callable[[Child, Exit], None],
+    ) -> None:
+        """Prepare; `started` is called after each start, `ended` after each end that nobody asked for."""
+        self.spec = spec
+        self.pid: int | None = None
+        self.exits = 0
+        self._console = console
+        self._log = ChildLog(log_directory / f"{spec.name}.log")
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._started = started
+        self._ended = ended
+        self._process: Process | None = None
+        self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the process, and keep it running."""
+        self._task = asyncio.create_task(self._keep_running(), name=self.spec.name)
+
+    async def stop(self) -> None:
+        """Ask the process to end; kill it if it has not after `spec.stop_timeout_s`."""
+        self._is_stopping = True
+        if self._task is None:
+            return
+        if self.pid is None:
+            # Between two lives, or before the first.
+            self._task.cancel()
+        else:
+            self._signal(signal.SIGTERM)
+        done, _ = await asyncio.wait([self._task], timeout=self.spec.stop_timeout_s)
+        if not done:
+            self._console.say(self.spec.name, f"did not end within {self.spec.stop_timeout_s:g} s; killing it")
+            self.kill()
+            await asyncio.wait([self._task])
+        self._log.close()
+
+    def kill(self) -> None:
+        """End the process, and whatever it has started in its group, at once and for good."""
+        self._is_stopping = True
+        if self.pid is not None:
+            # The child leads the group, so the number is ours as long as the child is not known to have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _keep_running(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        clock = asyncio.get_running_loop().time
+        while not self._is_stopping:
+            began = clock()
+            exit_ = await self._run_once()
+            if self._is_stopping:
+                return
+            self.exits += 1
+            if clock() - began > HEALTHY_AFTER_S:
+                pause_s = FIRST_PAUSE_S
+            self._ended(self, exit_)
+            self._console.say(self.spec.name, f"{exit_.reason}; starting it again in {pause_s:g} s")
+            for line in exit_.last_lines:
+                self._console.say(self.spec.name, f"  | {line}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _run_once(self) -> Exit:
+        self._last_lines.clear()
+        launcher = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()))
+        # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then stops in order.
+        self._process = await asyncio.create_subprocess_exec(
+            *launcher, *self.spec.command, env=dict(self.spec.environ),
+            stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        if self._is_stopping:
+            self._signal(signal.SIGTERM)
+        self._started(self)
+        assert self._process.stdout is not None
+        reading = asyncio.create_task(self._log.read_from(self._process.stdout, self._on_line))
+        returncode = await self._process.wait()
+        self.pid = None
+        # A grandchild may hold the pipe open; its output is not worth waiting for.
+        await asyncio.wait([reading], timeout=_PIPE_GRACE_S)
+        reading.cancel()
+        return Exit(returncode, tuple(self._last_lines))
+
+    def _on_line(self, line: bytes) -> None:
+        if line.strip():
+            self._last_lines.append(line.decode(errors="replace"))
+        if not self._is_stopping:
+            self._console.relay(self.spec.name, line)

@@ -1,0 +1,44 @@
+"""The log file of one child, bounded in size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+MAX_LOG_BYTES = 16 << 20
+_MAX_LINE_BYTES = 64 << 10
+
+
+class ChildLog:
+    """Appends lines to a file; when it is full, the file becomes `<name>.1` and a new one begins."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, keeping what earlier runs wrote."""
+        self._path = path
+        self._file = path.open("ab")
+
+    async def read_from(self, stream: asyncio.StreamReader, on_line: Callable[[bytes], None]) -> None:
+        """Copy the stream to the file until it ends, and call `on_line` with each line, without its newline."""
+        rest = b""
+        while data := await stream.read(_MAX_LINE_BYTES):
+            self._write(data)
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                on_line(line)
+        if rest:
+            on_line(rest)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        if self._file.tell() + len(data) > MAX_LOG_BYTES:
+            self._file.close()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._file = self._path.open("ab")
+        self._file.write(data)
+        self._file.flush()

