@@ -35,7 +35,7 @@ class Constraint:
 
 def setting(
     default: Any,
-    help: str,  # noqa: A002 - the field's standard term, as in click and argparse
+    help: str,
     *,
     minimum: float | None = None,
     maximum: float | None = None,

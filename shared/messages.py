@@ -73,7 +73,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         tenant: Owner; salts the prefix cache and names the batch result subject.
         priority: Larger runs earlier within a lane.
         deadline: Unix seconds after which nobody waits for the answer any more.
-        reply: Subject for frames (`hr.tok.<gateway>`); None for a batch request, whose result goes to the results stream.
+        reply: Subject for frames (`hr.tok.<gateway>`). A batch request may name a subject that gets its result too.
         emitted: Tokens that an earlier attempt has already delivered; generation continues after them.
         echo: Send the prompt's text before the first generated token.
         created: Unix seconds at the sender, for queue-time metrics.
@@ -140,7 +140,7 @@ class Delta(Struct, frozen=True, array_like=True):
         text: Text that became certain in this step. It may lag behind `token_ids` while a UTF-8 character or a possible
             stop string is incomplete; the lag is a function of the tokens alone, so another worker continues exactly.
         logprobs: One entry per generated token whose request asked for them.
-        prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first token, which has no condition.
+        prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first, which has no condition.
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
     """
 
@@ -209,7 +209,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop these requests, queued or running. An epoch of None cancels every attempt, else attempts up to that epoch."""
+    """Stop these requests, queued or running: every attempt, or those up to an epoch."""
 
     ids: tuple[str, ...]
     epoch: int | None = None

@@ -1,0 +1,140 @@
+"""Connecting to NATS, the same way in every process.
+
+A connection notices a dead server within seconds, reconnects for ever with a short pause, and uses an inbox prefix of
+its role, so that accounts can be limited to their own inboxes. What to do after a reconnect is the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from nats.aio.client import Client
+from nats.errors import AuthorizationError
+from nats.errors import Error as NatsError
+
+from shared.errors import DependencyError
+
+Role = Literal["gateway", "worker", "batch", "admin"]
+AsyncCallback = Callable[[], Awaitable[None]]
+ErrorCallback = Callable[[Exception], Awaitable[None]]
+
+MINIMUM_SERVER_VERSION = (2, 12, 12)
+PING_INTERVAL_S = 2
+MAX_OUTSTANDING_PINGS = 2
+RECONNECT_WAIT_S = 0.2
+PENDING_BYTES = 8 << 20
+
+_log = logging.getLogger(__name__)
+
+
+def inbox_prefix(role: Role) -> str:
+    """Return the first token of all inboxes of a role, e.g. `_INBOX_worker`: permissions are written in terms of it."""
+    return f"_INBOX_{role}"
+
+
+async def connect(
+    url: str,
+    *,
+    role: Role,
+    name: str,
+    user: str | None = None,
+    password: str | None = None,
+    on_error: ErrorCallback | None = None,
+    on_disconnect: AsyncCallback | None = None,
+    on_reconnect: AsyncCallback | None = None,
+    timeout_s: float = 10.0,
+) -> Client:
+    """Connect to NATS and check the server's version.
+
+    Args:
+        url: One server, or several separated by commas.
+        role: Whose account this is; sets the inbox prefix.
+        name: Shown in the server's monitoring.
+        user: Account user, unless the URL has one.
+        password: Its password.
+        on_error: Told of errors nobody waits for, such as a slow subscription that lost messages. They are logged too.
+        on_disconnect: Called when the connection is lost; published messages are buffered from then on.
+        on_reconnect: Called when it is back and all subscriptions are restored.
+        timeout_s: How long the server may take to appear; once connected, reconnecting never ends.
+
+    Raises:
+        DependencyError: The server does not appear, refuses us, or is too old.
+    """
+    client = Client()
+    failures: list[Exception] = []
+    was_connected = False
+
+    async def report(error: Exception) -> None:
+        failures.append(error)
+        del failures[:-10]
+        if client.is_connected:
+            _log.warning("nats error", extra={"error": repr(error)})
+        elif _is_refusal(error) and not was_connected:
+            client.options["allow_reconnect"] = False  # trying again cannot help: makes connect() raise
+        if on_error is not None:
+            await on_error(error)
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.connect(
+                servers=[part.strip() for part in url.split(",")],
+                name=name,
+                user=user,
+                password=password,
+                error_cb=report,
+                disconnected_cb=_coroutine_function(on_disconnect),
+                reconnected_cb=_coroutine_function(on_reconnect),
+                inbox_prefix=inbox_prefix(role),
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # a float works, finer than its int
+                pending_size=PENDING_BYTES,
+            )
+    except (TimeoutError, NatsError):
+        await _discard(client)
+        raise DependencyError(_failure_message(url, failures, timeout_s)) from None
+    was_connected = True
+    await _check_version(client)
+    return client
+
+
+def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:
+    """Wrap a callback so that the client, which asks for a function defined with `async def`, accepts it."""
+    if callback is None:
+        return None
+
+    async def call() -> None:
+        await callback()
+
+    return call
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower()
+
+
+def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> str:
+    place = ", ".join(part.rpartition("@")[2].removeprefix("nats://") for part in url.split(","))
+    if any(map(_is_refusal, failures)):
+        return f"NATS at {place} refuses the user or password: check HEADRACE_NATS_USER and HEADRACE_NATS_PASSWORD."
+    reason = f" ({failures[-1]!r})" if failures else ""
+    return f"NATS at {place} did not answer within {timeout_s:g} s{reason}: start it, or check HEADRACE_NATS_URL."
+
+
+async def _check_version(client: Client) -> None:
+    version = client.connected_server_version
+    found = (version.major, version.minor, version.patch)
+    if found < MINIMUM_SERVER_VERSION:
+        await _discard(client)
+        needed = ".".join(map(str, MINIMUM_SERVER_VERSION))
+        raise DependencyError(f"nats-server {'.'.join(map(str, found))} is too old: {needed} or newer is needed.")
+
+
+async def _discard(client: Client) -> None:
+    with contextlib.suppress(Exception):
+        await client.close()

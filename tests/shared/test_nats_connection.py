@@ -1,0 +1,61 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared import nats_connection
+from shared.errors import DependencyError
+from shared.nats_connection import connect
+from tests.servers import NatsServer
+
+
+async def test_connection_uses_the_inbox_prefix_of_its_role(nats_url: str) -> None:
+    client = await connect(nats_url, role="worker", name="w")
+    assert client.new_inbox().startswith("_INBOX_worker.")
+    await client.close()
+
+
+async def test_missing_server_raises_naming_the_place() -> None:
+    with pytest.raises(DependencyError, match=r"127\.0\.0\.1:1 did not answer.*HEADRACE_NATS_URL"):
+        await connect("nats://127.0.0.1:1", role="worker", name="w", timeout_s=0.3)
+
+
+async def test_wrong_password_raises_naming_the_settings(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats("--user", "u", "--pass", "p")
+    with pytest.raises(DependencyError, match="HEADRACE_NATS_PASSWORD"):
+        await connect(server.url, role="worker", name="w", user="u", password="wrong")
+    client = await connect(server.url, role="worker", name="w", user="u", password="p")
+    await client.close()
+
+
+async def test_old_server_is_refused(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_connection, "MINIMUM_SERVER_VERSION", (99, 0, 0))
+    with pytest.raises(DependencyError, match=r"too old: 99\.0\.0"):
+        await connect(nats_url, role="worker", name="w")
+
+
+async def test_killed_server_is_noticed_and_found_again(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    calls: asyncio.Queue[str] = asyncio.Queue()
+
+    async def lost() -> None:
+        calls.put_nowait("lost")
+
+    async def back() -> None:
+        calls.put_nowait("back")
+
+    client = await connect(server.url, role="gateway", name="g", on_disconnect=lost, on_reconnect=back)
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def receive(message: Any) -> None:
+        received.put_nowait(message.data)
+
+    await client.subscribe("s", cb=receive)
+    server.kill()
+    assert await asyncio.wait_for(calls.get(), 5) == "lost"
+    server.restart()
+    assert await asyncio.wait_for(calls.get(), 5) == "back"
+    await client.publish("s", b"x")
+    assert await asyncio.wait_for(received.get(), 5) == b"x"
+    await client.close()

@@ -1,0 +1,35 @@
+import logging
+import sys
+
+from shared.telemetry import LineFormatter
+
+
+def _line(message: str, **extra: object) -> str:
+    record = logging.makeLogRecord(
+        {"name": "part", "levelname": "INFO", "msg": message, "created": 0.25, "msecs": 250.0}
+    )
+    record.__dict__.update(extra)
+    return LineFormatter({"role": "worker"}).format(record)
+
+
+def test_line_has_time_level_name_message_and_fields() -> None:
+    assert _line("model loaded", num_blocks=7, rate=1 / 3) == (
+        "1970-01-01T00:00:00.250Z INFO part model loaded num_blocks=7 rate=0.333333 role=worker"
+    )
+
+
+def test_hostile_values_stay_on_one_line() -> None:
+    line = _line("refused\nERROR forged", name_given='a" x=1\nERROR forged', empty="", long="y" * 9000)
+    assert "\n" not in line
+    assert r'name_given="a\" x=1\nERROR forged"' in line
+    assert 'empty=""' in line
+    assert len(line) < 1000
+
+
+def test_exception_becomes_one_field() -> None:
+    try:
+        raise ValueError("x")
+    except ValueError:
+        line = _line("failed", exc_info=sys.exc_info())
+    assert "\n" not in line
+    assert 'trace="Traceback' in line
