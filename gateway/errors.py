@@ -1,8 +1,16 @@
-"""The one error type that becomes an HTTP answer, with OpenAI's four-key body."""
+"""Errors that become HTTP answers, with OpenAI's four-key body.
+
+HeadraceError
+├── ApiError               an answer other than success, for the client to read
+└── ClientDisconnectError  nobody is left to answer
+"""
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+from starlette.types import Send
 
 from shared.errors import HeadraceError
 
@@ -16,6 +24,10 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+class ClientDisconnectError(HeadraceError):
+    """The client went away before its request was complete."""
 
 
 class ApiError(HeadraceError):
@@ -36,7 +48,7 @@ class ApiError(HeadraceError):
         *,
         param: str | None = None,
         code: str | None = None,
-        type: str | None = None,  # noqa: A002 - the wire's name for it
+        type: str | None = None,
         retry_after_s: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
@@ -54,3 +66,36 @@ class ApiError(HeadraceError):
         """Return the JSON body: `error.{message,type,param,code}`, always all four."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
+
+    def response_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the answer's own headers; `Retry-After` is rounded up, so that waiting that long is enough."""
+        headers = [(b"content-type", b"application/json")]
+        headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers.items()]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % min(60, max(1, math.ceil(self.retry_after_s)))))
+        return headers
+
+
+def model_not_found(model: str) -> ApiError:
+    """Answer for a model that is unknown, or that the key may not use: the two are not told apart."""
+    message = f"The model `{model[:128]}` does not exist or you do not have access to it."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+async def send_error(send: Send, error: ApiError, request_id: str | None = None, *, close: bool = False) -> None:
+    """Answer with an error over raw ASGI.
+
+    Args:
+        send: The connection's ASGI `send`; no response may have been started on it.
+        error: What to answer.
+        request_id: Value of `x-request-id`; None where an outer layer adds it.
+        close: Announce that the connection ends, for a request whose body was not read to its end.
+    """
+    body = error.body()
+    headers = [*error.response_headers(), (b"content-length", b"%d" % len(body))]
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id.encode()))
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

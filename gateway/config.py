@@ -1,0 +1,50 @@
+"""The gateway's settings. Resolved once at start by `shared.config.resolve`, never changed afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config import setting
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Everything an operator can choose about a gateway. Sizes are bytes, times seconds."""
+
+    host: str = setting("127.0.0.1", "Address the public port listens on.")
+    port: int = setting(8000, "Public port; 0 takes a free one.", minimum=0, maximum=65535)
+    processes: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=256)
+    metrics_host: str = setting("127.0.0.1", "Address of the admin port (metrics and detailed health, no key needed).")
+    metrics_port: int | None = setting(
+        None, "Admin port of the first process (the next one takes the next port); 0 takes free ones.", minimum=0
+    )
+
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
+    nats_user: str | None = setting(None, "NATS user of the gateway role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    redis_url: str | None = setting(None, "Redis for the prompt cache and shared rate limits; none works without both.")
+    redis_timeout_s: float = setting(0.025, "A slower Redis call counts as a miss.", minimum=0.001, maximum=5)
+
+    keys_file: str | None = setting(None, "API keys, written by `headrace keys`; re-read when it changes.")
+    api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
+
+    max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
+    body_timeout_s: float = setting(30.0, "Time a client has to send its request body.", minimum=0.1)
+    max_connections: int = setting(4096, "Open client connections per process.", minimum=1)
+    max_streams: int = setting(2048, "Requests being answered at once per process; more get a 503.", minimum=1)
+    send_timeout_s: float = setting(30.0, "A client that takes no bytes for so long is cut off.", minimum=0.1)
+    stream_buffer_bytes: int = setting(
+        1 << 20, "Unsent bytes a slow client may pile up before it is cut off.", minimum=4096
+    )
+
+    interactive_ttft_slo_s: float = setting(
+        10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01
+    )
+    default_timeout_s: float = setting(600.0, "Deadline of a request that names no `timeout`.", minimum=0.1)
+    max_queued_requests: int = setting(2048, "Waiting requests per model before new ones get a 503.", minimum=1)
+    max_queued_tokens: int = setting(8_000_000, "Waiting prompt tokens per model before a 503.", minimum=1)
+
+    cache_ttl_s: float = setting(3600.0, "Lifetime of a cached response, jittered; 0 turns the cache off.", minimum=0)
+    cache_max_value_bytes: int = setting(256 << 10, "Larger responses are not cached.", minimum=1024)
+
+    drain_timeout_s: float = setting(30.0, "Time running streams get to finish at shutdown.", minimum=0)
