@@ -40,6 +40,13 @@ class Sequence:
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
         block_table: Ids of the blocks that hold the KV, in order.
         row: Stable row of the model runner's batch state while running, else None.
+        stop_ids: Tokens that end the sequence: `stop_token_ids`, and the end-of-sequence tokens unless ignored.
+        max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
+        order: Who goes first, smaller before larger: lane, priority, arrival. Unique.
+        expected_blocks: Blocks that admission counted for it; those beyond `block_table` are promised, not held.
+        block_digests: Chained digests of its full blocks, as far as they were needed yet.
+        num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.
+        num_prompt_logprobs: Prompt log probabilities reported so far; recomputing the prompt does not repeat them.
     """
 
     id: str
@@ -59,6 +66,13 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     row: int | None = None
     num_preemptions: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    max_num_tokens: int = 0
+    order: tuple[int, int, float, int] = (0, 0, 0.0, 0)
+    expected_blocks: int = 0
+    block_digests: list[bytes] = field(default_factory=list)
+    num_findable_blocks: int = 0
+    num_prompt_logprobs: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -74,3 +88,8 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def wants_token(self) -> bool:
+        """Say whether another token may be sampled; False while only the prompt's log probabilities are wanted."""
+        return len(self.token_ids) < self.max_num_tokens

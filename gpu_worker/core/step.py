@@ -1,15 +1,19 @@
-"""What passes between scheduler, model runner and consumer in one step: plan, result, events. Values only."""
+"""What passes between scheduler, model runner and consumer in one step: plan, result, events. Values only.
+
+They are msgspec Structs though they never leave the process: several are made per sequence and step, and a frozen
+Struct costs 0.07 µs to make where a frozen dataclass costs 0.9.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
+from msgspec import Struct
 
 from gpu_worker.core.sequence import Sequence
 from shared.messages import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(Struct, frozen=True):
     """One sequence's share of a step.
 
     The runner computes tokens `start : start + num_tokens` of `sequence.token_ids`, writes their KV into the blocks of
@@ -18,7 +22,7 @@ class ScheduledSequence:
     Attributes:
         start: `num_computed_tokens` when the step was planned.
         num_tokens: Tokens to compute in this step (`num_scheduled_tokens`), at least one.
-        samples: True when the step reaches the sequence's last known token.
+        samples: True when the step reaches the sequence's last known token and another one is wanted.
     """
 
     sequence: Sequence
@@ -27,8 +31,7 @@ class ScheduledSequence:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True):
     """All work of one step. `scheduled` lists decodes first.
 
     Attributes:
@@ -40,11 +43,10 @@ class StepPlan:
     step: int
     scheduled: list[ScheduledSequence]
     num_tokens: int
-    preempted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobEntry:
+class LogprobEntry(Struct, frozen=True):
     """Log probability of one token and of the most likely alternatives, as ids (text is added above the engine)."""
 
     token_id: int
@@ -52,14 +54,13 @@ class LogprobEntry:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(Struct, frozen=True):
     """What the runner made for one scheduled sequence: one token, or none when it does not sample yet.
 
     Attributes:
         token_ids: New tokens in order; more than one once speculation is on.
         logprobs: One entry per new token when the request asked for them, else empty.
-        prompt_logprobs: Entries for prompt positions `start + 1 … start + num_tokens` that lie in the prompt, when asked.
+        prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -67,22 +68,21 @@ class SampledTokens:
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """Outcome of a step: `sampled[i]` belongs to `plan.scheduled[i]`."""
 
     step: int
     sampled: list[SampledTokens]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceEvent:
+class SequenceEvent(Struct, frozen=True):
     """What a step did to one sequence, for the consumer.
 
     Attributes:
         token_ids: New output tokens, the end-of-sequence token included (it counts in usage, but has no text).
         num_tokens_before: Output tokens before this event (the delta's `seq`).
         finish: Set once, in the sequence's last event.
+        error: What went wrong, when `finish` is `failed`.
     """
 
     sequence: Sequence
@@ -91,3 +91,4 @@ class SequenceEvent:
     finish: FinishReason | None = None
     logprobs: tuple[LogprobEntry, ...] = ()
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
+    error: str | None = None

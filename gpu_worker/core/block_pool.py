@@ -1,0 +1,106 @@
+"""Fixed-size KV blocks: who holds which, and which freed ones can still be found by their content.
+
+Owns the reference count of every block, the stack of blank blocks, the least-recently-used order of freed blocks that
+keep their content, and the index from content digest to block. Knows nothing of sequences; digests are made by
+`prefix_cache`. Every block is in exactly one place: blank, cached (no holder, findable) or in use.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Hands out blocks by id. All operations are O(1) per block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Make `num_blocks` blank blocks with ids 0 … num_blocks - 1."""
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can hand out: blank ones and cached ones."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds but whose content can still be found."""
+        return len(self._cached)
+
+    def is_in_use(self, block: int) -> bool:
+        """Say whether somebody holds the block."""
+        return self._ref_counts[block] > 0
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks for one holder: blank ones first, then the least recently used cached ones."""
+        assert count <= self.num_available, "allocate() without asking num_available first"
+        blocks = []
+        for _ in range(count):
+            block = self._blank.pop() if self._blank else self._evict()
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def find(self, digest: bytes) -> int | None:
+        """Return the block whose content has this digest, in use or cached."""
+        return self._block_of.get(digest)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add one holder to each block, which is in use or cached."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._cached[block]
+            self._ref_counts[block] += 1
+
+    def label(self, block: int, digest: bytes) -> None:
+        """Make a block in use findable by its content; another block with the same content keeps the name."""
+        assert self._ref_counts[block] > 0
+        assert self._digests[block] is None
+        if digest not in self._block_of:
+            self._block_of[digest] = block
+            self._digests[block] = digest
+
+    def release(self, blocks: list[int]) -> None:
+        """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first."""
+        for block in reversed(blocks):
+            count = self._ref_counts[block] - 1
+            assert count >= 0, f"block {block} was released twice"
+            self._ref_counts[block] = count
+            if count:
+                continue
+            if self._digests[block] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
+
+    def ref_counts(self) -> dict[int, int]:
+        """Return the number of holders of each block in use."""
+        return {block: count for block, count in enumerate(self._ref_counts) if count > 0}
+
+    def check_integrity(self) -> None:
+        """Assert that every block is in exactly one place and the index names each labelled block once."""
+        in_use = self.ref_counts().keys()
+        blank = set(self._blank)
+        assert len(blank) == len(self._blank), "a blank block is listed twice"
+        assert not in_use & blank
+        assert not self._cached.keys() & (in_use | blank)
+        assert len(in_use) + len(blank) + len(self._cached) == self.num_blocks, "blocks were lost"
+        labelled = {block: digest for block, digest in enumerate(self._digests) if digest is not None}
+        assert {digest: block for block, digest in labelled.items()} == self._block_of
+        assert self._cached.keys() <= labelled.keys()
+        assert not blank & labelled.keys()
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        digest = self._digests[block]
+        assert digest is not None
+        del self._block_of[digest]
+        self._digests[block] = None
+        return block

@@ -1,0 +1,57 @@
+"""Finds blocks that already hold the KV of a sequence's prefix.
+
+The KV of a block depends on every token before it, so its name is a digest chained over (parent digest, token ids),
+rooted in the tenant's salt: two tenants never share. SHA-256, because a collision would show one client another's
+text. Digests are made block by block when first needed, and kept in `Sequence.block_digests`: a prompt that misses at
+once costs one digest, and nothing is ever hashed twice. Only full blocks have a digest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import sha256
+
+from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.sequence import Sequence
+
+
+class PrefixCache:
+    """Chains digests and asks the pool's index for them."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        """Look up blocks of `block_size` tokens in `pool`."""
+        self._pool = pool
+        self._block_size = block_size
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that hold the longest known prefix, in order, without taking them.
+
+        At least the last token is left to compute, since its logits are needed. A sequence that asks for the log
+        probabilities of its prompt matches nothing, since they come from computing it.
+        """
+        if sequence.sampling.prompt_logprobs is not None:
+            return []
+        blocks: list[int] = []
+        for index in range((sequence.num_tokens - 1) // self._block_size):
+            block = self._pool.find(self._digest(sequence, index))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the blocks findable that the sequence has filled since the last call."""
+        num_full = sequence.num_computed_tokens // self._block_size
+        for index in range(sequence.num_findable_blocks, num_full):
+            self._pool.label(sequence.block_table[index], self._digest(sequence, index))
+        sequence.num_findable_blocks = num_full
+
+    def _digest(self, sequence: Sequence, index: int) -> bytes:
+        """Return the digest of full block `index`; those before it have been asked for already."""
+        digests = sequence.block_digests
+        if index == len(digests):
+            parent = digests[-1] if digests else sha256(sequence.salt).digest()
+            start = index * self._block_size
+            tokens = array("q", sequence.token_ids[start : start + self._block_size])
+            digests.append(sha256(parent + tokens.tobytes()).digest())
+        return digests[index]

@@ -1,0 +1,31 @@
+"""When a sequence ends, by its tokens alone. Stop strings are the business of the text side, above the engine."""
+
+from __future__ import annotations
+
+from gpu_worker.core.sequence import Sequence
+from shared.messages import FinishReason
+
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Return why the sequence ends with the tokens it has, or None when it goes on.
+
+    A stop token counts only where it was generated, not as the end of the prompt.
+    """
+    if sequence.num_output_tokens > 0 and sequence.token_ids[-1] in sequence.stop_ids:
+        return "stop"
+    if not sequence.wants_token:
+        return "length"
+    return None
+
+
+def extend(sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+    """Append new tokens up to the one that ends the sequence.
+
+    Returns:
+        How many tokens were appended, and why the sequence ended, if it did.
+    """
+    for count, token_id in enumerate(token_ids, 1):
+        sequence.token_ids.append(token_id)
+        if reason := finish_reason(sequence):
+            return count, reason
+    return len(token_ids), None

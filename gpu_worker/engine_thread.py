@@ -1,0 +1,157 @@
+"""Runs the engine in a thread of its own and meets the asyncio side once per step.
+
+Commands come in through an inbox that is emptied between steps, so the engine itself needs no lock. Outcomes go out
+through `deliver`, called on the engine thread; the consumer passes them on with `call_soon_threadsafe`. With nothing to
+do the thread sleeps in the inbox. It ends by `stop`, or after an error in the engine itself, which fails every
+sequence and is reported like any other outcome, with `stats.is_fatal` set.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+
+from msgspec import Struct
+
+from gpu_worker.core.scheduler import DuplicateSequenceError
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import SequenceEvent
+from gpu_worker.engine import Engine, EngineStats
+from shared.errors import HeadraceError
+
+_log = logging.getLogger(__name__)
+
+
+class EngineStoppedError(HeadraceError):
+    """The engine takes no more sequences: it was stopped, or it broke down."""
+
+
+class StepOutcome(Struct, frozen=True):
+    """What one step did.
+
+    Attributes:
+        step: Completed steps so far.
+        error: What the runner or the engine raised, when something did; its sequences have a `failed` event each.
+    """
+
+    step: int
+    events: list[SequenceEvent]
+    stats: EngineStats
+    error: Exception | None = None
+
+
+class EngineThread:
+    """Thread-safe face of the engine."""
+
+    def __init__(self, engine: Engine, deliver: Callable[[StepOutcome], None]) -> None:
+        """Prepare to run `engine`; `deliver` is called on the engine thread and must neither block nor raise."""
+        self._engine = engine
+        self._deliver = deliver
+        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._stats = engine.stats
+        self._is_closed = False
+        self._stop_at: float | None = None
+        self._unfinished: list[Sequence] = []
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest snapshot, taken after each step and each round of commands."""
+        return self._stats
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether the engine is running."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. One whose id is still in the engine gets a `failed` event.
+
+        Raises:
+            PromptTooLongError: The prompt leaves no room for a generated token.
+            EngineStoppedError: `stop` was called, or the engine broke down.
+        """
+        self._engine.validate(sequence)
+        if self._is_closed:
+            raise EngineStoppedError("the engine has stopped and takes no more sequences")
+        self._inbox.put(partial(self._add, sequence))
+
+    def abort(self, sequence_id: str) -> None:
+        """Drop a sequence before the next step, if it is there; events of the step in flight may still name it."""
+        self._inbox.put(partial(self._engine.abort, sequence_id))
+
+    def stop(self, drain_s: float = 0.0) -> list[Sequence]:
+        """End after the step in flight, or when all work is done, at most `drain_s` seconds later; wait for the end.
+
+        Returns:
+            The sequences that did not finish; they get no event.
+        """
+        self._is_closed = True
+        self._inbox.put(partial(self._begin_stop, time.monotonic() + drain_s))
+        if self._thread.ident is not None:
+            self._thread.join()
+        return self._unfinished
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._take_commands()
+                if self._stop_at is not None and (not self._engine.has_work() or time.monotonic() >= self._stop_at):
+                    break
+                if self._engine.has_work():
+                    self._step()
+        except Exception as error:
+            self._is_closed = True
+            _log.exception("the engine broke down")
+            self._report(self._engine.give_up(error), error)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Drop what is left, commands that arrived too late included."""
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._unfinished += self._engine.sequences
+        for sequence in self._engine.sequences:
+            self._engine.abort(sequence.id)
+        self._stats = self._engine.stats
+
+    def _step(self) -> None:
+        events = self._engine.step()
+        error = self._engine.last_error
+        if error is not None:
+            _log.error("step failed: %s", error, exc_info=error)
+        self._report(events, error)
+
+    def _report(self, events: list[SequenceEvent], error: Exception | None) -> None:
+        self._stats = self._engine.stats
+        self._deliver(StepOutcome(self._stats.step, events, self._stats, error))
+
+    def _take_commands(self) -> None:
+        """Apply all commands in the inbox; wait for one while there is nothing else to do."""
+        if self._inbox.empty() and (self._engine.has_work() or self._stop_at is not None):
+            return
+        self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._stats = self._engine.stats
+
+    def _add(self, sequence: Sequence) -> None:
+        if self._stop_at is not None:
+            self._unfinished.append(sequence)
+            return
+        try:
+            self._engine.add(sequence)
+        except DuplicateSequenceError as error:
+            self._report([SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=str(error))], error)
+
+    def _begin_stop(self, stop_at: float) -> None:
+        self._stop_at = stop_at

@@ -1,0 +1,85 @@
+"""A model runner without a model: one token per sampling sequence every `step_ms`.
+
+It leaves everything else real (scheduler, blocks, frames, queue, gateway), so that their cost and their behaviour under
+load can be measured on any machine. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Values
+
+from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+
+_NO_TOKENS = SampledTokens()
+
+
+class SimulatedRunner:
+    """Paces steps by an absolute schedule and makes tokens that depend only on the request's seed and the position.
+
+    A step that is late is followed by a shorter one, so the rate holds; after a pause (idle, or more than one step
+    late) the schedule starts anew.
+    """
+
+    def __init__(
+        self,
+        step_ms: float,
+        token_ids: Values[int],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait."""
+        assert step_ms >= 0
+        assert len(token_ids) > 0
+        self._step_s = step_ms / 1000
+        self._clock = clock
+        self._sleep = sleep
+        self._due = -math.inf
+        self._sampled = [SampledTokens((token_id,)) for token_id in token_ids]
+        self._logprob = -math.log(len(token_ids))
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Make one token for each sampling sequence, and return when the step is due."""
+        sampled = [self._sample(item) for item in plan.scheduled]
+        if self._step_s:
+            self._wait()
+        return StepResult(plan.step, sampled)
+
+    def _sample(self, item: ScheduledSequence) -> SampledTokens:
+        sequence = item.sequence
+        sampling = sequence.sampling
+        sampled = _NO_TOKENS
+        if item.samples:
+            # A multiplicative hash; position first, so that consecutive seeds do not walk the same list.
+            position = len(sequence.token_ids) - sequence.num_prompt_tokens
+            mixed = (position * 0x9E3779B97F4A7C15 ^ sampling.seed) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+            sampled = self._sampled[(mixed >> 32) % len(self._sampled)]
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
+            return sampled
+        return self._with_logprobs(item, sampled)
+
+    def _with_logprobs(self, item: ScheduledSequence, sampled: SampledTokens) -> SampledTokens:
+        """Report every token as equally likely."""
+        sequence = item.sequence
+        logprobs: tuple[LogprobEntry, ...] = ()
+        prompt_logprobs: tuple[LogprobEntry, ...] = ()
+        if sequence.sampling.logprobs is not None:
+            logprobs = tuple(self._entry(token_id, sequence.sampling.logprobs) for token_id in sampled.token_ids)
+        if sequence.sampling.prompt_logprobs is not None:
+            end = min(item.start + item.num_tokens + 1, sequence.num_prompt_tokens)
+            prompt = sequence.token_ids[item.start + 1 : end]
+            prompt_logprobs = tuple(self._entry(token_id, sequence.sampling.prompt_logprobs) for token_id in prompt)
+        return SampledTokens(sampled.token_ids, logprobs, prompt_logprobs)
+
+    def _entry(self, token_id: int, num_top: int) -> LogprobEntry:
+        top = tuple((other.token_ids[0], self._logprob) for other in self._sampled[:num_top])
+        return LogprobEntry(token_id, self._logprob, top)
+
+    def _wait(self) -> None:
+        now = self._clock()
+        is_late = now - self._due > self._step_s
+        self._due = (now if is_late else self._due) + self._step_s
+        if self._due > now:
+            self._sleep(self._due - now)
