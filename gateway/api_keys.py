@@ -1,0 +1,160 @@
+"""The API key file: a JSON list of records, each with a key's SHA-256 in place of the key.
+
+Written by `headrace keys`, one writer at a time and atomically; read by the gateways. A key itself is shown once, when
+it is created, and stored nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import ConfigError, HeadraceError
+from shared.subjects import encode_name
+
+KEY_PREFIX = "hr-"
+ALL_MODELS = "*"
+
+Limit = Annotated[int, Meta(ge=1)]
+
+
+class KeyNotFoundError(HeadraceError):
+    """No key of this id is in the file."""
+
+    def __init__(self, key_id: str) -> None:
+        """Say which id."""
+        super().__init__(f"there is no key {key_id!r}; `headrace keys list` shows them")
+        self.key_id = key_id
+
+
+class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of one key. A limit of None does not limit.
+
+    Attributes:
+        sha256: Of the whole key, in lower-case hexadecimal.
+        models: Names it may use; `*` stands for all.
+        created: Unix seconds; `revoked` likewise, and a revoked key opens nothing.
+    """
+
+    id: Annotated[str, Meta(min_length=1, max_length=64)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    tenant: Annotated[str, Meta(min_length=1, max_length=128)]
+    name: str = ""
+    models: tuple[str, ...] = (ALL_MODELS,)
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    max_concurrent: Limit | None = None
+    created: float = 0.0
+    revoked: float | None = None
+
+
+_decoder = msgspec.json.Decoder(list[KeyRecord])
+
+
+def hash_key(key: str) -> str:
+    """Return what is stored of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def list_keys(path: Path) -> list[KeyRecord]:
+    """Return the records of a key file, none when there is no file.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a key file.
+    """
+    try:
+        return _decoder.decode(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("HEADRACE_KEYS_FILE", f"{path} is not a readable key file: {error}") from error
+
+
+def create_key(
+    path: Path,
+    *,
+    tenant: str,
+    name: str = "",
+    models: tuple[str, ...] = (ALL_MODELS,),
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    max_concurrent: int | None = None,
+) -> tuple[KeyRecord, str]:
+    """Add a key to the file and return its record and the key itself.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a key file.
+        InvalidNameError: The tenant cannot be used as a name.
+    """
+    encode_name(tenant)
+    key = KEY_PREFIX + secrets.token_urlsafe(36)
+    record = KeyRecord(
+        id=f"key_{secrets.token_hex(6)}",
+        sha256=hash_key(key),
+        tenant=tenant,
+        name=name,
+        models=models,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_concurrent=max_concurrent,
+        created=time.time(),
+    )
+    with _exclusive(path):
+        _write(path, [*list_keys(path), record])
+    return record, key
+
+
+def revoke_key(path: Path, key_id: str) -> KeyRecord:
+    """Mark a key as revoked and return its record; a key revoked before stays as it is.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a key file.
+        KeyNotFoundError: There is no such key.
+    """
+    with _exclusive(path):
+        records = list_keys(path)
+        for index, record in enumerate(records):
+            if record.id == key_id:
+                if record.revoked is None:
+                    record = msgspec.structs.replace(record, revoked=time.time())
+                    records[index] = record
+                    _write(path, records)
+                return record
+    raise KeyNotFoundError(key_id)
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, records: list[KeyRecord]) -> None:
+    content = msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n"
+    # mkstemp makes the file readable by its owner alone; the rename shows readers either the old list or the new one.
+    descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
