@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
+from kernels.kv_write.cpu import can_run, write_kv_cpu
 from kernels.kv_write.reference import write_kv_reference
 
 
@@ -19,6 +21,8 @@ def write_kv(
     Args:
         key: May be strided in its first dimension; converted to the cache's dtype.
         value: Likewise.
+        key_cache: Contiguous.
+        value_cache: Contiguous.
         slot_mapping: `block * block_size + offset` of each token; no slot twice.
 
     Shapes:
@@ -26,4 +30,7 @@ def write_kv(
         key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous
         slot_mapping: `[num_tokens]` int64
     """
+    if can_run(key, value, key_cache) and (library := cpu_library()) is not None:
+        write_kv_cpu(library, key, value, key_cache, value_cache, slot_mapping)
+        return
     write_kv_reference(key, value, key_cache, value_cache, slot_mapping)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
+from kernels.paged_attention.cpu import can_run, paged_attention_cpu
 from kernels.paged_attention.reference import paged_attention_reference
 
 
@@ -26,6 +28,11 @@ def paged_attention(
 
     Args:
         query: May be strided in its first dimension.
+        key_cache: Contiguous, as are all tensors below.
+        value_cache: Likewise.
+        block_tables: Blocks of each sequence, in order.
+        query_starts: First query row of each sequence, then the number of rows.
+        context_lens: Cached tokens of each sequence.
         max_query_len: Largest number of query rows of a sequence.
         max_context_len: Largest of `context_lens`.
         scale: Multiplies the scores.
@@ -38,6 +45,10 @@ def paged_attention(
         query_starts: `[num_seqs + 1]` int32
         context_lens: `[num_seqs]` int32
     """
+    if can_run(query, key_cache) and (library := cpu_library()) is not None:
+        return paged_attention_cpu(
+            library, query, key_cache, value_cache, block_tables, query_starts, context_lens, scale, sliding_window
+        )
     return paged_attention_reference(
         query,
         key_cache,

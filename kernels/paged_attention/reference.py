@@ -34,7 +34,7 @@ def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, sliding_window: int | None
 ) -> torch.Tensor:
     """Attend from the last `len(query)` tokens of a sequence to all of its `len(keys)` tokens."""
-    num_queries, num_heads, head_dim = query.shape
+    num_queries, _, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
     # [kv_head, group * num_queries, head_dim]: the query heads that share a KV head are one matrix.
     grouped = query.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).flatten(1, 2)

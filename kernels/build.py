@@ -1,0 +1,136 @@
+"""Compiles the CPU kernels once per machine into a cache folder.
+
+The result is a shared library with a plain C interface, so nothing of torch or Python is compiled in: a build takes
+seconds, and one library serves every version of both. It is deliberately not linked against an OpenMP runtime: its
+calls bind to the one torch has already loaded, so that torch and the kernels share one team of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.errors import HeadraceError
+
+logger = logging.getLogger(__name__)
+
+SOURCE_ROOT = Path(__file__).parent
+SOURCES = ("paged_attention/cpu.cpp", "kv_write/cpu.cpp")
+HEADERS = ("simd.h",)
+COMPILE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-fPIC",
+    "-fvisibility=hidden",
+)
+LINK_FLAGS = ("-shared", "-nodefaultlibs")
+LIBRARIES = ("-lc", "-lm", "-lgcc")
+BUILD_TIMEOUT_S = 120.0
+
+
+class KernelBuildError(HeadraceError):
+    """The CPU kernels cannot be compiled here."""
+
+    def __init__(self, problem: str) -> None:
+        """Say what is missing or failed."""
+        super().__init__(problem)
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Return the folder for compiled kernels: `HEADRACE_CACHE_DIR`, else `headrace` in the user's cache folder."""
+    if configured := environ.get("HEADRACE_CACHE_DIR"):
+        return Path(configured)
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+
+
+def build_library(directory: Path) -> Path:
+    """Return the compiled library, building it unless this source, compiler and processor were built before.
+
+    Two processes may build at once: each works in a folder of its own and moves the result into place.
+
+    Raises:
+        KernelBuildError: There is no g++, or it fails, or the folder cannot be written.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise KernelBuildError("there is no g++ on the PATH")
+    library = directory / f"cpu-kernels-{_fingerprint(compiler)}.so"
+    if library.exists():
+        return library
+    started = time.monotonic()
+    logger.info("compiling the CPU kernels into %s (once, a few seconds)", directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as workplace:
+            _compile(compiler, Path(workplace), library)
+    except OSError as error:
+        raise KernelBuildError(f"{directory} cannot be used: {error}") from error
+    logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
+    return library
+
+
+def _compile(compiler: str, workplace: Path, library: Path) -> None:
+    """Compile the sources side by side, link them, and move the library into place."""
+    objects = [workplace / f"{index}.o" for index in range(len(SOURCES))]
+    processes = [
+        subprocess.Popen(
+            [compiler, *COMPILE_FLAGS, "-c", str(SOURCE_ROOT / source), "-o", str(target)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for source, target in zip(SOURCES, objects, strict=True)
+    ]
+    for process in processes:
+        _finish(process)
+    linked = workplace / "linked.so"
+    command = [compiler, *LINK_FLAGS, *map(str, objects), "-o", str(linked), *LIBRARIES]
+    _finish(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    linked.replace(library)
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    try:
+        _, messages = process.communicate(timeout=BUILD_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise KernelBuildError(f"the compiler did not finish within {BUILD_TIMEOUT_S:g} s") from None
+    if process.returncode:
+        raise KernelBuildError(f"the compiler failed: {messages.strip()[-2000:]}")
+
+
+def _fingerprint(compiler: str) -> str:
+    """Hash everything the machine code depends on."""
+    version = subprocess.run(
+        [compiler, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=False, timeout=10
+    )
+    parts = [version.stdout, _processor(), *COMPILE_FLAGS, *LINK_FLAGS, *LIBRARIES]
+    parts += [(SOURCE_ROOT / name).read_text() for name in (*SOURCES, *HEADERS)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Name the processor's model and instruction sets, on which `-march=native` depends."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features")
+    return "\n".join(dict.fromkeys(line for line in lines if line.split("\t")[0].strip() in wanted))
+
+
+def kernels_allowed(environ: Mapping[str, str]) -> bool:
+    """Return False where `HEADRACE_CPU_KERNELS=off` asks for plain torch."""
+    return environ.get("HEADRACE_CPU_KERNELS", "").lower() not in ("off", "0", "false", "no")

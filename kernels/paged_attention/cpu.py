@@ -1,0 +1,63 @@
+"""Paged attention by the compiled CPU kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+
+MAX_HEAD_DIM = 256
+MAX_QUERY_HEADS_PER_KV_HEAD = 64
+
+
+def can_run(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
+    """Return True where the kernel supports these shapes and types."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype in DTYPE_NUMBERS
+        and key_cache.dtype in DTYPE_NUMBERS
+        and query.shape[2] <= MAX_HEAD_DIM
+        and query.shape[1] <= MAX_QUERY_HEADS_PER_KV_HEAD * key_cache.shape[2]
+    )
+
+
+def paged_attention_cpu(
+    library: CpuLibrary,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Compute what `kernels.paged_attention.paged_attention` promises; caches and integer tensors are contiguous."""
+    _, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    num_seqs, max_blocks = block_tables.shape
+    if query.stride(1) != head_dim or query.stride(2) != 1:
+        query = query.contiguous()
+    result = torch.empty_like(query, memory_format=torch.contiguous_format)
+    library.paged_attention(
+        query.data_ptr(),
+        result.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        block_tables.data_ptr(),
+        query_starts.data_ptr(),
+        context_lens.data_ptr(),
+        query.stride(0),
+        num_seqs,
+        max_blocks,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        sliding_window or 0,
+        scale,
+        DTYPE_NUMBERS[query.dtype],
+        DTYPE_NUMBERS[key_cache.dtype],
+        torch.get_num_threads(),
+    )
+    return result

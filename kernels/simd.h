@@ -1,0 +1,141 @@
+// Vectors of fp32 for the CPU kernels, in GCC's vector extensions: as wide as the machine that compiles them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace headrace {
+
+#ifdef __AVX512F__
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef _Float16 Float16s __attribute__((vector_size(kLanes * 2)));
+
+// Storage types, numbered as in cpu_library.py.
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <typename T>
+inline T load_raw(const void* source) {
+  T vector;
+  std::memcpy(&vector, source, sizeof(T));
+  return vector;
+}
+
+inline Floats splat(float value) { return Floats{} + value; }
+
+inline Floats load(const float* source) { return load_raw<Floats>(source); }
+
+inline Floats load(const bfloat16* source) {
+  const Ints wide = __builtin_convertvector(load_raw<Halves>(source), Ints) << 16;
+  return (Floats)wide;
+}
+
+inline Floats load(const _Float16* source) { return __builtin_convertvector(load_raw<Float16s>(source), Floats); }
+
+inline float to_float(float value) { return value; }
+inline float to_float(_Float16 value) { return static_cast<float>(value); }
+inline float to_float(bfloat16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+inline void store_scalar(float* target, float value) { *target = value; }
+inline void store_scalar(_Float16* target, float value) { *target = static_cast<_Float16>(value); }
+inline void store_scalar(bfloat16* target, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  target->bits = is_nan ? 0x7fc0u : static_cast<uint16_t>(rounded >> 16);
+}
+
+// Widens `count` elements to fp32; lanes up to `padded` become zero.
+template <typename T>
+inline void widen(const T* source, float* target, int count, int padded) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats vector = load(source + i);
+    std::memcpy(target + i, &vector, sizeof(vector));
+  }
+  for (; i < count; ++i) target[i] = to_float(source[i]);
+  for (; i < padded; ++i) target[i] = 0.0f;
+}
+
+// Vector whose lane i is function(i), known at compile time.
+template <typename Function, int... kLane>
+constexpr Ints make_ints(Function function, std::integer_sequence<int, kLane...>) {
+  return Ints{function(kLane)...};
+}
+
+template <typename Function>
+constexpr Ints make_ints(Function function) {
+  return make_ints(function, std::make_integer_sequence<int, kLanes>());
+}
+
+constexpr Ints kLaneNumbers = make_ints([](int lane) { return lane; });
+
+// Selects, in each group of lanes of two vectors, half of the first vector's group and half of the second's.
+template <int kGroup>
+constexpr Ints pairing_mask(int offset) {
+  return make_ints([offset](int lane) {
+    const int base = lane / kGroup * kGroup, within = lane % kGroup;
+    return offset + base + (within < kGroup / 2 ? within : kLanes + within - kGroup / 2);
+  });
+}
+
+template <int kDistance>
+inline Floats swap_lanes(Floats vector) {
+  return __builtin_shuffle(vector, kLaneNumbers ^ kDistance);
+}
+
+template <int kDistance = kLanes / 2>
+inline float horizontal_max(Floats vector) {
+  if constexpr (kDistance == 0) {
+    return vector[0];
+  } else {
+    const Floats other = swap_lanes<kDistance>(vector);
+    return horizontal_max<kDistance / 2>(vector > other ? vector : other);
+  }
+}
+
+template <int kDistance = kLanes / 2>
+inline float horizontal_sum(Floats vector) {
+  if constexpr (kDistance == 0) {
+    return vector[0];
+  } else {
+    return horizontal_sum<kDistance / 2>(vector + swap_lanes<kDistance>(vector));
+  }
+}
+
+// exp(x) for x <= 0 (results below 2^-126 come out as about 2^-126): range reduction by ln 2, then the degree-5 polynomial of Cephes' expf.
+inline Floats exp_nonpositive(Floats x) {
+  x = x < -87.33f ? splat(-87.33f) : x;
+  const Floats scaled = x * 1.44269504088896341f - 0.5f;
+  const Ints power = __builtin_convertvector(scaled, Ints);  // Truncates towards zero, which rounds: scaled <= 0.
+  const Floats whole = __builtin_convertvector(power, Floats);
+  Floats r = x - whole * 0.693359375f;
+  r = r - whole * -2.12194440e-4f;
+  Floats y = splat(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + r + 1.0f;
+  return y * (Floats)((power + 127) << 23);
+}
+
+}  // namespace headrace

@@ -1,0 +1,81 @@
+"""Makes paged attention inputs whose unused cache slots are NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+
+
+@dataclass
+class PagedBatch:
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    max_query_len: int
+    max_context_len: int
+    scale: float
+
+    def arguments(self) -> tuple:
+        return tuple(vars(self).values())
+
+
+@dataclass
+class PagedSequence:
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+def make_sequence(context_len: int, shape: Shape, seed: int) -> PagedSequence:
+    """All tokens of a sequence, a query for each."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(num_heads: int) -> torch.Tensor:
+        return torch.randn(context_len, num_heads, shape.head_dim, generator=generator)
+
+    return PagedSequence(rand(shape.num_heads), rand(shape.num_kv_heads), rand(shape.num_kv_heads))
+
+
+def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Shape, seed: int = 0) -> PagedBatch:
+    """Lay the sequences' keys and values into shuffled blocks, and take each one's last queries."""
+    size = shape.block_size
+    lengths = [len(sequence.key) for sequence in sequences]
+    num_blocks = [-(-length // size) for length in lengths]
+    order = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(seed))
+    cache_dtype = shape.cache_dtype or shape.dtype
+    caches = torch.full((2, len(order), size, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=cache_dtype)
+    tables = torch.zeros(len(sequences), max(num_blocks), dtype=torch.int32)
+    taken = 0
+    for row, (sequence, count) in enumerate(zip(sequences, num_blocks, strict=True)):
+        blocks = order[taken : taken + count]
+        taken += count
+        tables[row, :count] = blocks
+        positions = torch.arange(len(sequence.key))
+        caches[0, blocks[positions // size], positions % size] = sequence.key.to(cache_dtype)
+        caches[1, blocks[positions // size], positions % size] = sequence.value.to(cache_dtype)
+    query = torch.cat([s.query[-count:] for s, count in zip(sequences, query_lens, strict=True)])
+    return PagedBatch(
+        query.to(shape.dtype),
+        caches[0].contiguous(),
+        caches[1].contiguous(),
+        tables,
+        torch.tensor([0, *query_lens]).cumsum(0).int(),
+        torch.tensor(lengths, dtype=torch.int32),
+        max(query_lens),
+        max(lengths),
+        shape.head_dim**-0.5,
+    )

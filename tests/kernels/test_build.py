@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernels import build
+from kernels.build import KernelBuildError, build_library, cache_dir
+from kernels.cpu_library import cpu_library, load_library
+
+TINY_SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replaces the kernels by one tiny function, so that a build takes a moment only."""
+    root = tmp_path / "sources"
+    root.mkdir()
+    (root / "tiny.cpp").write_text(TINY_SOURCE)
+    monkeypatch.setattr(build, "SOURCE_ROOT", root)
+    monkeypatch.setattr(build, "SOURCES", ("tiny.cpp",))
+    monkeypatch.setattr(build, "HEADERS", ())
+    return root
+
+
+def test_second_build_uses_the_first(tiny_sources: Path, tmp_path: Path) -> None:
+    first = build_library(tmp_path / "cache")
+    built = first.stat().st_mtime_ns
+    assert build_library(tmp_path / "cache") == first
+    assert first.stat().st_mtime_ns == built
+
+
+def test_changed_source_is_built_again(tiny_sources: Path, tmp_path: Path) -> None:
+    first = build_library(tmp_path / "cache")
+    (tiny_sources / "tiny.cpp").write_text(TINY_SOURCE.replace("42", "43"))
+    assert build_library(tmp_path / "cache") != first
+
+
+def test_concurrent_builds_leave_one_whole_library(tiny_sources: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        results = set(pool.map(build_library, [tmp_path / "cache"] * 4))
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [path.name for path in results]
+
+
+def test_broken_source_raises_with_the_compilers_words(tiny_sources: Path, tmp_path: Path) -> None:
+    (tiny_sources / "tiny.cpp").write_text("int answer( {")
+    with pytest.raises(KernelBuildError, match="error"):
+        build_library(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_missing_compiler_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("g++") is None
+    with pytest.raises(KernelBuildError, match=r"g\+\+"):
+        build_library(tmp_path)
+
+
+def test_unwritable_cache_raises(tiny_sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelBuildError, match="cannot be used"):
+        build_library(tmp_path / "file" / "cache")
+
+
+def test_foreign_library_is_refused(tiny_sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttributeError):
+        load_library(build_library(tmp_path / "cache"))
+
+
+def test_cache_dir_prefers_the_setting() -> None:
+    assert cache_dir({"HEADRACE_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_dir({"XDG_CACHE_HOME": "/b"}) == Path("/b/headrace")
+    assert cache_dir({}) == Path.home() / ".cache" / "headrace"
+
+
+def test_kernels_switched_off_returns_none_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_KERNELS", "off")
+    with caplog.at_level(logging.INFO):
+        assert cpu_library.__wrapped__() is None
+    assert "plain torch" in caplog.text
+
+
+def test_missing_compiler_falls_back_and_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cpu_library.__wrapped__() is None
+    assert "slower" in caplog.text
+    assert "g++" in caplog.text
+
+
+def test_library_shares_torchs_threads() -> None:
+    """One OpenMP runtime in the process, and it is torch's."""
+    code = (
+        "import torch; from kernels.cpu_library import cpu_library; assert cpu_library();"
+        "print({line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.split('/')[-1]})"
+    )
+    maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert maps.count("libgomp") == 1
+    assert "torch" in maps

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu_library import cpu_library
+from kernels.paged_attention.cpu import can_run, paged_attention_cpu
+from kernels.paged_attention.reference import paged_attention_reference
+from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
+
+SHAPES = [
+    Shape(4, 2, 64, 16),
+    Shape(6, 2, 40, 5),
+    Shape(3, 3, 128, 32),
+    Shape(20, 1, 16, 16),
+    Shape(7, 1, 8, 3),
+    Shape(8, 8, 256, 16),
+    Shape(4, 2, 64, 16, torch.bfloat16),
+    Shape(4, 2, 24, 7, torch.float16),
+    Shape(4, 1, 96, 16, torch.bfloat16, torch.float32),
+]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def run_kernel(batch: PagedBatch, sliding_window: int | None = None) -> torch.Tensor:
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    query, key_cache, value_cache, tables, starts, lengths, _, _, scale = batch.arguments()
+    assert can_run(query, key_cache)
+    return paged_attention_cpu(library, query, key_cache, value_cache, tables, starts, lengths, scale, sliding_window)
+
+
+def mixed_batch(shape: Shape) -> PagedBatch:
+    lengths, query_lens = [7, 33, 100, 1, 17], [1, 33, 20, 1, 2]
+    return make_batch([make_sequence(n, shape, seed=n) for n in lengths], query_lens, shape)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 1, 8, 50])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_mixed_batch_equals_reference(shape: Shape, sliding_window: int | None) -> None:
+    batch = mixed_batch(shape)
+    expected = paged_attention_reference(*batch.arguments(), sliding_window)
+    assert not expected.isnan().any()
+    actual = run_kernel(batch, sliding_window)
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype])
+
+
+def test_reference_equals_torch_attention() -> None:
+    shape = Shape(6, 2, 40, 5)
+    sequence = make_sequence(23, shape, seed=1)
+    batch = make_batch([sequence], [23], shape)
+    heads_first = (tensor.transpose(0, 1) for tensor in (sequence.query, sequence.key, sequence.value))
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(paged_attention_reference(*batch.arguments()), expected.transpose(0, 1))
+
+
+def test_large_scores_stay_finite() -> None:
+    shape = Shape(4, 2, 64, 16)
+    batch = mixed_batch(shape)
+    batch.scale = 100.0
+    expected = paged_attention_reference(*batch.arguments())
+    torch.testing.assert_close(run_kernel(batch), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_row_does_not_depend_on_batch_or_chunk(shape: Shape, sliding_window: int | None) -> None:
+    sequences = [make_sequence(n, shape, seed=n) for n in (70, 5, 33)]
+    together = run_kernel(make_batch(sequences, [70, 5, 33], shape), sliding_window)
+    for length in (1, 2, 16, 17, 64, 70):
+        target = make_sequence(70, shape, seed=70)
+        target.key, target.value, target.query = (t[:length] for t in (target.key, target.value, target.query))
+        for chunk in (1, 3, length):
+            if chunk <= length:
+                alone = run_kernel(make_batch([target], [chunk], shape, seed=length), sliding_window)
+                assert torch.equal(alone, together[length - chunk : length])
+
+
+def test_thread_count_does_not_change_bits() -> None:
+    shape = Shape(4, 2, 64, 16)
+    batch = make_batch([make_sequence(n, shape, seed=n) for n in (300, 200)], [300, 200], shape)
+    num_threads = torch.get_num_threads()
+    parallel = run_kernel(batch)
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(run_kernel(batch), parallel)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def test_strided_query_equals_contiguous_query() -> None:
+    shape = Shape(4, 2, 64, 16)
+    batch = mixed_batch(shape)
+    expected = run_kernel(batch)
+    fused = torch.full((len(batch.query), 8 * 64), float("nan"))
+    fused[:, 64:320] = batch.query.flatten(1)
+    batch.query = fused[:, 64:320].view(-1, 4, 64)
+    assert not batch.query.is_contiguous()
+    actual = run_kernel(batch)
+    assert actual.is_contiguous()
+    assert torch.equal(actual, expected)
+    batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(run_kernel(batch), expected)
+
+
+def test_unsupported_head_dim_is_refused() -> None:
+    assert not can_run(torch.empty(1, 1, 264), torch.empty(1, 16, 1, 264))
+    assert not can_run(torch.empty(1, 65, 64), torch.empty(1, 16, 1, 64))
+    assert not can_run(torch.empty(1, 1, 64, dtype=torch.float64), torch.empty(1, 16, 1, 64))
