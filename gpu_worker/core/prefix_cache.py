@@ -8,8 +8,8 @@ once costs one digest, and nothing is ever hashed twice. Only full blocks have a
 
 from __future__ import annotations
 
-from array import array
 from hashlib import sha256
+from struct import Struct
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
@@ -22,6 +22,7 @@ class PrefixCache:
         """Look up blocks of `block_size` tokens in `pool`."""
         self._pool = pool
         self._block_size = block_size
+        self._packing = Struct(f"<{block_size}q")
 
     def match(self, sequence: Sequence) -> list[int]:
         """Return the blocks that hold the longest known prefix, in order, without taking them.
@@ -52,6 +53,6 @@ class PrefixCache:
         if index == len(digests):
             parent = digests[-1] if digests else sha256(sequence.salt).digest()
             start = index * self._block_size
-            tokens = array("q", sequence.token_ids[start : start + self._block_size])
-            digests.append(sha256(parent + tokens.tobytes()).digest())
+            tokens = self._packing.pack(*sequence.token_ids[start : start + self._block_size])
+            digests.append(sha256(parent + tokens).digest())
         return digests[index]

@@ -1,14 +1,8 @@
 """Decides what every step computes, and applies what it computed.
 
 Owns all sequences from `add` to their last event: their counters and status, the waiting queues, the running set,
-and through `SequenceBlocks` the KV blocks. A step is `schedule` → (the runner executes the plan) → `settle`.
-
-- Decodes go first, one token each; prompts share what is left of the token budget in order of lane, priority and
-  arrival, so a long prompt never delays a running stream by more than the budget allows.
-- Admission is strictly in that order too. Batch sequences are admitted only while no interactive one waits, and are
-  preempted at once when one needs their slot or their blocks.
-- When running sequences outgrow the pool, the last in that order is preempted: its blocks go back (findable as long
-  as nobody reuses them), and it waits again at its old place and is recomputed.
+and through `SequenceBlocks` the KV blocks. A step is `schedule` → (the runner executes the plan) → `settle`. What a
+step computes is the planner's decision; this module takes sequences in, applies results, and ends sequences.
 
 One step is in flight at a time. To plan step N+1 before N is settled, `schedule` would have to count the tokens in
 flight as computed, give decodes a block for a token it does not know yet, and keep a deque of plans whose blocks are
@@ -17,69 +11,21 @@ released by the last plan that names the sequence; `settle` already ignores sequ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 
 from gpu_worker.core.deadlines import Deadlines
+from gpu_worker.core.planner import Planner
 from gpu_worker.core.running_set import RunningSet
+from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
 from gpu_worker.core.stopping import extend, finish_reason
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import PromptTooLongError
-from shared.messages import FinishReason, Lane
+from shared.messages import Lane
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Sizes that do not change while the engine runs.
-
-    Attributes:
-        max_num_seqs: Sequences that may run at once.
-        max_num_batched_tokens: Token budget of a step; at least `max_num_seqs`, so that every decode fits.
-        max_model_len: Prompt and output tokens of a sequence at most.
-    """
-
-    block_size: int
-    num_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    enable_prefix_caching: bool = True
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}), or running sequences could not all go on in one step"
-            )
-
-    @property
-    def max_num_tokens(self) -> int:
-        """Longest sequence: what the model allows and the whole pool can hold."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A snapshot. `waiting_tokens` counts tokens known and not computed, of waiting and running prompts.
-
-    Attributes:
-        free_blocks: Blocks that can be handed out, those with findable content included.
-        num_prefix_queries: Prompt tokens admitted so far, and of these `num_prefix_hits` found in the prefix cache.
-    """
-
-    running: int
-    running_batch: int
-    waiting: int
-    waiting_batch: int
-    waiting_tokens: int
-    free_blocks: int
-    total_blocks: int
-    num_preemptions: int
-    num_prefix_queries: int
-    num_prefix_hits: int
+__all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 
 
 class DuplicateSequenceError(ValueError):
@@ -98,11 +44,11 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._running = RunningSet()
         self._waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
+        self._planner = Planner(config, self._blocks, self._waiting, self._running)
         self._deadlines = Deadlines()
         self._in_flight: StepPlan | None = None
         self._events: list[SequenceEvent] = []
         self._num_added = 0
-        self._num_preemptions = 0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -117,7 +63,7 @@ class Scheduler:
             waiting_tokens=interactive.num_tokens + batch.num_tokens + uncomputed,
             free_blocks=self._blocks.pool.num_available,
             total_blocks=self.config.num_blocks,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._planner.num_preemptions,
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,
         )
@@ -187,10 +133,7 @@ class Scheduler:
         for sequence in self._deadlines.pop_expired(now):
             self._finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
-        preempted: list[Sequence] = []
-        self._grow(preempted)
-        self._admit(preempted)
-        self._in_flight = self._plan(preempted)
+        self._in_flight = self._planner.plan(self.step + 1)
         return self._in_flight
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[SequenceEvent]:
@@ -200,12 +143,28 @@ class Scheduler:
         assert len(plan.scheduled) == len(result.sampled)
         self._land(plan)
         events, self._events = self._events, []
+        block_size, finished = self.config.block_size, SequenceStatus.FINISHED
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
-            if item.sequence.status is SequenceStatus.FINISHED:
-                self._blocks.release(item.sequence)
+            sequence, new = item.sequence, sampled.token_ids
+            if sequence.status is finished:
+                self._blocks.release(sequence)
                 continue
-            event = self._apply(item, sampled)
-            if event is not None:
+            token_ids = sequence.token_ids
+            num_before = len(token_ids)
+            # The hot path, once per running sequence and step: a decode that goes on.
+            if (
+                item.num_tokens == 1
+                and len(new) == 1
+                and num_before + 1 < sequence.max_num_tokens
+                and new[0] not in sequence.stop_ids
+            ):
+                token_ids.append(new[0])
+                sequence.num_computed_tokens = num_before
+                if num_before % block_size == 0:
+                    self._blocks.publish(sequence)
+                num_output = num_before - sequence.num_prompt_tokens
+                events.append(SequenceEvent(sequence, new, num_output, None, sampled.logprobs))
+            elif (event := self._apply(item, sampled)) is not None:
                 events.append(event)
         return events
 
@@ -236,112 +195,30 @@ class Scheduler:
         for sequence in self._running.decoding.values():
             assert sequence.num_uncomputed_tokens == 1
 
-    def _grow(self, preempted: list[Sequence]) -> None:
-        """Give running sequences the blocks for their new tokens, preempting the last in order while there are none."""
-        block_size = self.config.block_size
-        growing = [
-            sequence
-            for sequence in self._running.decoding.values()
-            if sequence.num_computed_tokens >= len(sequence.block_table) * block_size
-        ]
-        growing += [s for s in self._running.catching_up.values() if self._blocks.num_missing(s) > 0]
-        while growing and sum(map(self._blocks.num_missing, growing)) > self._blocks.pool.num_available:
-            victim = self._running.worst()
-            self._preempt(victim, preempted)
-            growing = [sequence for sequence in growing if sequence is not victim]
-        for sequence in growing:
-            self._blocks.grow(sequence)
-
-    def _admit(self, preempted: list[Sequence]) -> None:
-        """Start waiting sequences in order, as long as this step has tokens for them and the pool has blocks."""
-        for lane, queue in self._waiting.items():
-            if not queue:
-                continue
-            if len(self._running) >= self.config.max_num_seqs and (lane == "batch" or not self._running.num_batch):
-                return
-            num_tokens_left = self.config.max_num_batched_tokens - self._running.num_tokens_before(lane)
-            while (sequence := queue.peek()) is not None:
-                # What was preempted in this step stays out of it: the runner must see it leave.
-                if num_tokens_left <= 0 or sequence in preempted or not self._make_room(sequence, preempted):
-                    return
-                queue.pop()
-                self._blocks.admit(sequence)
-                sequence.status = SequenceStatus.RUNNING
-                self._running.add(sequence)
-                num_tokens_left -= sequence.num_uncomputed_tokens
-
-    def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
-        """Say whether the sequence can start, after preempting batch work if that is needed and enough."""
-        if self._fits(sequence):
-            return True
-        if sequence.lane == "batch":
-            return False
-        victims = sorted(self._running.batch(), key=attrgetter("order"))
-        if self._blocks.admission_shortage(sequence) > sum(map(self._blocks.num_counted, victims)):
-            return False
-        while victims:
-            self._preempt(victims.pop(), preempted)
-            if self._fits(sequence):
-                return True
-        return False
-
-    def _fits(self, sequence: Sequence) -> bool:
-        num_running = len(self._running)
-        if num_running == 0:
-            return True
-        return num_running < self.config.max_num_seqs and self._blocks.admission_shortage(sequence) <= 0
-
-    def _plan(self, preempted: list[Sequence]) -> StepPlan:
-        decoding = self._running.decoding
-        scheduled = [ScheduledSequence(s, s.num_computed_tokens, 1, True) for s in decoding.values()]
-        budget = self.config.max_num_batched_tokens
-        left = budget - len(scheduled)
-        for sequence in self._running.ordered_catching_up():
-            if left == 0:
-                break
-            num_uncomputed = sequence.num_uncomputed_tokens
-            num_tokens = min(num_uncomputed, left)
-            left -= num_tokens
-            samples = num_tokens == num_uncomputed and sequence.wants_token
-            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
-        return StepPlan(self.step + 1, scheduled, budget - left, preempted)
-
     def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:
-        """Apply one sequence's share of a step. The hot path: once per sequence and step."""
+        """Apply one sequence's share of a step, whatever it is."""
         sequence = item.sequence
-        token_ids, new = sequence.token_ids, sampled.token_ids if item.samples else ()
-        num_before = len(token_ids)
-        finish: FinishReason | None = None
+        new = sampled.token_ids if item.samples else ()
+        assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
+        num_before = sequence.num_output_tokens
         num_computed = item.start + item.num_tokens
-        if len(new) == 1:
-            token_ids.append(new[0])
-            if new[0] in sequence.stop_ids:
-                finish = "stop"
-            elif num_before + 1 >= sequence.max_num_tokens:
-                finish = "length"
-        elif new:
-            count, finish = extend(sequence, new)
-            new = new[:count]
-            # Drafts that were scheduled and then rejected are not part of the sequence.
-            num_computed = min(num_computed, len(token_ids) - 1)
-        else:
-            assert not item.samples, "the runner sampled no token for a sequence that wants one"
-            finish = "length" if num_computed == num_before else None
+        count, finish = extend(sequence, new)
+        if item.samples:
+            # Drafts that were computed and then rejected are not part of the sequence.
+            num_computed = min(num_computed, sequence.num_tokens - 1)
+        elif num_computed == sequence.num_tokens:
+            finish = finish_reason(sequence)
         sequence.num_computed_tokens = num_computed
-        if num_computed >= (sequence.num_findable_blocks + 1) * self.config.block_size:
-            self._blocks.publish(sequence)
+        self._blocks.publish(sequence)
+        prompt_logprobs = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
+        sequence.num_prompt_logprobs += len(prompt_logprobs)
         if finish is not None:
             self._finish(sequence)
-        elif item.num_tokens != 1 or len(new) != 1:
+        else:
             self._running.reclassify(sequence)
-        prompt_logprobs = sampled.prompt_logprobs
-        if prompt_logprobs:
-            prompt_logprobs = prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
-            sequence.num_prompt_logprobs += len(prompt_logprobs)
-        if not new and finish is None and not prompt_logprobs:
+        if not count and finish is None and not prompt_logprobs:
             return None
-        logprobs = sampled.logprobs[: len(new)]
-        return SequenceEvent(sequence, new, num_before - sequence.num_prompt_tokens, finish, logprobs, prompt_logprobs)
+        return SequenceEvent(sequence, new[:count], num_before, finish, sampled.logprobs[:count], prompt_logprobs)
 
     def _land(self, plan: StepPlan) -> None:
         self._in_flight = None
@@ -360,12 +237,3 @@ class Scheduler:
         flying = self._in_flight is not None and any(item.sequence is sequence for item in self._in_flight.scheduled)
         if not flying:
             self._blocks.release(sequence)
-
-    def _preempt(self, sequence: Sequence, preempted: list[Sequence]) -> None:
-        self._running.remove(sequence)
-        self._blocks.release(sequence)
-        sequence.status = SequenceStatus.PREEMPTED
-        sequence.num_preemptions += 1
-        self._num_preemptions += 1
-        self._waiting[sequence.lane].push(sequence)
-        preempted.append(sequence)

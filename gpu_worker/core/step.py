@@ -1,7 +1,8 @@
 """What passes between scheduler, model runner and consumer in one step: plan, result, events. Values only.
 
 They are msgspec Structs though they never leave the process: several are made per sequence and step, and a frozen
-Struct costs 0.07 µs to make where a frozen dataclass costs 0.9.
+Struct costs 0.06 µs to make where a frozen dataclass costs 0.9. Nothing they refer to refers back to them, so the garbage
+collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpu_worker.core.sequence import Sequence
 from shared.messages import FinishReason
 
 
-class ScheduledSequence(Struct, frozen=True):
+class ScheduledSequence(Struct, frozen=True, gc=False):
     """One sequence's share of a step.
 
     The runner computes tokens `start : start + num_tokens` of `sequence.token_ids`, writes their KV into the blocks of
@@ -31,7 +32,7 @@ class ScheduledSequence(Struct, frozen=True):
     samples: bool
 
 
-class StepPlan(Struct, frozen=True):
+class StepPlan(Struct, frozen=True, gc=False):
     """All work of one step. `scheduled` lists decodes first.
 
     Attributes:
@@ -46,7 +47,7 @@ class StepPlan(Struct, frozen=True):
     preempted: list[Sequence] = msgspec.field(default_factory=list)
 
 
-class LogprobEntry(Struct, frozen=True):
+class LogprobEntry(Struct, frozen=True, gc=False):
     """Log probability of one token and of the most likely alternatives, as ids (text is added above the engine)."""
 
     token_id: int
@@ -54,7 +55,7 @@ class LogprobEntry(Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class SampledTokens(Struct, frozen=True):
+class SampledTokens(Struct, frozen=True, gc=False):
     """What the runner made for one scheduled sequence: one token, or none when it does not sample yet.
 
     Attributes:
@@ -68,14 +69,14 @@ class SampledTokens(Struct, frozen=True):
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
 
 
-class StepResult(Struct, frozen=True):
+class StepResult(Struct, frozen=True, gc=False):
     """Outcome of a step: `sampled[i]` belongs to `plan.scheduled[i]`."""
 
     step: int
     sampled: list[SampledTokens]
 
 
-class SequenceEvent(Struct, frozen=True):
+class SequenceEvent(Struct, frozen=True, gc=False):
     """What a step did to one sequence, for the consumer.
 
     Attributes:

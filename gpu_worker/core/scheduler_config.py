@@ -1,0 +1,56 @@
+"""What the scheduler is told once, and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Sizes that do not change while the engine runs.
+
+    Attributes:
+        max_num_seqs: Sequences that may run at once.
+        max_num_batched_tokens: Token budget of a step; at least `max_num_seqs`, so that every decode fits.
+        max_model_len: Prompt and output tokens of a sequence at most.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}), or running sequences could not all go on in one step"
+            )
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Longest sequence: what the model allows and the whole pool can hold."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A snapshot. `waiting_tokens` counts tokens known and not computed, of waiting and running prompts.
+
+    Attributes:
+        free_blocks: Blocks that can be handed out, those with findable content included.
+        num_prefix_queries: Prompt tokens admitted so far, and of these `num_prefix_hits` found in the prefix cache.
+    """
+
+    running: int
+    running_batch: int
+    waiting: int
+    waiting_batch: int
+    waiting_tokens: int
+    free_blocks: int
+    total_blocks: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
