@@ -1,0 +1,33 @@
+"""The command `headrace`. Everything heavy is imported by the command that needs it, so that the others start fast."""
+
+from __future__ import annotations
+
+import sys
+
+from shared.errors import HeadraceError
+
+_EXIT_BAD_SETTINGS = 2
+_EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
+    import click
+
+    from ops.cli.group import headrace
+
+    try:
+        code = headrace.main(prog_name="headrace", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = _EXIT_INTERRUPTED
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        code = _EXIT_BAD_SETTINGS
+    except BrokenPipeError:
+        # Whoever read our output has gone, as with `headrace ... | head`; do not fail again while flushing at exit.
+        sys.stdout = None
+        code = 1
+    sys.exit(code)

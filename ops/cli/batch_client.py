@@ -1,0 +1,107 @@
+"""A batch publisher's side of the queue: publish requests, and wait for their results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from shared.errors import DependencyError
+from shared.messages import Request
+from shared.nats_connection import connect
+from shared.streams import RESULTS_STREAM
+from shared.subjects import request_subject, result_subject
+
+# A result that passed by while we were reconnecting is found in the stream.
+_LOOK_EVERY_S = 2.0
+
+
+class BatchClient:
+    """An async context manager around one connection in the batch role."""
+
+    def __init__(self, url: str, user: str | None, password: str | None) -> None:
+        """Prepare; the connection is made on entering."""
+        self._access = (url, user, password)
+        self._client: Client | None = None
+
+    async def __aenter__(self) -> BatchClient:
+        """Connect.
+
+        Raises:
+            DependencyError: NATS does not answer, refuses us, or is too old.
+        """
+        url, user, password = self._access
+        self._client = await connect(url, role="batch", name="headrace-publish", user=user, password=password)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Disconnect."""
+        assert self._client is not None
+        await self._client.close()
+
+    async def publish(self, request: Request) -> str:
+        """Put a request onto the queue, once however often it is called, and return the subject of its result.
+
+        Raises:
+            DependencyError: The queue does not exist, is full or does not answer.
+        """
+        assert self._client is not None
+        subject = request_subject(request.model, "batch", request.tenant)
+        result = result_subject(request.tenant, request.id)
+        payload = msgspec.msgpack.encode(request)
+        try:
+            await self._client.jetstream().publish(subject, payload, headers={"Nats-Msg-Id": result})
+        except NoStreamResponseError as error:
+            raise DependencyError("the batch stream does not exist; run `headrace setup`") from error
+        except APIError as error:
+            raise DependencyError(f"the queue refuses request {request.id!r}: {error.description}") from error
+        except NatsError as error:
+            raise DependencyError(f"request {request.id!r} could not be published: {error!r}") from error
+        return result
+
+    async def results(self, requests: list[Request], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Publish the requests and yield each result as soon as it is there.
+
+        Raises:
+            DependencyError: A request could not be published, or results are missing after `timeout_s`.
+        """
+        assert self._client is not None
+        arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        for tenant in {request.tenant for request in requests}:
+            await self._client.subscribe(result_subject(tenant, "any").rpartition(".")[0] + ".*", cb=arrived.put)
+        missing = {await self.publish(request) for request in requests}
+        while missing:
+            wait_s = min(_LOOK_EVERY_S, deadline - asyncio.get_running_loop().time())
+            if wait_s <= 0:
+                raise DependencyError(f"{len(missing)} results are still missing after {timeout_s:g} s")
+            try:
+                message = await asyncio.wait_for(arrived.get(), wait_s)
+                found = {message.subject: message.data} if message.subject in missing else {}
+            except TimeoutError:
+                found = await self._stored(missing)
+            for subject, data in found.items():
+                missing.discard(subject)
+                yield json.loads(data)
+
+    async def _stored(self, subjects: set[str]) -> dict[str, bytes]:
+        assert self._client is not None
+        found = {}
+        for subject in subjects:
+            try:
+                message = await self._client.jetstream().get_last_msg(RESULTS_STREAM, subject)
+            except (NotFoundError, NatsTimeoutError):
+                continue
+            found[subject] = message.data or b""
+        return found

@@ -1,0 +1,104 @@
+"""`headrace chat`: talk to a running system from the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint
+from ops.stack.config import DEFAULT_STATE_DIR
+from shared.config import setting
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """Whom to talk to, and how."""
+
+    url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
+    api_key: str | None = setting(None, "API key; found through the state directory if not given.", secret=True)
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    model_name: str | None = setting(None, "Name of the model; the first one served if not given.")
+    max_tokens: int = setting(256, "Tokens to generate at most.", minimum=1)
+    temperature: float = setting(0.7, "0 always takes the most likely token.", minimum=0, maximum=2)
+    system_prompt: str | None = setting(None, "Instructions that come before the conversation.")
+
+
+def run(config: ChatConfig, prompt: str | None) -> int:
+    """Talk to a running system; answers appear as they are generated.
+
+    With PROMPT, continue that text once and exit. Without, hold a conversation: Ctrl-C stops an answer, Ctrl-D ends.
+    """
+    endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
+    model = config.model_name or _first_model(endpoint)
+    parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
+    if prompt is not None:
+        for chunk in endpoint.stream("/v1/completions", {**parameters, "prompt": prompt}):
+            _show("".join(choice["text"] for choice in chunk["choices"]))
+        _show("\n")
+        return 0
+    _converse(endpoint, parameters, config.system_prompt)
+    return 0
+
+
+def _first_model(endpoint: Endpoint) -> str:
+    models = endpoint.models()
+    if not models:
+        raise ServerRefusedError(0, f"{endpoint.url} serves no model yet: no worker has joined")
+    return models[0]
+
+
+def _converse(endpoint: Endpoint, parameters: dict[str, Any], system_prompt: str | None) -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() editing and history
+    print(f"{parameters['model']} at {endpoint.url}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
+    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    while (text := _ask()) is not None:
+        if not text.strip():
+            continue
+        messages.append({"role": "user", "content": text})
+        answer = _answer(endpoint, {**parameters, "messages": messages})
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str | None:
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return None
+
+
+def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str:
+    parts: list[str] = []
+    try:
+        for text in _texts(endpoint.stream("/v1/chat/completions", body)):
+            parts.append(text)
+            _show(text)
+    except KeyboardInterrupt:
+        # Closing the connection has told the server to stop generating.
+        _show(" [stopped]")
+    except ServerRefusedError as error:
+        print(f"\nheadrace: {error}", file=sys.stderr)
+    _show("\n")
+    return "".join(parts)
+
+
+def _texts(chunks: Iterator[dict[str, Any]]) -> Iterator[str]:
+    with contextlib.closing(chunks):  # type: ignore[type-var]
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                yield choice["delta"].get("content") or ""
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+command = settings_command(ChatConfig, "chat", run, [click.Argument(["prompt"], required=False)])

@@ -1,0 +1,21 @@
+"""`headrace gateway`."""
+
+from __future__ import annotations
+
+from gateway.config import GatewayConfig
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+
+
+def run(config: GatewayConfig) -> int:
+    """Run the HTTP edge: an OpenAI-compatible API in front of the queue.
+
+    It keeps nothing but the streams it is serving, so run as many as you like.
+    """
+    require("gateway", "starlette", "uvicorn", "httptools", "redis", "prometheus_client")
+    from gateway.server import main
+
+    return main(config)
+
+
+command = settings_command(GatewayConfig, "gateway", run)

@@ -1,0 +1,48 @@
+"""The top of the command line: which commands there are, each loaded only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+import click
+
+_COMMANDS = ("up", "gateway", "worker", "setup", "chat", "publish", "keys")
+
+
+class LazyGroup(click.Group):
+    """Finds the command `NAME` as `ops.cli.NAME.command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which one meets them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(f"ops.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        click.echo(f"headrace {importlib.metadata.version('headrace')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Every option of a command is also an environment variable: --nats-url is HEADRACE_NATS_URL. "
+    "An option wins over its variable.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def headrace() -> None:
+    """Serve language models on a queue: an OpenAI-compatible gateway, NATS JetStream, and workers.
+
+    `headrace up` starts the whole system on this machine.
+    """

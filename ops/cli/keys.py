@@ -1,0 +1,84 @@
+"""`headrace keys`: create, list and revoke API keys. Works on the key file alone; gateways notice the change."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.stack.config import DEFAULT_STATE_DIR
+from shared.config import resolve, setting
+
+
+@dataclass(frozen=True, slots=True)
+class KeysConfig:
+    """Where the keys are."""
+
+    keys_file: Path = setting(DEFAULT_STATE_DIR / "keys.json", "File with the API keys.")
+
+
+@click.group("keys")
+@click.option(
+    "--keys-file",
+    metavar="PATH",
+    help=f"File with the API keys.  [HEADRACE_KEYS_FILE; default {DEFAULT_STATE_DIR / 'keys.json'}, "
+    "the one that `headrace up` uses]",
+)
+@click.pass_context
+def command(ctx: click.Context, keys_file: str | None) -> None:
+    """Create, list and revoke API keys."""
+    ctx.obj = resolve(KeysConfig, {"keys_file": keys_file}, os.environ).keys_file
+
+
+@command.command()
+@click.option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
+@click.option("--name", default="", help="A note to recognise the key by.")
+@click.option("--allow-model", "models", multiple=True, metavar="MODEL", help="Allow this model only; repeatable.")
+@click.option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute, over all gateways.")
+@click.option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
+@click.option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
+@click.pass_obj
+def create(keys_file: Path, models: tuple[str, ...], **record: Any) -> None:
+    """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
+    from gateway.api_keys import ALL_MODELS, create_key
+
+    made, key = create_key(keys_file, models=models or (ALL_MODELS,), **record)
+    click.echo(key)
+    click.echo(f"id {made.id}, tenant {made.tenant}, kept in {keys_file}", err=True)
+
+
+@command.command("list")
+@click.pass_obj
+def list_(keys_file: Path) -> None:
+    """List the keys: what they may do, never the keys themselves."""
+    from gateway.api_keys import list_keys
+
+    heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "CREATED", "REVOKED", "NAME")
+    rows: list[tuple[str, ...]] = [heads]
+    for record in list_keys(keys_file):
+        limits = (record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
+        shown = tuple("-" if limit is None else str(limit) for limit in limits)
+        dates = (_day(record.created), "-" if record.revoked is None else _day(record.revoked))
+        rows.append((record.id, record.tenant, ",".join(record.models), *shown, *dates, record.name))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@command.command()
+@click.argument("key_id")
+@click.pass_obj
+def revoke(keys_file: Path, key_id: str) -> None:
+    """Revoke a key by its id. Gateways refuse it within seconds."""
+    from gateway.api_keys import revoke_key
+
+    record = revoke_key(keys_file, key_id)
+    click.echo(f"{record.id} of tenant {record.tenant} is revoked")
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

@@ -1,0 +1,112 @@
+"""`headrace publish`: put batch requests straight onto the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.running_system import Endpoint, find_nats
+from ops.stack.config import DEFAULT_STATE_DIR
+from shared.config import setting
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shared.messages import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PublishConfig:
+    """What to publish, where, and whether to wait."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    nats_user: str | None = setting(None, "NATS user of the batch role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    file: Path | None = setting(None, "JSON Lines file with one request a line; `-` reads standard input.")
+    model_name: str | None = setting(None, "Name of the model, for requests that name none.")
+    tenant: str = setting("default", "Whose requests these are, for requests that do not say.")
+    max_tokens: int = setting(64, "Tokens to generate at most, for requests that do not say.", minimum=1)
+    temperature: float = setting(1.0, "Temperature, for requests that do not say.", minimum=0, maximum=2)
+    seed: int = setting(0, "Seed, for requests that do not say.")
+    wait: bool = setting(False, "Wait for the results and print them.")
+    timeout_s: float = setting(3600.0, "How long to wait for the results.", minimum=0.1)
+
+
+def run(config: PublishConfig, prompt: str | None) -> int:
+    """Put batch requests onto the queue; workers run them when no interactive request wants the capacity.
+
+    Give one PROMPT, or --file with JSON requests, one a line: {"text": ...} or {"messages": [...]}, and if wanted "id",
+    "model", "tenant", "priority", "deadline" and "sampling". Prints one JSON object a request: where its result will
+    be, or with --wait the result itself as soon as it is there.
+    """
+    url, running = find_nats(config.nats_url, config.state_dir)
+    model = config.model_name
+    if model is None and running is not None:
+        model = next(iter(Endpoint(running.url, running.api_key).models()), None)
+    requests = [_request(config, model, fields) for fields in _read(config.file, prompt)]
+    return asyncio.run(_publish(config, url, requests))
+
+
+def _read(file: Path | None, prompt: str | None) -> Iterator[dict[str, Any]]:
+    if (file is None) == (prompt is None):
+        raise ConfigError("HEADRACE_FILE", "give either a PROMPT or --file")
+    if file is None:
+        yield {"text": prompt}
+        return
+    try:
+        lines = sys.stdin.read() if str(file) == "-" else file.read_text()
+    except OSError as error:
+        raise ConfigError("HEADRACE_FILE", f"{file} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines.splitlines(), start=1):
+        if line.strip():
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise ConfigError("HEADRACE_FILE", f"line {number} is not JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise ConfigError("HEADRACE_FILE", f"line {number} is not a JSON object")
+            yield fields
+
+
+def _request(config: PublishConfig, model: str | None, fields: dict[str, Any]) -> Request:
+    import msgspec
+
+    from shared.messages import Request
+
+    defaults = {"id": secrets.token_hex(12), "tenant": config.tenant} | ({"model": model} if model else {})
+    sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature, "seed": config.seed}
+    sampling |= fields.get("sampling") or {}
+    try:
+        request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
+    except msgspec.ValidationError as error:
+        raise ConfigError("HEADRACE_FILE", f"request {fields.get('id', defaults['id'])!r}: {error}") from error
+    if [request.text, request.messages, request.token_ids].count(None) != 2:
+        raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: give one of text, messages and token_ids")
+    return request
+
+
+async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:
+    from ops.cli.batch_client import BatchClient
+
+    async with BatchClient(url, config.nats_user, config.nats_password) as client:
+        if not config.wait:
+            for request in requests:
+                print(json.dumps({"id": request.id, "tenant": request.tenant, "result": await client.publish(request)}))
+            return 0
+        has_failed = False
+        async for result in client.results(requests, config.timeout_s):
+            print(json.dumps(result), flush=True)
+            has_failed |= result["finish"] in ("failed", "expired", "cancelled")
+        return 1 if has_failed else 0
+
+
+command = settings_command(PublishConfig, "publish", run, [click.Argument(["prompt"], required=False)])

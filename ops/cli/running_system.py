@@ -1,0 +1,120 @@
+"""Where the system is that a command should talk to: what the settings say, else the one of the state directory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ops.stack.state import Readiness, read_ready_file
+from shared.errors import ConfigError, HeadraceError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class ServerRefusedError(HeadraceError):
+    """The server answered, but not with what was asked for; `status` is 0 when the answer broke off."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Say the HTTP status and the server's own words."""
+        super().__init__(f"the server answers {status}: {message}" if status else message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The HTTP API of a running system."""
+
+    url: str
+    api_key: str | None
+
+    def models(self) -> list[str]:
+        """Return the names of the served models.
+
+        Raises:
+            ServerRefusedError: The server is not there or refuses.
+        """
+        return [model["id"] for model in json.loads(self._open("GET", "/v1/models").read())["data"]]
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Post a request with `stream` set, and yield the chunks as they come.
+
+        Raises:
+            ServerRefusedError: The server is not there, refuses, or ends the stream with an error.
+        """
+        response = self._open("POST", path, {**body, "stream": True})
+        try:
+            for line in response:
+                data = line.strip().removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    return
+                if not data or not line.startswith(b"data: "):
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise ServerRefusedError(0, chunk["error"]["message"])
+                yield chunk
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerRefusedError(0, f"the answer broke off: {error!r}") from error
+        finally:
+            response.close()
+
+    def _open(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
+        place = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+        connection = kind(place.hostname or "", place.port, timeout=CONNECT_TIMEOUT_S)
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        try:
+            connection.connect()
+            # A queued request may be silent for long; only connecting is hurried.
+            connection.sock.settimeout(None)
+            prefix = place.path.rstrip("/").removesuffix("/v1")
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, prefix + path, payload, {**headers, "Content-Type": "application/json"})
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerRefusedError(0, f"{self.url} does not answer ({error}); is `headrace up` running?") from error
+        if response.status != http.client.OK:
+            raise ServerRefusedError(response.status, _error_message(response.read()))
+        return response
+
+
+def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endpoint:
+    """Return the HTTP API to talk to.
+
+    Raises:
+        ConfigError: No URL is given and nothing runs on the state directory.
+    """
+    running = read_ready_file(state_dir)
+    if url is None and running is None:
+        raise ConfigError(
+            "HEADRACE_URL", f"not set, and no `headrace up` runs on {state_dir}; give --url and --api-key"
+        )
+    if running is None or (url is not None and url != running.url):
+        return Endpoint(url or "", api_key)
+    return Endpoint(running.url, api_key or running.api_key)
+
+
+def find_nats(url: str | None, state_dir: Path) -> tuple[str, Readiness | None]:
+    """Return the NATS URL to use, and the system on the state directory when the URL is its.
+
+    Raises:
+        ConfigError: No URL is given and nothing runs on the state directory.
+    """
+    if url is not None:
+        return url, None
+    running = read_ready_file(state_dir)
+    if running is None:
+        raise ConfigError("HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; give --nats-url")
+    return running.nats_url, running
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

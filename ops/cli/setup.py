@@ -1,0 +1,50 @@
+"""`headrace setup`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from ops.cli.options import settings_command
+from shared.config import setting
+
+
+@dataclass(frozen=True, slots=True)
+class SetupConfig:
+    """Where to create the streams."""
+
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
+    nats_user: str | None = setting(None, "NATS user of the admin role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    timeout_s: float = setting(30.0, "How long NATS may take to appear.", minimum=0.1)
+
+
+def run(config: SetupConfig) -> int:
+    """Create the JetStream streams that are missing, with an administrator's credentials.
+
+    Streams that exist are left as they are. Run it once before the first gateway; `headrace up` does it by itself.
+    """
+    return asyncio.run(_set_up(config))
+
+
+async def _set_up(config: SetupConfig) -> int:
+    from shared.nats_connection import connect
+    from shared.streams import StreamLimits, ensure_streams, stream_configs
+
+    client = await connect(
+        config.nats_url,
+        role="admin",
+        name="headrace-setup",
+        user=config.nats_user,
+        password=config.nats_password,
+        timeout_s=config.timeout_s,
+    )
+    try:
+        await ensure_streams(client.jetstream(), StreamLimits())
+    finally:
+        await client.close()
+    print("streams ready:", ", ".join(str(stream.name) for stream in stream_configs(StreamLimits())))
+    return 0
+
+
+command = settings_command(SetupConfig, "setup", run)

@@ -1,0 +1,22 @@
+"""`headrace worker`."""
+
+from __future__ import annotations
+
+from gpu_worker.config import WorkerConfig
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+
+
+def run(config: WorkerConfig) -> int:
+    """Run an engine for one model: it pulls from the queue what its cache can hold.
+
+    Run one per GPU, or one per group of CPU cores.
+    """
+    if config.simulate is None:
+        require("worker", "torch", "numpy", "safetensors", "tokenizers", "jinja2")
+    from gpu_worker.worker import main
+
+    return main(config)
+
+
+command = settings_command(WorkerConfig, "worker", run)

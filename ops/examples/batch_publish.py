@@ -1,0 +1,43 @@
+"""Run one batch request through the queue with nothing but nats-py: `python batch_publish.py NATS_URL MODEL PROMPT`.
+
+NATS_URL carries the credentials of the batch role, `nats://batch:PASSWORD@HOST:PORT`; `headrace up` writes it into its
+ready file. The request is JSON with the fields of `shared.messages.Request`: `id`, unique within the tenant; `model`;
+`tenant`; one of `text`, `messages` and `token_ids`; and optionally `sampling`, `priority`, `deadline` (Unix seconds) and
+`reply` (a subject that gets the result too).
+
+Once the publish is acknowledged the request is on disk and will be answered once, even if this program ends: the result
+passes by on `hr.result.<tenant>.<id>` when it is written, and stays under that subject in the stream HR_RESULTS for a week.
+In subjects, every byte of a name other than a letter, a digit or `-` is written as `_` and two hex digits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import uuid
+
+import nats
+
+
+def token(name: str) -> str:
+    """Encode a name for use in a subject."""
+    return re.sub(r"[^A-Za-z0-9-]", lambda m: f"_{ord(m[0]):02x}", name.encode().decode("latin-1"))
+
+
+async def main(nats_url: str, model: str, prompt: str) -> None:
+    """Publish a request, wait for its result, and print it."""
+    request_id = uuid.uuid4().hex
+    sampling = {"max_tokens": 32, "temperature": 0.0}
+    request = {"id": request_id, "model": model, "lane": "batch", "text": prompt, "sampling": sampling}
+    client = await nats.connect(nats_url)
+    result = await client.subscribe(f"hr.result.default.{request_id}")
+    await client.jetstream().publish(f"hr.req.{token(model)}.batch.default", json.dumps(request).encode())
+    message = await result.next_msg(timeout=300)
+    print(json.dumps(json.loads(message.data), indent=2))
+    await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

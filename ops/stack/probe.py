@@ -1,0 +1,56 @@
+"""Ask the running system over HTTP for one real token: only that proves that every part works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+ANSWER_TIMEOUT_S = 60.0
+_PROMPT = "def "
+
+
+async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
+    """Try to generate one token.
+
+    Returns:
+        The served model's name once a generation has succeeded, else None, and what is still missing.
+    """
+    try:
+        status, answer = await _call(url, "GET", "/v1/models", api_key)
+        if status != 200:
+            return None, f"/v1/models answers {status}"
+        if not answer.get("data"):
+            return None, "no worker has joined yet"
+        model = answer["data"][0]["id"]
+        status, answer = await _call(
+            url, "POST", "/v1/completions", api_key, {"model": model, "prompt": _PROMPT, "max_tokens": 1}
+        )
+    except ConnectionRefusedError:
+        return None, "the gateway does not listen yet"
+    except (OSError, EOFError, ValueError, TimeoutError) as error:
+        return None, f"the gateway's answer was cut ({error!r})"
+    if status != 200:
+        return None, f"a first generation answers {status}: {answer.get('error', {}).get('message', '')}"
+    return model, "ready"
+
+
+async def _call(url: str, method: str, path: str, api_key: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    place = urlsplit(url)
+    payload = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {api_key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\nCache-Control: no-cache\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        try:
+            writer.write(head.encode() + payload)
+            status_line, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            lengths = [line.split(":", 1)[1] for line in headers if line.lower().startswith("content-length:")]
+            content = await reader.readexactly(int(lengths[0])) if lengths else await reader.read()
+        finally:
+            writer.close()
+    return int(status_line.split()[1]), json.loads(content)

@@ -1,0 +1,80 @@
+"""The supervisor's own connection to NATS: sets up the streams, and hears which workers are alive."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from ops.stack.plan import NatsAccess
+from shared.errors import DependencyError
+from shared.messages import Heartbeat
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import ALL_WORKERS
+
+_log = logging.getLogger(__name__)
+
+
+class RollCall:
+    """Owns the connection.
+
+    Attributes:
+        workers: Process ids of the workers heard so far.
+        is_deaf: Whether NATS forbids us to listen, so that `workers` stays empty.
+    """
+
+    def __init__(self, access: NatsAccess) -> None:
+        """Prepare; nothing is connected yet."""
+        self.workers: set[int] = set()
+        self.is_deaf = False
+        self._access = access
+        self._client: Client | None = None
+        self._decoder = msgspec.msgpack.Decoder(Heartbeat)
+
+    async def open(self) -> None:
+        """Connect, make the streams, and listen.
+
+        Raises:
+            DependencyError: NATS does not answer, refuses us, is too old, or cannot make the streams.
+        """
+        access = self._access
+        self._client = await connect(
+            access.url,
+            role="admin",
+            name="headrace-up",
+            user=access.user,
+            password=access.password,
+            on_error=self._on_error,
+            on_reconnect=self._on_reconnect,
+        )
+        await self._set_up()
+        await self._client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def _set_up(self) -> None:
+        assert self._client is not None
+        await ensure_streams(self._client.jetstream(), StreamLimits())
+
+    async def _on_reconnect(self) -> None:
+        # The interactive stream lives in memory: a restarted server has forgotten it.
+        try:
+            await self._set_up()
+        except DependencyError as error:
+            _log.warning("streams not restored", extra={"error": str(error)})
+
+    async def _on_error(self, error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            self.is_deaf = True
+
+    async def _on_heartbeat(self, message: Msg) -> None:
+        try:
+            self.workers.add(self._decoder.decode(message.data).pid)
+        except msgspec.MsgspecError:
+            return

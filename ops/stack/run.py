@@ -1,0 +1,55 @@
+"""`headrace up`: plan, start, say how to use it, wait, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+
+from ops.stack.banner import banner
+from ops.stack.config import UpConfig
+from ops.stack.console import Console
+from ops.stack.plan import make_plan
+from ops.stack.state import StateDirectory
+from ops.stack.supervisor import Supervisor
+from shared.errors import ConfigError
+
+
+def run(config: UpConfig, environ: Mapping[str, str]) -> int:
+    """Run the whole system until a signal stops it, and return the exit code.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        DependencyError: A server or another child cannot run.
+    """
+    if config.simulate is None and not (config.model / "config.json").is_file():
+        raise ConfigError(
+            "HEADRACE_MODEL", f"{config.model} is not a model directory: it has no config.json (or use --simulate 10)"
+        )
+    if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
+        raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
+    state = StateDirectory(config.state_dir)
+    try:
+        return asyncio.run(_run(config, state, environ, Console()))
+    finally:
+        state.close()
+
+
+async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, str], console: Console) -> int:
+    began = time.monotonic()
+    plan = make_plan(config, state, environ)
+    served = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else str(config.model)
+    console.say("headrace", f"starting with {served}; logs in {state.logs}")
+    supervisor = Supervisor(plan, state, config.ready_file, console)
+    try:
+        if await supervisor.start():
+            assert supervisor.model is not None
+            console.say("headrace", f"ready in {time.monotonic() - began:.1f} s; Ctrl-C stops it")
+            sys.stdout.write(banner(plan.url, plan.api_key, supervisor.model))
+            sys.stdout.flush()
+            await supervisor.wait()
+    finally:
+        await supervisor.stop()
+    console.say("headrace", "stopped")
+    return 0

@@ -1,0 +1,125 @@
+"""The state directory: what `headrace up` keeps between runs, and what tells other commands where it runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from shared.errors import ConfigError
+
+READY_FILE = "ready.json"
+_PRIVATE_DIRECTORY = 0o700
+_PRIVATE_FILE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The running system, as the ready file describes it to tests, benchmarks and other commands.
+
+    Attributes:
+        nats_url: With the credentials of a batch publisher; the configured URL when NATS is not ours.
+        redis_url: None when there is no Redis.
+        metrics_url: Prometheus metrics of the first gateway process.
+        pids: Process ids by role: `gateway`, `worker`, `nats`, `redis`.
+    """
+
+    url: str
+    api_key: str
+    nats_url: str
+    redis_url: str | None
+    metrics_url: str
+    pids: dict[str, list[int]]
+
+
+class StateDirectory:
+    """Owns a state directory for as long as one `headrace up` runs on it."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the directory if need be, and lock it.
+
+        Raises:
+            ConfigError: It cannot be used, or another `headrace up` runs on it.
+        """
+        self.path = path.absolute()
+        try:
+            for directory in (self.path, self.logs, self.nats, self.redis):
+                directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            self._lock = self._acquire(self.path / "lock")
+        except OSError as error:
+            raise ConfigError("HEADRACE_STATE_DIR", f"{self.path} cannot be used: {error.strerror}") from error
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the children's logs."""
+        return self.path / "logs"
+
+    @property
+    def nats(self) -> Path:
+        """Directory of the batch queue and its results."""
+        return self.path / "nats"
+
+    @property
+    def redis(self) -> Path:
+        """Directory in which Redis runs."""
+        return self.path / "redis"
+
+    @property
+    def keys_file(self) -> Path:
+        """Further API keys, for `headrace keys`."""
+        return self.path / "keys.json"
+
+    def api_key(self) -> str:
+        """Return the API key of this directory; make one the first time."""
+        file = self.path / "api_key"
+        if not file.exists() or not file.read_text().strip():
+            write_private(file, f"hr-{secrets.token_urlsafe(24)}\n")
+        return file.read_text().strip()
+
+    def close(self) -> None:
+        """Let another `headrace up` use the directory."""
+        self._lock.close()
+
+    def _acquire(self, path: Path) -> TextIO:
+        lock = path.open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise ConfigError(
+                "HEADRACE_STATE_DIR",
+                f"{self.path} is in use by another `headrace up` (pid {holder}); stop it or choose another --state-dir",
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return lock
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def write_ready_file(path: Path, readiness: Readiness) -> None:
+    """Write the description of the running system."""
+    write_private(path, json.dumps(asdict(readiness), indent=2) + "\n")
+
+
+def read_ready_file(state_dir: Path) -> Readiness | None:
+    """Return the system that runs on a state directory, or None."""
+    try:
+        return Readiness(**json.loads((state_dir / READY_FILE).read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None

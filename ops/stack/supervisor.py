@@ -1,0 +1,163 @@
+"""The supervisor: starts the children in order, says when the system is ready, keeps it so, and stops it in order.
+
+Owns the children and the ready files. Children tell it of their starts and ends through two callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+from ops.stack import probe
+from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.console import Console
+from ops.stack.plan import Plan
+from ops.stack.roll_call import RollCall
+from ops.stack.state import READY_FILE, Readiness, StateDirectory, write_ready_file
+from shared.errors import DependencyError
+
+_POLL_S = 0.05
+_PROGRESS_EVERY_S = 5.0
+# A child that ends so often before the system was ever ready will not become better by itself.
+_MAX_EARLY_EXITS = 3
+_EXIT_BAD_SETTINGS = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """Runs one plan.
+
+    Attributes:
+        model: Name of the served model, once the system is ready.
+    """
+
+    def __init__(self, plan: Plan, state: StateDirectory, ready_file: Path | None, console: Console) -> None:
+        """Prepare; nothing is started yet."""
+        self.model: str | None = None
+        self._plan = plan
+        self._state = state
+        self._ready_files = [state.path / READY_FILE, *([ready_file] if ready_file else [])]
+        self._console = console
+        self._children: list[Child] = []
+        self._roll_call = RollCall(plan.admin)
+        self._stop = asyncio.Event()
+        self._failure: DependencyError | None = None
+
+    async def start(self) -> bool:
+        """Start everything and wait until a generation has succeeded; False if told to stop before.
+
+        Raises:
+            DependencyError: A child cannot run; the message says which and why.
+        """
+        self._remove_ready_files()
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        starting = asyncio.create_task(self._start_in_order())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                raise self._failure
+            if not starting.done():
+                return False
+            self.model = starting.result()
+        finally:
+            for task in (starting, stopped):
+                task.cancel()
+            await asyncio.gather(starting, stopped, return_exceptions=True)
+        self._write_ready_files()
+        return True
+
+    async def wait(self) -> None:
+        """Wait until told to stop by a signal."""
+        await self._stop.wait()
+
+    async def stop(self) -> None:
+        """Stop the children: gateways first, then workers, then the servers."""
+        self._remove_ready_files()
+        self._stop.set()
+        for roles in (("gateway",), ("worker",), ("redis", "nats")):
+            if "nats" in roles:
+                await self._roll_call.close()
+            await asyncio.gather(*(child.stop() for child in self._children if child.spec.role in roles))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if not self._stop.is_set():
+            self._console.say("headrace", "stopping; Ctrl-C again kills")
+            self._stop.set()
+        elif number == signal.SIGINT:
+            for child in self._children:
+                child.kill()
+
+    async def _start_in_order(self) -> str:
+        plan = self._plan
+        self._start_children(spec for spec in (plan.nats, plan.redis) if spec is not None)
+        if plan.redis_url is None:
+            self._console.say("redis", "no redis-server found: running without the response cache")
+        await self._roll_call.open()
+        self._start_children((plan.gateway, *plan.workers))
+        return await self._first_generation()
+
+    def _start_children(self, specs: Iterable[ChildSpec]) -> None:
+        for spec in specs:
+            child = Child(spec, self._state.logs, self._console, started=self._started, ended=self._ended)
+            self._children.append(child)
+            child.start()
+
+    async def _first_generation(self) -> str:
+        clock = asyncio.get_running_loop().time
+        began = last_report = clock()
+        while True:
+            model, missing = await probe.first_generation(self._plan.url, self._plan.api_key)
+            absent = self._absent_workers()
+            if model is not None and not absent:
+                return model
+            if clock() - last_report >= _PROGRESS_EVERY_S:
+                last_report = clock()
+                reason = missing if model is None else f"{absent} of {len(self._plan.workers)} workers are loading"
+                self._console.say("headrace", f"waiting for {clock() - began:.0f} s: {reason}")
+            await asyncio.sleep(_POLL_S)
+
+    def _absent_workers(self) -> int:
+        if self._roll_call.is_deaf:
+            return 0
+        return len(self._plan.workers) - len(self._roll_call.workers & set(self._pids("worker")))
+
+    def _pids(self, role: str) -> list[int]:
+        return [child.pid for child in self._children if child.spec.role == role and child.pid is not None]
+
+    def _started(self, child: Child) -> None:
+        self._console.say(child.spec.name, f"started, pid {child.pid}")
+        if self.model is not None:
+            self._write_ready_files()
+
+    def _ended(self, child: Child, exit_: Exit) -> None:
+        if self.model is not None:
+            self._write_ready_files()
+        elif child.spec.role != "redis" and (exit_.returncode == _EXIT_BAD_SETTINGS or child.exits >= _MAX_EARLY_EXITS):
+            log = self._state.logs / f"{child.spec.name}.log"
+            last = exit_.last_lines[-1] if exit_.last_lines else "it wrote nothing"
+            self._failure = DependencyError(f"{child.spec.name} {exit_.reason}: {last} (its log: {log})")
+            self._stop.set()
+
+    def _write_ready_files(self) -> None:
+        plan = self._plan
+        readiness = Readiness(
+            url=plan.url,
+            api_key=plan.api_key,
+            nats_url=plan.batch.full_url,
+            redis_url=plan.redis_url,
+            metrics_url=plan.metrics_url,
+            pids={role: self._pids(role) for role in ("gateway", "worker", "nats", "redis")},
+        )
+        for path in self._ready_files:
+            with contextlib.suppress(FileNotFoundError):
+                write_ready_file(path, readiness)
+
+    def _remove_ready_files(self) -> None:
+        for path in self._ready_files:
+            path.unlink(missing_ok=True)
