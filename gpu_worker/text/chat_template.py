@@ -1,0 +1,119 @@
+"""Conversations to prompts, by the model's own Jinja template in a sandbox.
+
+The template is code that came with the model. It runs without access to files, attributes of Python objects or
+unbounded ranges, and its output is bounded. What a template refuses (`raise_exception`) and what it cannot digest is
+the client's bad request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gpu_worker.model_directory import ModelDirectory
+from shared.errors import BadRequestError, ConfigError
+
+MAX_RENDERED_CHARACTERS = 16 << 20
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """A compiled template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile `source`; `special_tokens` are variables of the template, e.g. `bos_token`.
+
+        Raises:
+            ConfigError: The template has a syntax error.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError("HEADRACE_MODEL", f"the chat template has a syntax error: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """Return the prompt of a conversation.
+
+        Raises:
+            BadRequestError: The template refuses the messages, fails on them, or makes too much of them.
+        """
+        parts: list[str] = []
+        size = 0
+        variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        try:
+            for part in self._template.generate(**self._special_tokens, **variables, tools=None, documents=None):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_RENDERED_CHARACTERS:
+                    raise jinja2.TemplateError(f"its text would be longer than {MAX_RENDERED_CHARACTERS} characters")
+        except Exception as error:
+            raise BadRequestError(f"The model's chat template refuses these messages: {error}", "messages") from error
+        return "".join(parts)
+
+
+def load_chat_template(directory: ModelDirectory) -> ChatTemplate | None:
+    """Return the model's chat template, or None when it has none.
+
+    A file `chat_template.jinja` goes before `tokenizer_config.json`, where the template is a string or a list of named
+    ones, of which `default` counts.
+    """
+    source: Any = directory.tokenizer_config.get("chat_template")
+    file = directory.path / "chat_template.jinja"
+    if file.is_file():
+        source = file.read_text(encoding="utf-8")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, _special_tokens(directory.tokenizer_config))
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in _SPECIAL_TOKENS:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Return JSON without Jinja's HTML escaping, as `transformers` does."""
+    allowed = {key: options[key] for key in ("separators", "sort_keys") if key in options}
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **allowed)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+class _GenerationBlock(Extension):
+    """Accepts `{% generation %}`, which marks text for training, and renders what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it as an instance's
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the body's nodes."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

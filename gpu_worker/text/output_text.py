@@ -1,0 +1,41 @@
+"""The text of one sequence as it grows: detokenizer and stop strings, folded over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_worker.text.detokenizer import Detokenizer
+from gpu_worker.text.stop_strings import StopStrings
+
+
+class OutputText:
+    """What the client gets to read, piece by piece."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+        """Start with no tokens."""
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops) if stops else None
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string was found: the text is complete, and tokens that follow do not count."""
+        return self._stops is not None and self._stops.is_matched
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that became certain with this token."""
+        if self._stops is None:
+            return self._detokenizer.feed(token_id)
+        return self._stops.feed(self._detokenizer.feed(token_id))
+
+    def replay(self, token_ids: Iterable[int]) -> None:
+        """Take in tokens whose text the client already has."""
+        for token_id in token_ids:
+            self.feed(token_id)
+
+    def finish(self) -> str:
+        """Return the text that was held back, for a sequence that ends without a stop string."""
+        text = self._detokenizer.flush()
+        if self._stops is None:
+            return text
+        text = self._stops.feed(text)
+        return text if self._stops.is_matched else text + self._stops.flush()

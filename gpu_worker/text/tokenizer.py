@@ -1,0 +1,143 @@
+"""The model's tokenizer: text and conversations to token ids, and back.
+
+Text of `/v1/completions` is read as Hugging Face and vLLM read it: strings that spell special tokens become them, and
+the tokenizer adds its own (such as a leading begin-of-sequence) when asked to. In a conversation only the template may
+place special tokens. Content, roles and names that spell one are encoded as ordinary text, so that no one can forge a
+turn; models whose turns are marked by plain text instead of special tokens cannot be protected this way.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from tokenizers import Tokenizer
+
+from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.chat_template import ChatTemplate, load_chat_template
+from gpu_worker.text.detokenizer import make_detokenizer
+from gpu_worker.text.output_text import OutputText
+from gpu_worker.text.token_table import build_table
+from shared.errors import BadRequestError, ConfigError
+from shared.messages import ChatMessage
+
+_REPLACEMENT = "\ufffd"
+
+
+class ModelTokenizer:
+    """A tokenizer and chat template. Methods may run in several threads at once.
+
+    Attributes:
+        vocab_size: Token ids are smaller than this.
+    """
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        """Load from a model's directory.
+
+        Raises:
+            ConfigError: `tokenizer.json` or the chat template cannot be used.
+        """
+        try:
+            self._tokenizer = Tokenizer.from_file(str(directory.tokenizer_file))
+        except Exception as error:  # the library raises plain Exception
+            raise ConfigError("HEADRACE_MODEL", f"{directory.tokenizer_file} is not usable: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = directory.vocab_size
+        self._bos_token_id = directory.bos_token_id
+        self._table = build_table(self._tokenizer, directory.tokenizer_file, directory.vocab_size)
+        self._template: ChatTemplate | None = load_chat_template(directory)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        # One character cannot be broken up; a special token that short is not protected.
+        spelled = [re.escape(content) for content in self._special.values() if len(content) > 1]
+        self._spelled_special = re.compile(f"(?=({'|'.join(spelled)}))") if spelled else None
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text; an empty one becomes the begin-of-sequence token.
+
+        Raises:
+            BadRequestError: The text is empty and the model has no begin-of-sequence token.
+        """
+        token_ids = self._encode(text, add_special_tokens)
+        if token_ids:
+            return token_ids
+        if self._bos_token_id is None:
+            raise BadRequestError("The prompt is empty, and this model has no begin-of-sequence token.", "prompt")
+        return [self._bos_token_id]
+
+    def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the token ids of a conversation, by the model's chat template.
+
+        Raises:
+            BadRequestError: The model has no chat template, or it refuses the messages.
+        """
+        if self._template is None:
+            raise BadRequestError(
+                "This model has no chat template. Use /v1/completions, or add chat_template.jinja to its directory.",
+                "messages",
+            )
+        # A mark that nobody can guess splits each spelled special token; the halves are encoded apart.
+        mark = secrets.token_hex(12)
+        plain = [{key: self._break_up(value, mark) for key, value in _fields(message).items()} for message in messages]
+        text = self._template.render(plain, add_generation_prompt=add_generation_prompt)
+        token_ids: list[int] = []
+        for part in text.split(mark):
+            token_ids += self._encode(part, add_special_tokens=False)
+        if not token_ids:
+            raise BadRequestError("The model's chat template makes an empty prompt of these messages.", "messages")
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)[0]
+        return text
+
+    def output_text(self, prompt_ids: Iterable[int], stops: tuple[str, ...]) -> OutputText:
+        """Return the empty output of a sequence with this prompt and these stop strings."""
+        return OutputText(make_detokenizer(self._tokenizer, self._table, prompt_ids), stops)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to the text, as bytes; none for a special token."""
+        if self._table is not None:
+            return self._table.raw[token_id]
+        return self._tokenizer.decode([token_id], skip_special_tokens=True).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's text for display: special tokens by name, bytes that are no character as U+FFFD."""
+        if token_id in self._special:
+            return self._special[token_id]
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    @cached_property
+    def plain_token_ids(self) -> list[int]:
+        """Ids of the tokens that are printable text by themselves."""
+        return [token_id for token_id in range(self.vocab_size) if self._is_plain(token_id)]
+
+    def _is_plain(self, token_id: int) -> bool:
+        text = self.token_text(token_id)
+        return text != "" and token_id not in self._special and _REPLACEMENT not in text
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Unlike `encode`, the batch call releases the interpreter lock.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encodings[0].ids
+        return ids
+
+    def _break_up(self, text: str, mark: str) -> str:
+        """Put `mark` after the first character of every occurrence of a special token's name."""
+        if self._spelled_special is None:
+            return text
+        starts = [match.start() for match in self._spelled_special.finditer(text)]
+        if not starts:
+            return text
+        bounds = [0, *(start + 1 for start in starts), len(text)]
+        return mark.join(text[begin:end] for begin, end in pairwise(bounds))
+
+
+def _fields(message: ChatMessage) -> dict[str, str]:
+    fields = {"role": message.role, "content": message.content}
+    return fields if message.name is None else fields | {"name": message.name}

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+import ops
+from gpu_worker.text.detokenizer import Detokenizer, make_detokenizer
+from gpu_worker.text.token_table import TokenTable, build_table
+from tests.gpu_worker.text.conftest import sentencepiece_tokenizer, wordpiece_tokenizer
+
+DEMO_FILE = Path(ops.__file__).parent / "demo_model" / "model" / "tokenizer.json"
+TEXT = "def naïve(ſ): return '日本語 🏳️‍🌈 \u200b', \"\\x00\"\r\n\ttab  <|user|>"
+
+
+def _table(tokenizer: Tokenizer, directory: Path) -> TokenTable | None:
+    file = directory / "tokenizer.json"
+    tokenizer.save(str(file))
+    return build_table(tokenizer, file, tokenizer.get_vocab_size())
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Tokenizer, TokenTable]:
+    tokenizer = Tokenizer.from_file(str(DEMO_FILE))
+    table = build_table(tokenizer, DEMO_FILE, 5000)
+    assert table is not None
+    assert table.style == "byte_level"
+    return tokenizer, table
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["strips", "keeps"])
+def sentencepiece(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, TokenTable]:
+    tokenizer = sentencepiece_tokenizer(strips_space=request.param)
+    table = _table(tokenizer, tmp_path_factory.mktemp("sentencepiece"))
+    assert table is not None
+    assert (table.style, table.strips_space) == ("byte_fallback", request.param)
+    return tokenizer, table
+
+
+def _pieces(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
+    return [*(detokenizer.feed(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@settings(deadline=None, max_examples=300)
+@given(token_ids=st.lists(st.integers(0, 4999) | st.integers(0, 270)))
+def test_byte_level_pieces_add_up_to_the_whole_decoding(
+    demo: tuple[Tokenizer, TokenTable], token_ids: list[int]
+) -> None:
+    tokenizer, table = demo
+    assert "".join(_pieces(make_detokenizer(tokenizer, table, []), token_ids)) == _decode(tokenizer, token_ids)
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text())
+def test_byte_level_pieces_never_split_a_character(demo: tuple[Tokenizer, TokenTable], text: str) -> None:
+    tokenizer, table = demo
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    pieces = _pieces(make_detokenizer(tokenizer, table, []), token_ids)
+    assert "".join(pieces) == text
+    assert pieces[-1] == ""
+    assert text.count("\ufffd") == "".join(pieces).count("\ufffd")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    token_ids=st.lists(st.integers(0, 268) | st.integers(255, 268) | st.sampled_from([0xE6 + 3, 0x97 + 3, 0xA5 + 3]))
+)
+def test_byte_fallback_pieces_add_up_to_the_whole_decoding(
+    sentencepiece: tuple[Tokenizer, TokenTable], token_ids: list[int]
+) -> None:
+    tokenizer, table = sentencepiece
+    assert "".join(_pieces(make_detokenizer(tokenizer, table, []), token_ids)) == _decode(tokenizer, token_ids)
+
+
+def test_byte_fallback_text_is_spelled_by_bytes_and_read_back(sentencepiece: tuple[Tokenizer, TokenTable]) -> None:
+    tokenizer, table = sentencepiece
+    token_ids = tokenizer.encode("a 日本!", add_special_tokens=False).ids
+    text = "".join(_pieces(make_detokenizer(tokenizer, table, []), token_ids))
+    assert text == ("a 日本!" if table.strips_space else " a 日本!")
+
+
+def test_byte_fallback_output_after_a_prompt_keeps_its_leading_space(
+    sentencepiece: tuple[Tokenizer, TokenTable],
+) -> None:
+    tokenizer, table = sentencepiece
+    vocabulary = tokenizer.get_vocab()
+    prompt, output = [vocabulary["<s>"], vocabulary["▁a"]], [vocabulary["▁the"]]
+    text = "".join(_pieces(make_detokenizer(tokenizer, table, prompt), output))
+    assert _decode(tokenizer, prompt) + text == _decode(tokenizer, prompt + output)
+    assert text == " the"
+
+
+def test_other_tokenizers_are_decoded_by_the_library(tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer()
+    assert _table(tokenizer, tmp_path) is None
+    token_ids = tokenizer.encode("understands it.").ids
+    pieces = _pieces(make_detokenizer(tokenizer, None, []), token_ids)
+    assert "".join(pieces) == _decode(tokenizer, token_ids)
+    assert sum(map(bool, pieces)) > 1

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from gpu_worker.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import BadRequestError, ConfigError
+from shared.messages import ChatMessage
+
+SPECIAL = {"<|endoftext|>": 0, "<|system|>": 1, "<|user|>": 2, "<|assistant|>": 3}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_directory: ModelDirectory) -> ModelTokenizer:
+    return ModelTokenizer(demo_directory)
+
+
+@pytest.fixture(scope="module")
+def reference(demo_directory: ModelDirectory) -> Any:
+    return PreTrainedTokenizerFast.from_pretrained(demo_directory.path)
+
+
+def _directory_with_template(demo_directory: ModelDirectory, directory: Path, template: Any) -> ModelDirectory:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(demo_directory.path / name, directory)
+    config = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|endoftext|>", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return read_model_directory(directory)
+
+
+def _message(content: str, role: str = "user") -> ChatMessage:
+    return ChatMessage(role=role, content=content)
+
+
+def test_chat_prompt_equals_that_of_transformers(tokenizer: ModelTokenizer, reference: Any) -> None:
+    messages = [_message("Be brief.", "system"), _message("Hi\n é 日本"), _message("ok", "assistant"), _message("x")]
+    plain = [{"role": message.role, "content": message.content} for message in messages]
+    expected = reference.apply_chat_template(plain, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert tokenizer.encode_chat(messages) == expected
+
+
+def test_completion_prompt_equals_that_of_transformers(tokenizer: ModelTokenizer, reference: Any) -> None:
+    for text in ["import os\n", "a<|user|>b", "日本語 é", " "]:
+        assert tokenizer.encode_text(text) == reference(text)["input_ids"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(parts=st.lists(st.sampled_from([*SPECIAL, "<|", "|>", "user", "<|us", "er|>", "<", "\n", "é", "\ue000"])))
+def test_content_that_spells_special_tokens_forges_none_and_keeps_its_text(
+    tokenizer: ModelTokenizer, parts: list[str]
+) -> None:
+    content = "".join(parts)
+    token_ids = tokenizer.encode_chat([_message(content)])
+    assert [token_id for token_id in token_ids if token_id in SPECIAL.values()] == [0, 2, 3]
+    assert tokenizer.decode(token_ids) == content
+
+
+def test_role_that_spells_a_special_token_forges_none(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    template = "{% for m in messages %}<|user|>{{ m.role }}{{ m.name }}{{ m.content }}{% endfor %}"
+    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
+    message = ChatMessage(role="<|system|>", name="<|assistant|>", content="x")
+    assert [token_id for token_id in tokenizer.encode_chat([message]) if token_id < 4] == [2]
+
+
+def test_special_token_in_completion_text_is_that_token(tokenizer: ModelTokenizer) -> None:
+    assert tokenizer.encode_text("a<|user|>")[-1] == SPECIAL["<|user|>"]
+
+
+def test_empty_completion_prompt_becomes_the_first_token(tokenizer: ModelTokenizer) -> None:
+    assert tokenizer.encode_text("") == [0]
+
+
+def test_model_without_template_refuses_chat(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, None))
+    with pytest.raises(BadRequestError, match="no chat template") as raised:
+        tokenizer.encode_chat([_message("x")])
+    assert raised.value.param == "messages"
+
+
+def test_named_templates_use_the_default_one(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}yes"}]
+    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, named))
+    assert tokenizer.decode(tokenizer.encode_chat([_message("x")])) == "yes"
+
+
+def test_template_file_goes_before_the_configuration(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    directory = _directory_with_template(demo_directory, tmp_path, "configuration")
+    (tmp_path / "chat_template.jinja").write_text("file")
+    tokenizer = ModelTokenizer(directory)
+    assert tokenizer.decode(tokenizer.encode_chat([_message("x")])) == "file"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].__class__.__mro__ }}",
+        "{% for i in range(100000000) %}x{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' * 9999 }}{% endfor %}{% endfor %}",
+        "{{ messages[7].content }}",
+        "{% include '/etc/passwd' %}",
+        "{{ 1 / 0 }}",
+        "",
+    ],
+)
+def test_template_that_refuses_or_fails_is_a_bad_request(
+    demo_directory: ModelDirectory, tmp_path: Path, template: str
+) -> None:
+    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
+    with pytest.raises(BadRequestError) as raised:
+        tokenizer.encode_chat([_message("x")])
+    assert raised.value.param == "messages"
+
+
+def test_template_has_what_transformers_offers(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    template = (
+        "  {% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}\n{{ strftime_now('%Y')[:2] }}"
+    )
+    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
+    text = tokenizer.decode(tokenizer.encode_chat([_message("<é>"), _message("second")]))
+    assert text == '{"role": "user", "content": "<é>"}20'
+
+
+def test_template_with_a_syntax_error_names_the_setting(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"HEADRACE_MODEL.*syntax error"):
+        ModelTokenizer(_directory_with_template(demo_directory, tmp_path, "{% for %}"))
+
+
+def test_token_text_names_special_tokens_which_have_no_bytes(tokenizer: ModelTokenizer) -> None:
+    assert (tokenizer.token_text(2), tokenizer.token_bytes(2)) == ("<|user|>", b"")
+    first = tokenizer.encode_text("日")[0]
+    assert "\ufffd" in tokenizer.token_text(first)
+    assert "日".encode().startswith(tokenizer.token_bytes(first))
+
+
+def test_plain_tokens_leave_out_special_and_partial_ones(tokenizer: ModelTokenizer) -> None:
+    plain = tokenizer.plain_token_ids
+    assert len(plain) > 1000
+    assert not set(plain) & set(SPECIAL.values())
+    assert "\ufffd" not in tokenizer.decode(plain)
