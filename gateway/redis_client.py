@@ -178,7 +178,7 @@ class RedisCache:
             connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await connection.connect()
+                    await connection.connect()  # type: ignore[no-untyped-call]
                 async with asyncio.timeout(self._timeout_s):
                     await connection.send_command("PING")
                     await connection.read_response()

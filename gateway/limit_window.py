@@ -1,0 +1,118 @@
+"""A sliding minute of one key's admissions, in this process.
+
+Admissions within a second of each other form a batch that counts until a full window after its last one. So no window
+of that length, wherever it begins, ever holds more than the limit, and memory is bounded by one batch a second.
+`gateway/limit_scripts.py` holds the same rules in Lua, for all gateways together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+WINDOW_S = 60.0
+BATCH_S = 1.0
+
+# When a running request ends is unknown, so a client that has too many is told to look again soon.
+CONCURRENCY_RETRY_S = 1.0
+
+LimitName = Literal["requests", "tokens", "concurrency"]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Admissions close together: times of the first and the last, and what they add up to while in the window."""
+
+    first: float
+    last: float
+    requests: int = 0
+    tokens: int = 0
+    is_in_window: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one key may do. None does not limit."""
+
+    requests: int | None
+    tokens: int | None
+    concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of one admission check, before or after which nothing else happened.
+
+    Attributes:
+        exceeded: The limit in the way, or None when admitted.
+        retry_after_s: When the same request would be admitted, if nothing else comes in between.
+        requests, tokens: Admitted in the current window, this request included if it was.
+        reset_s: Until the window is empty again.
+    """
+
+    exceeded: LimitName | None
+    retry_after_s: float
+    requests: int
+    tokens: int
+    reset_s: float
+
+
+class KeyUsage:
+    """One key's window and its running sequences. Owned by the rate limiter, which is its one writer."""
+
+    __slots__ = ("batches", "requests", "running", "tokens")
+
+    def __init__(self) -> None:
+        """Begin unused."""
+        self.batches: deque[Batch] = deque()
+        self.requests = 0
+        self.tokens = 0
+        self.running = 0
+
+    def admit(self, now: float, limits: Limits, tokens: int, sequences: int) -> tuple[Verdict, Batch | None]:
+        """Check a request against the limits and, if it fits, count it; returns the batch it went into."""
+        self._forget_before(now - WINDOW_S)
+        exceeded, retry_after_s = self._exceeded(now, limits, tokens, sequences)
+        batch = None
+        if exceeded is None:
+            if not self.batches or now - self.batches[-1].first >= BATCH_S:
+                self.batches.append(Batch(now, now))
+            batch = self.batches[-1]
+            batch.last = max(batch.last, now)
+            self.adjust(batch, 1, tokens)
+            self.running += sequences
+        reset_s = self.batches[-1].last + WINDOW_S - now if self.batches else 0.0
+        return Verdict(exceeded, retry_after_s, self.requests, self.tokens, reset_s), batch
+
+    def adjust(self, batch: Batch, requests: int, tokens: int) -> None:
+        """Add to a batch, or take from it; one that has left the window no longer counts."""
+        batch.requests += requests
+        batch.tokens += tokens
+        if batch.is_in_window:
+            self.requests += requests
+            self.tokens += tokens
+
+    def _forget_before(self, time: float) -> None:
+        while self.batches and self.batches[0].last <= time:
+            batch = self.batches.popleft()
+            batch.is_in_window = False
+            self.requests -= batch.requests
+            self.tokens -= batch.tokens
+
+    def _exceeded(self, now: float, limits: Limits, tokens: int, sequences: int) -> tuple[LimitName | None, float]:
+        if limits.requests is not None and self.requests + 1 > limits.requests:
+            return "requests", self._wait(now, requests=self.requests + 1 - limits.requests, tokens=0)
+        if limits.tokens is not None and self.tokens + tokens > limits.tokens:
+            return "tokens", self._wait(now, requests=0, tokens=self.tokens + tokens - limits.tokens)
+        if limits.concurrency is not None and self.running + sequences > limits.concurrency:
+            return "concurrency", CONCURRENCY_RETRY_S
+        return None, 0.0
+
+    def _wait(self, now: float, requests: int, tokens: int) -> float:
+        for batch in self.batches:
+            requests -= batch.requests
+            tokens -= batch.tokens
+            if requests <= 0 and tokens <= 0:
+                return batch.last + WINDOW_S - now
+        return WINDOW_S
