@@ -1,0 +1,107 @@
+"""One HTTP answer made of several sequences: what streamed and whole answers have in common.
+
+An answer owns its end. Whichever comes first decides it: all choices finished, one of them failed, the client left, or
+the client read too slowly. `done` then has the outcome, and everything that arrives later is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from gateway.errors import ApiError
+from gateway.exchange import Exchange, Headers
+from gateway.generation import Generation
+from gateway.sinks import Outcome, Sink
+from gateway.tally import Tally
+from shared.messages import Finish
+
+
+class ResponseHead:
+    """Headers of an answer. `started` is `time.perf_counter()` when the request arrived."""
+
+    __slots__ = ("_limits", "_request_id", "_started")
+
+    def __init__(self, request_id: str, started: float, limits: Mapping[str, str]) -> None:
+        """`limits` are the `x-ratelimit-*` headers."""
+        self._request_id = request_id
+        self._started = started
+        self._limits = limits
+
+    def headers(self, more: Headers) -> Headers:
+        """Return all headers, `openai-processing-ms` as of now."""
+        elapsed_ms = round((time.perf_counter() - self._started) * 1000)
+        return [
+            *more,
+            (b"x-request-id", self._request_id.encode()),
+            (b"openai-processing-ms", b"%d" % elapsed_ms),
+            *((name.encode(), value.encode()) for name, value in self._limits.items()),
+        ]
+
+
+class Answer:
+    """Base of the two kinds of answers.
+
+    Attributes:
+        sinks: One per sequence, in the order of the choices.
+        done: Resolves to the outcome.
+        error: What went wrong, when the outcome is `FAILED`.
+        first_token_at: `time.perf_counter()` at the first output, or None.
+    """
+
+    sinks: Sequence[Sink]
+
+    def __init__(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> None:
+        """Answer on `exchange`, and end when its client leaves."""
+        self._exchange = exchange
+        self._head = head
+        self._num_unfinished = generation.num_sequences
+        self.tally = Tally(generation.num_sequences, generation.n)
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.error: ApiError | None = None
+        self.first_token_at: float | None = None
+        exchange.on_disconnect = self._disconnect
+        if exchange.disconnected:
+            self._disconnect()
+
+    def fail(self, error: ApiError) -> None:
+        """End the answer with an error, which the client is told."""
+        if not self.done.done():
+            self.error = error
+            self._report(error)
+            self.end(Outcome.FAILED)
+
+    def finish_choice(self, index: int, finish: Finish) -> None:
+        """Note that a choice is complete; with the last one the answer is."""
+        if self.done.done():
+            return
+        self.tally.add(index, finish.usage)
+        self._num_unfinished -= 1
+        if self._num_unfinished == 0:
+            self._complete()
+            self.end(Outcome.COMPLETED)
+
+    def note_output(self) -> None:
+        """Note that the first output has come."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+
+    def end(self, outcome: Outcome) -> None:
+        """Decide the outcome, once."""
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+    def _disconnect(self) -> None:
+        self.end(Outcome.DISCONNECTED)
+
+    def _respond_error(self, error: ApiError) -> None:
+        self._exchange.respond(error.status, self._head.headers(error.response_headers()), error.body())
+
+    def _report(self, error: ApiError) -> None:
+        """Tell the client about a failure."""
+        raise NotImplementedError
+
+    def _complete(self) -> None:
+        """Tell the client that all choices are finished."""
+        raise NotImplementedError

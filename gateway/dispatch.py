@@ -1,0 +1,235 @@
+"""The dispatcher: takes requests to the queue and tokens from the workers to the sinks.
+
+It owns the flights and sees to it that each ends exactly once: complete, failed, or cancelled. The parts do the work:
+`publisher` (to the queue), `frames` (from the workers), `recovery` (moves), `revoker` (taking back), `fleet` (who is
+alive).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from gateway.errors import ApiError
+from gateway.fleet import Fleet, FleetLimits
+from gateway.frames import FrameReceiver
+from gateway.inflight import Flight, FlightTable
+from gateway.publisher import Publisher
+from gateway.recovery import Reason, Recovery, RecoveryLimits
+from gateway.revoker import Revoker
+from gateway.sinks import Sink
+from shared.errors import DependencyError
+from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
+from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, frame_subject, gateway_subject
+
+SWEEP_INTERVAL_S = 0.1
+HEARTBEAT_INTERVAL_S = 1.0
+STREAM_RETRY_S = 0.25
+
+Ending = Literal["completed", "failed", "cancelled"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Requests in flight of one gateway process.
+
+    Attributes:
+        reply: Subject on which workers send this gateway's frames.
+        fleet: The workers' state.
+        on_end: Called once per request with how it ended, for metrics.
+    """
+
+    def __init__(
+        self,
+        nats: Client,
+        gateway: str,
+        fleet_limits: FleetLimits | None = None,
+        recovery_limits: RecoveryLimits | None = None,
+        stream_limits: StreamLimits | None = None,
+    ) -> None:
+        """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
+        self._nats = nats
+        self._js: JetStreamContext = nats.jetstream()
+        self._gateway = gateway
+        self._stream_limits = stream_limits or StreamLimits()
+        self._flights = FlightTable()
+        self._revoker = Revoker(nats, self._js)
+        self._publisher = Publisher(nats)
+        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unclaimed)
+        self._recovery = Recovery(
+            self._flights, self.fleet, self._publisher, self._revoker, self.fail, recovery_limits or RecoveryLimits()
+        )
+        self._frames = FrameReceiver(self._flights, self._revoker, self)
+        self._loop = asyncio.get_running_loop()
+        self._decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
+        self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
+        self._stream_created: object = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.reply = frame_subject(gateway)
+        self.on_end: Callable[[Flight, Ending], None] = lambda flight, ending: None
+
+    async def start(self) -> None:
+        """Make the streams, subscribe, and begin to sweep and to send heartbeats.
+
+        Raises:
+            DependencyError: The streams are missing and cannot be made.
+        """
+        await ensure_streams(self._js, self._stream_limits)
+        self._stream_created = await self._created()
+        self._publisher.on_stored = self._stored
+        self._publisher.on_refused = self._refused
+        self.fleet.on_dead = self._recovery.lose_worker
+        await self._publisher.start()
+        await self._nats.subscribe(self.reply, cb=self._frames.receive)
+        await self._nats.subscribe(ALL_WORKERS, cb=self._hear_worker)
+        await self._nats.subscribe(ALL_GATEWAYS, cb=self._hear_gateway)
+        self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
+
+    async def close(self) -> None:
+        """Fail what is still in flight, and stop."""
+        self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._recovery.close()
+        await self._revoker.close()
+
+    @property
+    def num_active(self) -> int:
+        """Requests in flight."""
+        return len(self._flights)
+
+    async def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
+        """Publish a request; its tokens go to `sink`.
+
+        Raises:
+            ApiError: It cannot be queued. Later failures go to the sink.
+        """
+        flight = Flight(request, sink, estimated_tokens, published_at=self._loop.time())
+        self._flights.add(flight)
+        try:
+            await self._publisher.publish(flight)
+        except BaseException:
+            self._flights.remove(flight)
+            raise
+        return flight
+
+    def cancel(self, flights: Iterable[Flight]) -> None:
+        """Stop requests that nobody waits for any more; those that have ended are left alone."""
+        for flight in flights:
+            if self._take_back(flight):
+                self.on_end(flight, "cancelled")
+
+    def complete(self, flight: Flight, delta: Delta) -> None:
+        """Deliver a flight's last delta."""
+        if self._flights.remove(flight):
+            self.on_end(flight, "completed")
+            flight.sink.deliver(delta)
+
+    def fail(self, flight: Flight, error: ApiError) -> None:
+        """End a flight with an error, and take it back from whoever holds it."""
+        if self._take_back(flight):
+            self.on_end(flight, "failed")
+            flight.sink.fail(error)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End all flights with an error."""
+        for flight in self._flights:
+            self.fail(flight, error)
+
+    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+        """Dispatch a lost attempt again."""
+        self._recovery.lose(flight, reason, why)
+
+    def hand_over(self, flight: Flight) -> None:
+        """Dispatch to another worker what this one gives back."""
+        self._recovery.move([flight], "handoff")
+
+    def disconnected(self) -> None:
+        """Take note that NATS is away."""
+        _logger.warning("the connection to NATS is lost")
+        self.fleet.lose_hearing()
+        self._recovery.disconnected()
+
+    def count_moves(self, on_move: Callable[[Reason], None]) -> None:
+        """Tell `on_move` the reason of each re-dispatch."""
+        self._recovery.on_move = on_move
+
+    async def reconnected(self) -> None:
+        """Take note that NATS is back, perhaps without what its memory held."""
+        while self._nats.is_connected:
+            try:
+                await ensure_streams(self._js, self._stream_limits)
+                created = await self._created()
+            except (DependencyError, NatsError) as error:
+                _logger.warning("NATS is back, but its streams are not: %s", error)
+                await asyncio.sleep(STREAM_RETRY_S)
+                continue
+            is_same_stream, self._stream_created = created == self._stream_created, created
+            _logger.warning("NATS is back%s", "" if is_same_stream else ", and the interactive stream is a new one")
+            self.fleet.regain_hearing(self._loop.time())
+            self._recovery.reconnected(is_same_stream)
+            return
+
+    def _take_back(self, flight: Flight) -> bool:
+        if not self._flights.remove(flight):
+            return False
+        self._revoker.cancel(flight.request.model, flight.id, None)
+        if flight.worker is None and flight.stream_seq is not None:
+            self._revoker.delete(flight.stream_seq)
+        return True
+
+    def _is_current(self, flight: Flight, epoch: int) -> bool:
+        return flight.epoch == epoch and self._flights.by_id.get(flight.id) is flight
+
+    def _stored(self, flight: Flight, epoch: int, stream_seq: int) -> None:
+        if self._is_current(flight, epoch):
+            flight.stream_seq = stream_seq
+        elif flight.worker is None or flight.epoch != epoch:
+            self._revoker.delete(stream_seq)
+
+    def _refused(self, flight: Flight, epoch: int, error: ApiError) -> None:
+        # A later attempt belongs to an answer that has begun: the sweep publishes it again.
+        if epoch == 0 and self._is_current(flight, epoch) and flight.worker is None:
+            self.fail(flight, error)
+
+    async def _hear_worker(self, message: Msg) -> None:
+        self.fleet.hear(self._decode_heartbeat(message.data), self._loop.time())
+
+    async def _hear_gateway(self, message: Msg) -> None:
+        self.fleet.hear_gateway(self._decode_gateway(message.data), self._loop.time())
+
+    async def _created(self) -> object:
+        return (await self._js.stream_info(INTERACTIVE_STREAM)).created
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = self._loop.time()
+            try:
+                self.fleet.sweep(now)
+                self._recovery.sweep(now)
+            except Exception:
+                _logger.exception("the sweep failed")
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            unclaimed, tokens = self._flights.unclaimed()
+            heartbeat = GatewayHeartbeat(
+                gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens, active=len(self._flights)
+            )
+            try:
+                await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))
+            except NatsError as error:
+                _logger.warning("the heartbeat was not sent: %r", error)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)

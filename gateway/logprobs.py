@@ -1,0 +1,59 @@
+"""Log probabilities in the two formats of OpenAI's API: nested for chat, parallel lists for completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from shared.messages import TokenLogprob
+
+# JSON has no infinity; OpenAI's API uses this number for "never".
+_LEAST = -9999.0
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """Return the `logprobs` object of a chat choice."""
+    content = [_chat_entry(entry) | {"top_logprobs": [_chat_entry(top) for top in entry.top]} for entry in entries]
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(entry: TokenLogprob) -> dict[str, Any]:
+    return {"token": entry.token, "logprob": _finite(entry.logprob), "bytes": list(entry.bytes)}
+
+
+def completion_logprobs(entries: Sequence[TokenLogprob | None], offset: int, first_token: str = "") -> dict[str, Any]:
+    """Return the `logprobs` object of a completion choice.
+
+    Args:
+        entries: Tokens in order; None for the prompt's first token, whose probability has no condition.
+        offset: Characters of the choice's text before these tokens.
+        first_token: Text of the token that is None.
+    """
+    tokens = [first_token if entry is None else entry.token for entry in entries]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "top_logprobs": [None if entry is None else _alternatives(entry) for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def first_token_text(text: str, entries: Sequence[TokenLogprob | None]) -> str:
+    """Return the text of a prompt's first token, which has no entry: what `text` has before all others."""
+    num_rest = sum(len(entry.bytes) for entry in entries if entry is not None)
+    raw = text.encode()
+    return raw[: max(0, len(raw) - num_rest)].decode(errors="replace")
+
+
+def _alternatives(entry: TokenLogprob) -> dict[str, float]:
+    alternatives = {top.token: _finite(top.logprob) for top in entry.top}
+    alternatives.setdefault(entry.token, _finite(entry.logprob))
+    return alternatives
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)

@@ -1,0 +1,95 @@
+"""The response cache: exact answers of deterministic requests, in Redis, isolated by tenant.
+
+The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
+when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is said again through
+the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.generation import Generation
+from gateway.recording import as_cached
+from gateway.redis_client import RedisCache
+from shared.messages import Delta
+
+FORMAT_VERSION = 1
+TTL_JITTER = 0.2
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Whose answer, and to what."""
+
+    tenant: str
+    digest: bytes
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    tenant: str
+    digest: bytes
+    sequences: list[list[Delta]]
+
+
+def cache_key(tenant: str, generation: Generation) -> CacheKey:
+    """Return the key of a deterministic generation: equal requests have equal keys, however they are written."""
+    sampling = generation.sampling
+    if sampling.temperature == 0:
+        sampling = msgspec.structs.replace(sampling, seed=0, top_p=1.0, top_k=0, min_p=0.0)
+    prompts = [(prompt.messages, prompt.text, prompt.token_ids) for prompt in generation.prompts]
+    material = (FORMAT_VERSION, tenant, generation.model, prompts, sampling, generation.n, generation.echo)
+    encoder = msgspec.msgpack.Encoder(order="deterministic")
+    return CacheKey(tenant, hashlib.sha256(encoder.encode(material)).digest())
+
+
+class PromptCache:
+    """Answers in Redis. With a lifetime of 0 or without Redis it is always empty."""
+
+    def __init__(self, redis: RedisCache | None, ttl_s: float, max_value_bytes: int) -> None:
+        """Keep answers of at most `max_value_bytes` for about `ttl_s` seconds."""
+        self._redis = redis if ttl_s > 0 else None
+        self._ttl_s = ttl_s
+        self._max_value_bytes = max_value_bytes
+        self._decode = msgspec.msgpack.Decoder(_Stored).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    async def get(self, key: CacheKey) -> list[list[Delta]] | None:
+        """Return the deltas of each sequence of a cached answer, or None."""
+        if self._redis is None:
+            return None
+        value = await self._redis.get(_redis_key(key))
+        if value is None:
+            return None
+        try:
+            stored = self._decode(value)
+        except msgspec.DecodeError as error:
+            _logger.warning("a cached answer cannot be read: %s", error)
+            return None
+        if (stored.version, stored.tenant, stored.digest) != (FORMAT_VERSION, key.tenant, key.digest):
+            _logger.warning("a cached answer belongs to another request and was ignored")
+            return None
+        return [[as_cached(delta) for delta in deltas] for deltas in stored.sequences]
+
+    async def put(self, key: CacheKey, sequences: Sequence[Sequence[Delta]]) -> None:
+        """Keep a complete answer, unless it is too large."""
+        if self._redis is None:
+            return
+        anonymous = [[msgspec.structs.replace(delta, id="", epoch=0) for delta in deltas] for deltas in sequences]
+        value = self._encode(_Stored(FORMAT_VERSION, key.tenant, key.digest, anonymous))
+        if len(value) <= self._max_value_bytes:
+            jitter = random.uniform(1 - TTL_JITTER, 1 + TTL_JITTER)
+            await self._redis.set(_redis_key(key), value, self._ttl_s * jitter)
+
+
+def _redis_key(key: CacheKey) -> str:
+    return f"hr:answer:{key.digest.hex()}"

@@ -1,0 +1,37 @@
+"""What a sequence has said so far, as deltas: enough to say it again to somebody who comes later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+
+from shared.messages import Delta
+
+
+def merge(deltas: Sequence[Delta]) -> Delta:
+    """Return one delta that says what several consecutive ones said. There must be at least one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    first, last = deltas[0], deltas[-1]
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return Delta(
+        id=first.id,
+        epoch=first.epoch,
+        seq=first.seq,
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        text="".join(delta.text for delta in deltas),
+        finish=last.finish,
+        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
+        prompt_tokens=first.prompt_tokens,
+    )
+
+
+def as_cached(delta: Delta) -> Delta:
+    """Return a delta as it is said again from the cache: all prompt tokens were cached."""
+    if delta.finish is None or delta.finish.usage is None:
+        return delta
+    usage = msgspec.structs.replace(delta.finish.usage, cached_tokens=delta.finish.usage.prompt_tokens)
+    return msgspec.structs.replace(delta, finish=msgspec.structs.replace(delta.finish, usage=usage))

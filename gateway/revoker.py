@@ -1,0 +1,89 @@
+"""Taking requests back: cancellations to the workers, and deletion of messages nobody has claimed.
+
+Cancellations made in the same loop iteration leave as one message per model and epoch; deletions run a few at a time.
+Both are best effort: the epoch is the fence, and a worker drops what is past its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from shared.messages import Cancel, encode
+from shared.streams import INTERACTIVE_STREAM
+from shared.subjects import cancel_subject
+
+MAX_DELETIONS = 16
+MAX_IDS_PER_CANCEL = 1000
+MAX_REMEMBERED = 10_000
+
+_logger = logging.getLogger(__name__)
+
+
+class Revoker:
+    """Sends cancellations and deletions in the background."""
+
+    def __init__(self, nats: Client, js: JetStreamContext) -> None:
+        """Start idle."""
+        self._nats = nats
+        self._js = js
+        self._cancels: dict[tuple[str, int | None], list[str]] = {}
+        self._deletions = asyncio.Semaphore(MAX_DELETIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: asyncio.Task[None] | None = None
+        self._model_of: dict[str, str] = {}
+
+    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
+        """Tell the workers of a model to stop a request: attempts up to `epoch`, or all."""
+        if len(self._model_of) >= MAX_REMEMBERED:
+            del self._model_of[next(iter(self._model_of))]
+        self._model_of[request_id] = model
+        self._cancels.setdefault((model, epoch), []).append(request_id)
+        if self._sending is None:
+            self._sending = self._spawn(self.send_cancels())
+
+    def cancel_again(self, request_id: str) -> None:
+        """Repeat the cancellation of a request that has ended here; a request unknown here is left alone."""
+        model = self._model_of.get(request_id)
+        if model is not None:
+            self.cancel(model, request_id, None)
+
+    def delete(self, stream_seq: int) -> None:
+        """Delete a message from the interactive stream."""
+        self._spawn(self._delete(stream_seq))
+
+    async def send_cancels(self) -> None:
+        """Send the cancellations collected so far."""
+        self._sending = None
+        cancels, self._cancels = self._cancels, {}
+        for (model, epoch), ids in cancels.items():
+            for start in range(0, len(ids), MAX_IDS_PER_CANCEL):
+                payload = encode(Cancel(tuple(ids[start : start + MAX_IDS_PER_CANCEL]), epoch))
+                try:
+                    await self._nats.publish(cancel_subject(model), payload)
+                except NatsError as error:
+                    _logger.warning("%d requests could not be cancelled: %r", len(ids), error)
+
+    async def close(self) -> None:
+        """Wait for what is on its way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _delete(self, stream_seq: int) -> None:
+        async with self._deletions:
+            try:
+                await self._js.delete_msg(INTERACTIVE_STREAM, stream_seq)
+            except NatsError as error:
+                # Usually claimed and acknowledged meanwhile, so that there is nothing to delete.
+                _logger.debug("message %d was not deleted: %r", stream_seq, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

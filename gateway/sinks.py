@@ -1,0 +1,32 @@
+"""What the data path asks of whoever receives a sequence's tokens, and how an answer as a whole ends.
+
+The dispatcher gives each sequence one sink and calls it in order: `deliver` for each new delta, the last of which has
+`finish`, or `fail` once instead. A sink never waits: it turns a delta into bytes, or keeps it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from gateway.errors import ApiError
+from shared.messages import Delta
+
+
+class Sink(Protocol):
+    """Receiver of one sequence."""
+
+    def deliver(self, delta: Delta) -> None:
+        """Take what is new. The last delta's `finish.reason` is `stop` or `length`."""
+
+    def fail(self, error: ApiError) -> None:
+        """Learn that the sequence ended otherwise; nothing follows."""
+
+
+class Outcome(enum.Enum):
+    """How an answer ended, from the client's point of view."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DISCONNECTED = "disconnected"
+    SLOW_READER = "slow_reader"

@@ -1,0 +1,33 @@
+"""Token counts of an answer of several sequences, as usage reports them."""
+
+from __future__ import annotations
+
+from shared.messages import Usage
+
+
+class Tally:
+    """Adds up the usage of `num_prompts * n` sequences, in which each prompt was computed for `n` choices."""
+
+    def __init__(self, num_sequences: int, n: int) -> None:
+        """Expect one usage per sequence."""
+        self._usages: list[Usage | None] = [None] * num_sequences
+        self._n = n
+
+    def add(self, index: int, usage: Usage | None) -> None:
+        """Note the usage of the sequence of choice `index`; None if it is not known."""
+        self._usages[index] = usage
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens, each prompt counted once whatever its number of choices."""
+        return sum(usage.prompt_tokens for usage in self._usages[:: self._n] if usage)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that needed no computation, as the first choice of each prompt saw it."""
+        return sum(usage.cached_tokens for usage in self._usages[:: self._n] if usage)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated tokens of all choices."""
+        return sum(usage.completion_tokens for usage in self._usages if usage)

@@ -1,0 +1,61 @@
+"""From a generation to wire requests: one per choice and prompt, each a sequence of its own."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from gateway.generation import Generation
+from shared.messages import Request
+
+# Seeds are 64-bit signed integers on the wire.
+_SEED_VALUES = 2**64
+
+
+def answer_id(generation: Generation) -> str:
+    """Return a new id for an answer, with the prefix that its endpoint's clients know."""
+    return ("chatcmpl-" if generation.kind == "chat" else "cmpl-") + secrets.token_hex(12)
+
+
+def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: float) -> list[Request]:
+    """Return the requests of all choices, in their order.
+
+    Args:
+        generation: What to generate.
+        tenant: Owner of the request.
+        reply: Subject for the frames.
+        timeout_s: Time until the deadline.
+    """
+    now = time.time()
+    base = secrets.token_urlsafe(12)
+    requests: list[Request] = []
+    for prompt in generation.prompts:
+        for choice in range(generation.n):
+            sampling = generation.sampling
+            if choice:
+                sampling = msgspec.structs.replace(sampling, seed=_wrapped(sampling.seed + choice))
+            requests.append(
+                Request(
+                    id=f"{base}-{len(requests)}",
+                    model=generation.model,
+                    tenant=tenant,
+                    lane=generation.lane,
+                    priority=generation.priority,
+                    deadline=now + timeout_s,
+                    messages=prompt.messages,
+                    text=prompt.text,
+                    token_ids=prompt.token_ids,
+                    sampling=sampling,
+                    reply=reply,
+                    echo=generation.echo,
+                    created=now,
+                )
+            )
+    return requests
+
+
+def _wrapped(seed: int) -> int:
+    half = _SEED_VALUES // 2
+    return (seed + half) % _SEED_VALUES - half
