@@ -1,0 +1,81 @@
+"""Self-attention over the paged KV cache, with everything about the batch taken from `AttentionContext`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.linear import Linear
+from gpu_worker.layers.rms_norm import HeadNorm
+from gpu_worker.layers.rotary_embedding import rotate
+from kernels.kv_write import write_kv
+from kernels.paged_attention import paged_attention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of an attention layer; `sliding_window` counts the tokens a query sees, itself included."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+
+
+class Attention:
+    """Grouped-query attention, optionally with normalised query and key heads."""
+
+    __slots__ = ("_head_norm", "_index", "_num_rotated", "_output", "_qkv", "_scale", "_shape")
+
+    def __init__(
+        self, index: int, shape: AttentionShape, qkv: Linear, output: Linear, head_norm: HeadNorm | None = None
+    ) -> None:
+        """Hold the projections; `qkv` yields the query heads, then the key heads, then the value heads.
+
+        Args:
+            index: Layer number, which chooses the layer's KV cache.
+            shape: The sizes.
+            qkv: Projection to `(num_heads + 2 * num_kv_heads) * head_dim` features.
+            output: Projection from `num_heads * head_dim` features back.
+            head_norm: Applied to query and key heads before the rotation, in families that have it.
+        """
+        self._index = index
+        self._shape = shape
+        self._qkv = qkv
+        self._output = output
+        self._head_norm = head_norm
+        self._scale = shape.head_dim**-0.5
+        self._num_rotated = shape.num_heads + shape.num_kv_heads
+
+    def __call__(
+        self, x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        """Write the keys and values of `x` into the cache, and attend from `x` to the cache.
+
+        Shapes:
+            x, result: `[num_tokens, hidden_size]`
+            cos, signed_sin: `[num_tokens, 1, head_dim]`
+        """
+        num_tokens, shape = x.shape[0], self._shape
+        heads = self._qkv(x).view(num_tokens, -1, shape.head_dim)
+        rotated, value = heads[:, : self._num_rotated], heads[:, self._num_rotated :]
+        if self._head_norm is not None:
+            rotated = self._head_norm(rotated)
+        rotated = rotate(rotated, cos, signed_sin)
+        key_cache, value_cache = context.key_caches[self._index], context.value_caches[self._index]
+        write_kv(rotated[:, shape.num_heads :], value, key_cache, value_cache, context.slot_mapping)
+        attended = paged_attention(
+            rotated[:, : shape.num_heads],
+            key_cache,
+            value_cache,
+            context.block_tables,
+            context.query_starts,
+            context.context_lens,
+            context.max_query_len,
+            context.max_context_len,
+            self._scale,
+            shape.sliding_window,
+        )
+        return self._output(attended.view(num_tokens, -1))

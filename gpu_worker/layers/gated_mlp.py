@@ -1,0 +1,26 @@
+"""The gated feed-forward block: `down(silu(gate(x)) * up(x))`."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.layers.linear import Linear
+
+
+class GatedMLP:
+    """A SwiGLU block whose gate and up projections are one multiplication.
+
+    Source: Shazeer, arXiv 2002.05202, equation 6.
+    """
+
+    __slots__ = ("_down", "_gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        """Hold the projections; `gate_up` yields the gate's features, then the up projection's."""
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform `x: [num_tokens, hidden_size]`."""
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(torch.ops.aten.silu.default(gate).mul_(up))

@@ -1,0 +1,134 @@
+"""The rotary frequencies of one model: plain, or scaled to reach beyond the length that it was trained on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+
+class RopeType(Enum):
+    """How the frequencies are scaled; the values are those of `rope_type` in a checkpoint's configuration."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """Everything that determines the rotary frequencies.
+
+    Attributes:
+        theta: Base of the geometric series of wavelengths.
+        factor: How many times longer than `original_max_len` the model is to reach.
+        original_max_len: Length in tokens that the model was trained on, before scaling.
+        low_freq_factor: llama3: wavelengths above `original_max_len / low_freq_factor` are scaled in full.
+        high_freq_factor: llama3: wavelengths below `original_max_len / high_freq_factor` are not scaled.
+        attention_factor: yarn: multiplies cos and sin; None derives it from `factor`.
+        beta_fast: yarn: dimensions that turn more often than this within `original_max_len` are not scaled.
+        beta_slow: yarn: dimensions that turn less often than this are scaled in full.
+        mscale: yarn: with `mscale_all_dim`, replaces the derivation of `attention_factor`; None when absent.
+        truncate: yarn: round the bounds of the ramp to whole dimensions.
+    """
+
+    rope_type: RopeType
+    theta: float
+    original_max_len: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
+    """Compute the angle of each pair of dimensions at each position, in float32.
+
+    Dynamic scaling depends on the length of the sequence. Keys stay in the cache as they were written, and a token's
+    key must not depend on how its prompt was cut into chunks, batched, or found in the prefix cache. So a token at
+    position `p` gets the frequencies of a sequence of length `p + 1`: those under which `transformers` generates it.
+    (Its one-shot prefill of a prompt longer than `original_max_len` uses the prompt's whole length for all tokens.)
+
+    Shapes:
+        positions: `[num_positions]`
+        result: `[num_positions, head_dim / 2]`
+    """
+    positions = positions.float()[:, None]
+    if parameters.rope_type is RopeType.DYNAMIC:
+        return positions * _dynamic_frequencies(parameters, head_dim, positions + 1)
+    frequencies = _default_frequencies(parameters.theta, head_dim)
+    if parameters.rope_type is RopeType.LINEAR:
+        frequencies = frequencies / parameters.factor
+    elif parameters.rope_type is RopeType.LLAMA3:
+        frequencies = _llama3_frequencies(parameters, frequencies)
+    elif parameters.rope_type is RopeType.YARN:
+        frequencies = _yarn_frequencies(parameters, head_dim)
+    return positions * frequencies
+
+
+def rope_amplitude(parameters: RopeParameters) -> float:
+    """Return the factor by which cos and sin are multiplied: one, except for YaRN.
+
+    Source: arXiv 2309.00071, equation 22.
+    """
+    if parameters.rope_type is not RopeType.YARN:
+        return 1.0
+    if parameters.attention_factor is not None:
+        return parameters.attention_factor
+    if parameters.mscale and parameters.mscale_all_dim:
+        return _mscale(parameters.factor, parameters.mscale) / _mscale(parameters.factor, parameters.mscale_all_dim)
+    return _mscale(parameters.factor, 1.0)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _exponents(head_dim: int) -> torch.Tensor:
+    return torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+
+
+def _default_frequencies(theta: float, head_dim: int) -> torch.Tensor:
+    return 1.0 / theta ** _exponents(head_dim)
+
+
+def _dynamic_frequencies(parameters: RopeParameters, head_dim: int, lengths: torch.Tensor) -> torch.Tensor:
+    """Frequencies for each of `lengths: [n, 1]`: the base grows with the length, once beyond the original one."""
+    stretch = lengths.double().clamp(min=parameters.original_max_len) / parameters.original_max_len
+    growth = (parameters.factor * stretch - (parameters.factor - 1)) ** (head_dim / (head_dim - 2))
+    return 1.0 / (parameters.theta * growth).float() ** _exponents(head_dim)
+
+
+def _llama3_frequencies(parameters: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
+    """Scale long wavelengths, keep short ones, and interpolate in between, as Llama 3.1 was trained."""
+    wavelengths = 2 * math.pi / frequencies
+    low, high = parameters.low_freq_factor, parameters.high_freq_factor
+    kept = ((parameters.original_max_len / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / parameters.factor + kept * frequencies
+
+
+def _yarn_frequencies(parameters: RopeParameters, head_dim: int) -> torch.Tensor:
+    """Source: arXiv 2309.00071, section 3.2; the ramp runs over dimensions, as in the authors' code."""
+
+    def dimension_turning(turns: float) -> float:
+        ratio = math.log(parameters.original_max_len / (turns * 2 * math.pi))
+        return head_dim * ratio / (2 * math.log(parameters.theta))
+
+    low, high = dimension_turning(parameters.beta_fast), dimension_turning(parameters.beta_slow)
+    if parameters.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    scaled = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies = _default_frequencies(parameters.theta, head_dim)
+    return frequencies / parameters.factor * scaled + frequencies * (1 - scaled)

@@ -1,0 +1,164 @@
+"""What a checkpoint's `config.json` says about its model, in one form for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.rope_scaling import RopeParameters
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.rope_config import max_model_len, read_rope
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and options of one model.
+
+    Attributes:
+        architecture: Name of the family's class in `architectures`.
+        max_model_len: Tokens that a sequence may have, prompt and output together.
+        layer_windows: Per layer, how many tokens a query sees (itself included); None sees all.
+        qkv_bias: The query, key and value projections have a bias.
+        output_bias: The attention's output projection has one.
+        mlp_bias: The projections of the feed-forward block have one.
+        qk_norm: Query and key heads are normalised before the rotation.
+        eos_token_ids: Tokens that end a sequence, from `config.json` and `generation_config.json`.
+        dtype: What the checkpoint's weights are stored in.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeParameters
+    max_model_len: int
+    layer_windows: tuple[int | None, ...]
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+    dtype: torch.dtype
+
+    def attention_shape(self, layer: int) -> AttentionShape:
+        """Sizes of one layer's attention."""
+        return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.layer_windows[layer])
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyTraits:
+    """Where a family's checkpoints differ from the plain decoder.
+
+    Attributes:
+        head_dim: What an absent `head_dim` means; None is `hidden_size / num_attention_heads`.
+        layer_windows: Sliding window per layer, absent when no layer has one.
+    """
+
+    architecture: str
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    layer_windows: tuple[int | None, ...] | None = None
+
+
+def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
+    """Read the fields that all families share.
+
+    Raises:
+        CheckpointError: A field is missing, of the wrong type, or not supported.
+    """
+    _refuse_unsupported(file)
+    num_layers = file.integer("num_hidden_layers", maximum=1024)
+    num_heads = file.integer("num_attention_heads", maximum=1024)
+    num_kv_heads = file.integer("num_key_value_heads", num_heads, maximum=1024)
+    if num_heads % num_kv_heads:
+        raise file.error("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads ({num_heads})")
+    rope = read_rope(file)
+    generation = _generation_config(file.path.parent)
+    return ModelConfig(
+        architecture=traits.architecture,
+        vocab_size=file.integer("vocab_size"),
+        hidden_size=file.integer("hidden_size"),
+        intermediate_size=file.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(file, num_heads, traits.head_dim),
+        rms_norm_eps=file.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        max_model_len=max_model_len(file, rope),
+        layer_windows=traits.layer_windows or (None,) * num_layers,
+        tie_word_embeddings=file.boolean("tie_word_embeddings", False),
+        qkv_bias=traits.qkv_bias,
+        output_bias=traits.output_bias,
+        mlp_bias=traits.mlp_bias,
+        qk_norm=traits.qk_norm,
+        eos_token_ids=frozenset(file.token_ids("eos_token_id") + generation.token_ids("eos_token_id")),
+        bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
+        dtype=_dtype(file),
+    )
+
+
+def read_layer_windows(file: JsonFile) -> tuple[int | None, ...] | None:
+    """Read which layers have a sliding window where the family makes it optional, as Qwen does.
+
+    The window counts only with `use_sliding_window`. Then `layer_types` says which layers have it; without that, those
+    from `max_window_layers` on.
+    """
+    if not file.boolean("use_sliding_window", False) or file.is_null("sliding_window"):
+        return None
+    num_layers = file.integer("num_hidden_layers", maximum=1024)
+    window = file.integer("sliding_window", 4096)
+    types = file.texts("layer_types")
+    if not types:
+        first = file.integer("max_window_layers", 28, minimum=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if len(types) != num_layers or set(types) - {"full_attention", "sliding_attention"}:
+        problem = "must name full_attention or sliding_attention for each of the num_hidden_layers layers"
+        raise file.error("layer_types", problem)
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _refuse_unsupported(file: JsonFile) -> None:
+    if file.nested("quantization_config") is not None:
+        raise file.error("quantization_config", "is set; only float32, float16 and bfloat16 weights are supported")
+    activation = file.text("hidden_act", "silu")
+    if activation != "silu":
+        raise file.error("hidden_act", f"is {activation[:80]!r}; supported: 'silu'")
+
+
+def _head_dim(file: JsonFile, num_heads: int, default: int | None) -> int:
+    hidden_size = file.integer("hidden_size")
+    if default is None and "head_dim" not in file.names() and hidden_size % num_heads:
+        raise file.error("hidden_size", f"is {hidden_size}; it must be a multiple of num_attention_heads ({num_heads})")
+    head_dim = file.integer("head_dim", default or max(1, hidden_size // num_heads), minimum=4, maximum=1024)
+    if head_dim % 2:
+        raise file.error("head_dim", f"is {head_dim}; rotary embeddings need an even number")
+    return head_dim
+
+
+def _dtype(file: JsonFile) -> torch.dtype:
+    field = "dtype" if "dtype" in file.names() else "torch_dtype"
+    name = file.text(field, "float32")
+    if name not in DTYPES:
+        raise file.error(field, f"is {name[:80]!r}; supported: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _generation_config(directory: Path) -> JsonFile:
+    path = directory / "generation_config.json"
+    return JsonFile.read(path) if path.exists() else JsonFile(path, {})

@@ -1,0 +1,122 @@
+"""Reads a checkpoint's JSON files as untrusted input: bounded in size, every field checked for its type."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.models.errors import CheckpointError
+
+_MAX_BYTES = 64 << 20
+
+
+class JsonFile:
+    """One JSON object with typed access to its fields; null counts as absent."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any], prefix: str = "") -> None:
+        """Wrap the fields of `path`; `prefix` names a nested object in messages."""
+        self.path = path
+        self._fields = fields
+        self._prefix = prefix
+
+    @classmethod
+    def read(cls, path: Path) -> JsonFile:
+        """Read a file.
+
+        Raises:
+            CheckpointError: It is missing, too large, or not a JSON object.
+        """
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise CheckpointError(path, f"is larger than {_MAX_BYTES >> 20} MiB, which no such file is")
+            fields = json.loads(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read ({error.strerror}); a model directory needs it") from None
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(path, f"is not valid JSON ({error})") from None
+        if not isinstance(fields, dict):
+            raise CheckpointError(path, "is not a JSON object")
+        return cls(path, fields)
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Make the error that names a field of this file."""
+        return CheckpointError(self.path, f"field {self._prefix + name!r} {problem}")
+
+    def names(self) -> frozenset[str]:
+        """Names of the fields that are present."""
+        return frozenset(name for name, value in self._fields.items() if value is not None)
+
+    def is_null(self, name: str) -> bool:
+        """Whether a field is present and null, where that differs from absent."""
+        return name in self._fields and self._fields[name] is None
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        """Read a whole number, required unless there is a default."""
+        value = self._present(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(name, f"is {_shown(value)}; it must be a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Read a finite number above zero, required unless there is a default."""
+        value = self._present(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.error(name, f"is {_shown(value)}; it must be a number above 0")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """Read a finite number above zero, or None when absent."""
+        return self.number(name) if name in self.names() else None
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """Read true or false."""
+        value = self._present(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {_shown(value)}; it must be true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Read a string, required unless there is a default."""
+        value = self._present(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, f"is {_shown(value)}; it must be a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Read a list of strings, empty when absent."""
+        value = self._present(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(name, f"is {_shown(value)}; it must be a list of strings")
+        return tuple(value)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Read one token id or a list of them, empty when absent."""
+        value = self._present(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in ids):
+            raise self.error(name, f"is {_shown(value)}; it must be a token id or a list of token ids")
+        return tuple(ids)
+
+    def nested(self, name: str) -> JsonFile | None:
+        """Read an object, or None when absent."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, f"is {_shown(value)}; it must be an object")
+        return JsonFile(self.path, value, f"{self._prefix}{name}.")
+
+    def _present(self, name: str, default: Any) -> Any:
+        value = self._fields.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(name, "is missing")
+        return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]

@@ -1,0 +1,45 @@
+"""Loads a model directory: configuration, then weights, into a model that is ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from gpu_worker.models.checkpoint import Checkpoint, Progress
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.registry import read_model_config
+
+# Older checkpoints store the rotary frequencies, which are computed here.
+_STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+
+
+def load_model(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_model_len: int | None = None,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """Load a model from a Hugging Face directory.
+
+    Args:
+        directory: Holds `config.json` and safetensors weights.
+        dtype: float32, bfloat16 or float16; weights are converted to it.
+        device: Where the model runs.
+        max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
+        progress: Called after each tensor with the number of tensors loaded and in all.
+
+    Raises:
+        CheckpointError: A file, field or tensor is missing, malformed or not supported.
+    """
+    config = read_model_config(directory)
+    if max_model_len is not None and max_model_len < config.max_model_len:
+        config = dataclasses.replace(config, max_model_len=max_model_len)
+    with Checkpoint(directory, dtype, device, progress) as checkpoint:
+        model = CausalLM(config, checkpoint, dtype, device)
+        checkpoint.discard(_STORED_FREQUENCIES)
+        checkpoint.check_all_taken()
+    return model

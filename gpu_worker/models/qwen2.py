@@ -1,0 +1,13 @@
+"""Qwen2 and Qwen2.5: query, key and value biases, and an optional sliding window in some layers."""
+
+from __future__ import annotations
+
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder, read_layer_windows
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "Qwen2ForCausalLM"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    return read_decoder(file, FamilyTraits(ARCHITECTURE, qkv_bias=True, layer_windows=read_layer_windows(file)))

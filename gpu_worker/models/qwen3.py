@@ -1,0 +1,22 @@
+"""Qwen3 (dense): normalised query and key heads, and an optional sliding window in some layers."""
+
+from __future__ import annotations
+
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder, read_layer_windows
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    attention_bias = file.boolean("attention_bias", False)
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        head_dim=128,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        qk_norm=True,
+        layer_windows=read_layer_windows(file),
+    )
+    return read_decoder(file, traits)

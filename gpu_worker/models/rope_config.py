@@ -1,0 +1,93 @@
+"""Reads the rotary parameters from `config.json`, in the form of transformers 5 and in the older one."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.models.json_file import JsonFile
+
+_ORIGINAL = "original_max_position_embeddings"
+_MAX_LEN = 1 << 24
+
+
+def read_rope(file: JsonFile) -> RopeParameters:
+    """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+
+    Raises:
+        CheckpointError: The scaling is unknown or its numbers make no sense.
+    """
+    fields = _rope_fields(file)
+    rope_type = _rope_type(fields)
+    for holder in (file, fields):
+        if holder.number("partial_rotary_factor", 1.0) != 1.0:
+            raise holder.error("partial_rotary_factor", "is not supported unless it is 1")
+    theta = fields.optional_number("rope_theta") or file.number("rope_theta", 10000.0)
+    if theta <= 1:
+        raise file.error("rope_theta", f"is {theta:g}; it must be above 1")
+    trained = _trained_len(file)
+    if rope_type is RopeType.DEFAULT:
+        return RopeParameters(rope_type, theta, trained)
+    if rope_type in (RopeType.LINEAR, RopeType.DYNAMIC):
+        return RopeParameters(rope_type, theta, trained, fields.number("factor"))
+    holder = file if _ORIGINAL in file.names() else fields
+    original = holder.integer(_ORIGINAL, trained, maximum=_MAX_LEN)
+    if rope_type is RopeType.LLAMA3:
+        return _read_llama3(fields, theta, original)
+    factor = fields.optional_number("factor") or trained / original
+    return RopeParameters(
+        rope_type,
+        theta,
+        original,
+        factor,
+        attention_factor=fields.optional_number("attention_factor"),
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        mscale=fields.optional_number("mscale"),
+        mscale_all_dim=fields.optional_number("mscale_all_dim"),
+        truncate=fields.boolean("truncate", True),
+    )
+
+
+def max_model_len(file: JsonFile, rope: RopeParameters) -> int:
+    """Return how many tokens the model reaches, scaling included.
+
+    Llama 3's `max_position_embeddings` is the scaled length already; the others' is not, or may not be.
+    """
+    trained = _trained_len(file)
+    if rope.rope_type in (RopeType.DEFAULT, RopeType.LLAMA3):
+        return trained
+    reached = rope.original_max_len * rope.factor
+    if reached > _MAX_LEN:
+        raise _rope_fields(file).error(
+            "factor", f"makes a context of {reached:g} tokens; at most {_MAX_LEN} can be served"
+        )
+    return max(trained, int(reached))
+
+
+def _trained_len(file: JsonFile) -> int:
+    return file.integer("max_position_embeddings", maximum=_MAX_LEN)
+
+
+def _rope_fields(file: JsonFile) -> JsonFile:
+    for name in ("rope_scaling", "rope_parameters"):
+        fields = file.nested(name)
+        if fields is not None and fields.names():
+            if fields.names() & {"full_attention", "sliding_attention"}:
+                raise file.error(name, "differs between layer types, which is not supported")
+            return fields
+    return JsonFile(file.path, {})
+
+
+def _rope_type(fields: JsonFile) -> RopeType:
+    name = fields.text("rope_type" if "rope_type" in fields.names() else "type", "default")
+    try:
+        return RopeType(name)
+    except ValueError:
+        supported = ", ".join(item.value for item in RopeType)
+        raise fields.error("rope_type", f"is {name[:80]!r}; supported: {supported}") from None
+
+
+def _read_llama3(fields: JsonFile, theta: float, original: int) -> RopeParameters:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    if low >= high:
+        raise fields.error("low_freq_factor", f"is {low:g}; it must be below high_freq_factor ({high:g})")
+    return RopeParameters(RopeType.LLAMA3, theta, original, fields.number("factor"), low, high)
