@@ -74,23 +74,27 @@ class KeyUsage:
         """Check a request against the limits and, if it fits, count it; returns the batch it went into."""
         self._forget_before(now - WINDOW_S)
         exceeded, retry_after_s = self._exceeded(now, limits, tokens, sequences)
-        batch = None
-        if exceeded is None:
-            if not self.batches or now - self.batches[-1].first >= BATCH_S:
-                self.batches.append(Batch(now, now))
-            batch = self.batches[-1]
-            batch.last = max(batch.last, now)
-            self.adjust(batch, 1, tokens)
-            self.running += sequences
+        batch = None if exceeded else self.record(now, tokens, sequences)
         reset_s = self.batches[-1].last + WINDOW_S - now if self.batches else 0.0
         return Verdict(exceeded, retry_after_s, self.requests, self.tokens, reset_s), batch
 
-    def adjust(self, batch: Batch, requests: int, tokens: int) -> None:
-        """Add to a batch, or take from it; one that has left the window no longer counts."""
-        batch.requests += requests
+    def record(self, now: float, tokens: int, sequences: int) -> Batch:
+        """Count a request that has been admitted, and return the batch it went into."""
+        self._forget_before(now - WINDOW_S)
+        if not self.batches or now - self.batches[-1].first >= BATCH_S:
+            self.batches.append(Batch(now, now))
+        batch = self.batches[-1]
+        batch.last = max(batch.last, now)
+        batch.requests += 1
+        self.requests += 1
+        self.adjust(batch, tokens)
+        self.running += sequences
+        return batch
+
+    def adjust(self, batch: Batch, tokens: int) -> None:
+        """Add tokens to a batch, or take them back; one that has left the window no longer counts."""
         batch.tokens += tokens
         if batch.is_in_window:
-            self.requests += requests
             self.tokens += tokens
 
     def _forget_before(self, time: float) -> None:

@@ -1,8 +1,7 @@
 """A key's limits: requests and tokens per minute, and sequences at once; beyond them, a 429 that says when to return.
 
-Each gateway keeps its own account of every limited key and refuses on its word alone, since what one gateway has
-admitted is never more than what all have. What passes there is asked of Redis, where all gateways' accounts meet, in
-one atomic round trip. While Redis is away the own account decides, so N gateways may then admit N times a limit.
+Redis decides for all gateways together, in one atomic round trip. Each gateway also keeps its own account of what it
+has admitted, which decides while Redis is away: N gateways may then admit N times a limit, but none starts afresh.
 Tokens are reserved by estimate at admission and corrected when the request ends. Unlimited keys touch nothing.
 """
 
@@ -50,16 +49,16 @@ class Lease:
         key_id: str,
         limits: Limits,
         tokens: int,
-        members: tuple[str, ...],
-        batch: Batch,
+        num_sequences: int,
     ) -> None:
         """Made by the rate limiter."""
+        lease_id = secrets.token_hex(8)
         self._limiter: RateLimiter | None = limiter
         self.key_id = key_id
         self.limits = limits
         self.tokens = tokens
-        self.members = members
-        self.batch = batch
+        self.members = tuple(f"{lease_id}:{index}" for index in range(num_sequences))
+        self.batch: Batch | None = None
         self.first_ms: int | None = None
         self.headers: dict[str, str] = {}
 
@@ -122,20 +121,14 @@ class RateLimiter:
             return self._unlimited
         limits = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
         _check_possible(limits, num_sequences, tokens)
+        lease = Lease(self, principal.key_id, limits, tokens, num_sequences)
+        verdict = await self._admit_everywhere(lease)
         usage = self._usage[principal.key_id]
-        verdict, batch = usage.admit(self._clock(), limits, tokens, num_sequences)
-        if batch is None:
-            raise self._refusal(limits, verdict)
-        lease_id = secrets.token_hex(8)
-        members = tuple(f"{lease_id}:{index}" for index in range(num_sequences))
-        lease = Lease(self, principal.key_id, limits, tokens, members, batch)
-        try:
-            verdict = await self._admit_everywhere(lease) or verdict
-        except asyncio.CancelledError:
-            self._forget(lease)
-            raise
+        if verdict is None:
+            verdict, lease.batch = usage.admit(self._clock(), limits, tokens, num_sequences)
+        elif verdict.exceeded is None:
+            lease.batch = usage.record(self._clock(), tokens, num_sequences)
         if verdict.exceeded is not None:
-            self._forget(lease)
             raise self._refusal(limits, verdict)
         lease.headers = _headers(limits, verdict)
         self._running.add(lease)
@@ -146,7 +139,8 @@ class RateLimiter:
         self._running.discard(lease)
         usage = self._usage[lease.key_id]
         usage.running -= len(lease.members)
-        usage.adjust(lease.batch, 0, token_change)
+        if lease.batch is not None:
+            usage.adjust(lease.batch, token_change)
         members = lease.members if lease.limits.concurrency is not None else ()
         if self._redis is not None and (members or (token_change and lease.first_ms is not None)):
             times = (_milliseconds(self._clock()), _milliseconds(WINDOW_S))
@@ -183,11 +177,6 @@ class RateLimiter:
         exceeded, retry_ms, requests, tokens, reset_ms, first_ms = reply
         lease.first_ms = first_ms
         return Verdict(_LIMIT_NAMES[exceeded], max(retry_ms / 1000, 0.0), requests, tokens, reset_ms / 1000)
-
-    def _forget(self, lease: Lease) -> None:
-        usage = self._usage[lease.key_id]
-        usage.running -= len(lease.members)
-        usage.adjust(lease.batch, -1, -lease.tokens)
 
     def _refusal(self, limits: Limits, verdict: Verdict) -> ApiError:
         assert verdict.exceeded is not None

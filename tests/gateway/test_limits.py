@@ -217,8 +217,8 @@ async def test_admission_cancelled_while_redis_is_asked_leaves_nothing_behind(re
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    alone = limiter._usage[principal.key_id]
-    assert (alone.requests, alone.tokens, alone.running) == (0, 0, 0)
+    own = limiter._usage[principal.key_id]
+    assert (own.requests, own.tokens, own.running) == (0, 0, 0)
 
 
 async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
