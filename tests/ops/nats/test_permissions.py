@@ -1,0 +1,240 @@
+"""The permissions in ops/nats/headrace.conf, tried on a real server: each role does its job and is refused the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+from nats.js.errors import APIError
+
+from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
+from shared.errors import DependencyError
+from shared.nats_connection import connect, inbox_prefix
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from tests.servers import NatsServer
+
+Connect = Callable[[str], Awaitable["Connection"]]
+LIMITS = StreamLimits()
+
+
+class Connection:
+    """A client in one role that records what the server refuses."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self.refusals: list[str] = []
+
+    async def on_error(self, error: Exception) -> None:
+        self.refusals.append(str(error).lower())
+
+    async def is_refused(self) -> bool:
+        """Whether the server has refused anything since the last time this was asked."""
+        await self.client.flush()
+        await asyncio.sleep(0.02)
+        refused = [text for text in self.refusals if "permissions violation" in text]
+        self.refusals.clear()
+        return bool(refused)
+
+    async def can_publish(self, subject: str) -> bool:
+        await self.client.publish(subject, b"x")
+        return not await self.is_refused()
+
+    async def can_subscribe(self, subject: str) -> bool:
+        subscription = await self.client.subscribe(subject)
+        refused = await self.is_refused()
+        if not refused:
+            await subscription.unsubscribe()
+        return not refused
+
+
+@pytest.fixture(scope="module")
+def secured_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """nats-server with the shipped configuration; each role's password is `p-<role>`."""
+    server = NatsServer(tmp_path_factory.mktemp("secured"), ("-c", str(NATS_CONFIG)))
+    with pytest.MonkeyPatch.context() as patch:
+        for role in NATS_ROLES:
+            patch.setenv(nats_password_variable(role), f"password{role}")
+        server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def as_role(secured_nats: NatsServer) -> AsyncIterator[Connect]:
+    opened: list[Client] = []
+
+    async def open_as(role: Any) -> Connection:
+        connection = Connection()
+        connection.client = await connect(
+            secured_nats.url, role=role, name=role, user=role, password=f"password{role}", on_error=connection.on_error
+        )
+        opened.append(connection.client)
+        return connection
+
+    admin = await open_as("admin")
+    await ensure_streams(admin.client.jetstream(), LIMITS)
+    yield open_as
+    for client in opened:
+        await client.close()
+
+
+JOBS = {
+    "gateway": {
+        "publish": ["hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tokenizer.m", "hr.gateway.g"],
+        "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
+    },
+    "worker": {
+        "publish": ["hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "_INBOX.x", "_INBOX_batch.x"],
+        "subscribe": ["hr.cancel.m", "hr.tokenizer.m", "hr.gateway.*", "_INBOX_worker.x"],
+    },
+    "batch": {
+        "publish": ["hr.req.m.batch.t"],
+        "subscribe": ["hr.result.t.r", "hr.result.t.*", "_INBOX.x", "_INBOX_batch.x"],
+    },
+    "admin": {"publish": ["$JS.API.INFO"], "subscribe": ["hr.worker.*.*", "hr.gateway.*", "_INBOX_admin.x"]},
+}
+FORBIDDEN = {
+    "gateway": {
+        "publish": [
+            "hr.req.m.batch.t", "hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "$JS.API.STREAM.DELETE.HR_BATCH",
+            "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.MSG.DELETE.HR_BATCH", "$JS.ACK.HR_INTERACTIVE.x",
+            "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.c", "$SYS.REQ.SERVER.PING", "_INBOX_gateway.x",
+        ],
+        "subscribe": ["hr.req.>", "hr.result.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>", "$JS.ACK.>", ">"],
+    },
+    "worker": {
+        "publish": [
+            "hr.req.m.interactive", "hr.req.m.batch.t", "hr.cancel.m", "hr.gateway.g", "_INBOX_gateway.x",
+            "$JS.API.STREAM.DELETE.HR_BATCH", "$JS.API.STREAM.UPDATE.HR_INTERACTIVE", "$JS.API.STREAM.CREATE.HR_BATCH",
+            "$JS.API.CONSUMER.DELETE.HR_BATCH.c", "$JS.API.STREAM.MSG.GET.HR_BATCH",
+        ],
+        "subscribe": ["hr.tok.>", "hr.req.>", "hr.result.>", "_INBOX_gateway.>", "_INBOX.>", ">"],
+    },
+    "batch": {
+        "publish": [
+            "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
+            "hr.tokenizer.m", "hr.worker.m.w", "$JS.API.STREAM.MSG.GET.HR_BATCH", "$JS.API.CONSUMER.CREATE.HR_BATCH.c",
+            "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.ACK.HR_BATCH.x", "$JS.API.STREAM.PURGE.HR_RESULTS",
+        ],
+        "subscribe": ["hr.tok.>", "hr.req.>", "hr.worker.>", "hr.cancel.>", "_INBOX_gateway.>", "_INBOX_worker.>", ">"],
+    },
+    "admin": {
+        "publish": ["hr.req.m.interactive", "hr.req.m.batch.t", "hr.tok.g", "hr.cancel.m"],
+        "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "_INBOX_gateway.>", ">"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", NATS_ROLES)
+async def test_role_may_do_its_job(as_role: Connect, role: str) -> None:
+    connection = await as_role(role)
+    refused = [s for s in JOBS[role]["publish"] if not await connection.can_publish(s)]
+    refused += [s for s in JOBS[role]["subscribe"] if not await connection.can_subscribe(s)]
+    assert refused == []
+
+
+@pytest.mark.parametrize("role", NATS_ROLES)
+async def test_role_is_refused_everything_else(as_role: Connect, role: str) -> None:
+    connection = await as_role(role)
+    allowed = [s for s in FORBIDDEN[role]["publish"] if await connection.can_publish(s)]
+    allowed += [s for s in FORBIDDEN[role]["subscribe"] if await connection.can_subscribe(s)]
+    assert allowed == []
+
+
+async def test_interactive_request_travels_from_gateway_to_worker(as_role: Connect) -> None:
+    gateway, worker = await as_role("gateway"), await as_role("worker")
+    await ensure_streams(gateway.client.jetstream(), LIMITS)
+    queue = worker.client.jetstream()
+    consumer = await ensure_consumer(queue, "travel", "interactive", LIMITS)
+    subscription = await queue.pull_subscribe_bind(consumer, INTERACTIVE_STREAM)
+    kept = await gateway.client.jetstream().publish("hr.req.travel.interactive", b"kept")
+    dropped = await gateway.client.jetstream().publish("hr.req.travel.interactive", b"dropped")
+    await gateway.client.jetstream().delete_msg(INTERACTIVE_STREAM, dropped.seq)
+    (message,) = await subscription.fetch(1, timeout=2)
+    await message.in_progress()
+    await message.ack_sync(timeout=2)
+    assert (message.data, message.metadata.sequence.stream) == (b"kept", kept.seq)
+    assert not await gateway.is_refused()
+    assert not await worker.is_refused()
+
+
+async def test_lost_interactive_stream_is_made_again_by_a_gateway_or_a_worker(as_role: Connect) -> None:
+    admin = await as_role("admin")
+    for role in ("gateway", "worker"):
+        await admin.client.jetstream().delete_stream(INTERACTIVE_STREAM)
+        connection = await as_role(role)
+        await ensure_streams(connection.client.jetstream(), LIMITS)
+        assert await admin.client.jetstream().stream_info(INTERACTIVE_STREAM)
+
+
+async def test_worker_answers_tokenizer_calls_though_it_may_not_publish_to_inboxes(as_role: Connect) -> None:
+    gateway, worker = await as_role("gateway"), await as_role("worker")
+
+    async def answer(message: Any) -> None:
+        await message.respond(b"tokens")
+
+    await worker.client.subscribe("hr.tokenizer.m", queue="tokenizers", cb=answer)
+    await worker.client.flush()
+    reply = await gateway.client.request("hr.tokenizer.m", b"text", timeout=2)
+    assert reply.data == b"tokens"
+    assert reply.subject.startswith(inbox_prefix("gateway"))
+
+
+async def test_batch_request_is_queued_pulled_and_its_result_read_back_once(as_role: Connect) -> None:
+    batch, worker = await as_role("batch"), await as_role("worker")
+    await batch.client.jetstream().publish("hr.req.readback.batch.t", b"job")
+    queue = worker.client.jetstream()
+    consumer = await ensure_consumer(queue, "readback", "batch", LIMITS)
+    subscription = await queue.pull_subscribe_bind(consumer, "HR_BATCH")
+    (message,) = await subscription.fetch(1, timeout=2)
+    first_only = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    await queue.publish("hr.result.t.readback", b"first", headers=first_only)
+    with pytest.raises(APIError, match="wrong last sequence"):
+        await queue.publish("hr.result.t.readback", b"second", headers=first_only)
+    await message.ack_sync(timeout=2)
+    stored = await batch.client.jetstream().get_last_msg("HR_RESULTS", "hr.result.t.readback")
+    assert stored.data == b"first"
+    assert not await worker.is_refused()
+    assert not await batch.is_refused()
+
+
+async def test_any_client_reads_results_with_the_batch_credentials_in_its_url(
+    secured_nats: NatsServer, as_role: Connect
+) -> None:
+    worker = await as_role("worker")
+    await worker.client.jetstream().publish("hr.result.t.anyclient", b"done")
+    client = await nats.connect(secured_nats.url.replace("//", "//batch:passwordbatch@"))
+    subscription = await client.jetstream().subscribe("hr.result.t.anyclient", ordered_consumer=True)
+    assert (await subscription.next_msg(timeout=2)).data == b"done"
+    await client.close()
+
+
+@pytest.mark.parametrize(("user", "password"), [("gateway", "wrong"), (None, None), ("root", "passwordadmin")])
+async def test_unknown_user_or_wrong_password_is_refused(
+    secured_nats: NatsServer, user: str | None, password: str | None
+) -> None:
+    with pytest.raises(DependencyError, match="refuses the user or password"):
+        await connect(secured_nats.url, role="gateway", name="stranger", user=user, password=password)
+
+
+async def test_server_tells_clients_the_payload_limit_of_the_configuration(as_role: Connect) -> None:
+    assert (await as_role("gateway")).client.max_payload == 4 << 20
+
+
+async def test_account_refuses_a_stream_beyond_its_storage(as_role: Connect) -> None:
+    admin = await as_role("admin")
+    too_large = StreamConfig(name="LARGE", subjects=["large"], max_bytes=8 << 30)
+    with pytest.raises(APIError, match="insufficient storage"):
+        await admin.client.jetstream().add_stream(too_large)
+
+
+def test_server_opens_no_listener_but_the_client_port(secured_nats: NatsServer, tmp_path: Path) -> None:
+    assert "Listening for client connections" in secured_nats.log
+    for listener in ("websocket", "MQTT", "leafnode", "route", "http monitor"):
+        assert f"Listening for {listener}".lower() not in secured_nats.log.lower()
