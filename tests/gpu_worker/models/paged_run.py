@@ -1,0 +1,55 @@
+"""Runs a model over a paged cache whose blocks are scattered, in steps that the test chooses."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.decoder import CausalLM
+
+
+class PagedRun:
+    """Sequences under computation; `step()` computes the next tokens of some of them in one batch."""
+
+    def __init__(self, model: CausalLM, sequences: list[torch.Tensor], block_size: int = 4) -> None:
+        config = model.config
+        num_blocks = sum(-(-len(sequence) // block_size) for sequence in sequences) + 3
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self.model = model
+        self.sequences = sequences
+        self.block_size = block_size
+        # Poisoned, so that reading a slot that no token was written to shows.
+        self.keys = [torch.full(shape, torch.nan, dtype=model.dtype) for _ in range(config.num_layers)]
+        self.values = [torch.full(shape, torch.nan, dtype=model.dtype) for _ in range(config.num_layers)]
+        free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
+        self.tables = [[free.pop() for _ in range(-(-len(sequence) // block_size))] for sequence in sequences]
+        self.computed = [0 for _ in sequences]
+
+    def step(self, num_tokens: dict[int, int]) -> dict[int, torch.Tensor]:
+        """Compute the next `num_tokens[s]` tokens of each sequence `s`; return their logits."""
+        positions = {s: torch.arange(self.computed[s], self.computed[s] + count) for s, count in num_tokens.items()}
+        for s, count in num_tokens.items():
+            self.computed[s] += count
+        tokens = torch.cat([self.sequences[s][positions[s]] for s in num_tokens])
+        with torch.inference_mode():
+            hidden = self.model.forward(tokens, torch.cat(list(positions.values())), self.context(positions))
+            logits = self.model.logits(hidden)
+        return dict(zip(num_tokens, logits.split(list(num_tokens.values())), strict=True))
+
+    def context(self, positions: dict[int, torch.Tensor]) -> AttentionContext:
+        tables = [torch.tensor(self.tables[s]) for s in positions]
+        slots = [
+            table[where // self.block_size] * self.block_size + where % self.block_size
+            for table, where in zip(tables, positions.values(), strict=True)
+        ]
+        counts = [len(where) for where in positions.values()]
+        return AttentionContext(
+            key_caches=self.keys,
+            value_caches=self.values,
+            slot_mapping=torch.cat(slots),
+            block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
+            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+            context_lens=torch.tensor([self.computed[s] for s in positions], dtype=torch.int32),
+            max_query_len=max(counts),
+            max_context_len=max(self.computed[s] for s in positions),
+        )
