@@ -44,9 +44,12 @@ end
 local exceeded, retry = '', 0
 if max_requests > 0 and requests + 1 > max_requests then
   exceeded, retry = 'requests', wait(3, requests + 1 - max_requests)
-elseif max_tokens > 0 and tokens + wanted > max_tokens then
-  exceeded, retry = 'tokens', wait(4, tokens + wanted - max_tokens)
-elseif max_running > 0 then
+end
+if max_tokens > 0 and tokens + wanted > max_tokens then
+  local longer = wait(4, tokens + wanted - max_tokens)
+  if longer > retry then exceeded, retry = 'tokens', longer end
+end
+if exceeded == '' and max_running > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
   if redis.call('ZCARD', KEYS[2]) + #ARGV - 8 > max_running then exceeded = 'concurrency' end
 end

@@ -105,10 +105,15 @@ class KeyUsage:
             self.tokens -= batch.tokens
 
     def _exceeded(self, now: float, limits: Limits, tokens: int, sequences: int) -> tuple[LimitName | None, float]:
+        # Waiting for one limit must be enough for the other, too: the longer wait is the one to tell.
+        waits: list[tuple[float, LimitName]] = []
         if limits.requests is not None and self.requests + 1 > limits.requests:
-            return "requests", self._wait(now, requests=self.requests + 1 - limits.requests, tokens=0)
+            waits.append((self._wait(now, requests=self.requests + 1 - limits.requests, tokens=0), "requests"))
         if limits.tokens is not None and self.tokens + tokens > limits.tokens:
-            return "tokens", self._wait(now, requests=0, tokens=self.tokens + tokens - limits.tokens)
+            waits.append((self._wait(now, requests=0, tokens=self.tokens + tokens - limits.tokens), "tokens"))
+        if waits:
+            wait_s, name = max(waits)
+            return name, wait_s
         if limits.concurrency is not None and self.running + sequences > limits.concurrency:
             return "concurrency", CONCURRENCY_RETRY_S
         return None, 0.0
