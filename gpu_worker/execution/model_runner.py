@@ -1,0 +1,157 @@
+"""Executes step plans with torch: assembles the inputs, runs the model, samples.
+
+Owns the KV cache's contents and the batch state kept between steps. It only reads sequences.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
+from gpu_worker.execution.logprobs import Logprobs
+from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads
+from gpu_worker.execution.sampler import Sampler
+from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
+from gpu_worker.models.checkpoint import Progress
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from shared.messages import Sampling
+
+logger = logging.getLogger(__name__)
+
+# Rows of logits at a time when a prompt's log probabilities are wanted: bounds their memory for large vocabularies.
+_PROMPT_LOGPROB_ROWS = 128
+_NOTHING_SAMPLED = SampledTokens()
+
+
+class TorchModelRunner:
+    """Runs one model on one device. Not thread safe: one thread executes steps.
+
+    Attributes:
+        max_model_len: Tokens of a sequence at most.
+    """
+
+    def __init__(self, model: CausalLM, cache: KVCache, max_num_seqs: int, max_model_len: int) -> None:
+        """Run `model` with the blocks of `cache`."""
+        self._model = model
+        self._cache = cache
+        self._assembler = StepAssembler(cache, max_num_seqs, max_model_len, model.device)
+        self._sampler = Sampler(model.device)
+        self.max_model_len = max_model_len
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's configuration."""
+        return self._model.config
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks to schedule with."""
+        return self._cache.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._cache.block_size
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens and sample where it says so; the plan schedules at least one sequence."""
+        scheduled = plan.scheduled
+        inputs = self._assembler.assemble(scheduled)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.context)
+        sampling = [item.sequence for item in scheduled if item.samples]
+        if len(sampling) == len(scheduled) == len(hidden):
+            sampled = self._sampler.sample(self._model.logits(hidden), sampling)
+        else:
+            sampled = self._sample_some(hidden, inputs, scheduled, sampling)
+        if any(item.sequence.sampling.prompt_logprobs is not None for item in scheduled):
+            sampled = self._with_prompt_logprobs(hidden, inputs, scheduled, sampled)
+        return StepResult(plan.step, sampled)
+
+    @torch.inference_mode()
+    def warm_up(self, max_num_batched_tokens: int) -> None:
+        """Run a prompt and a few decodes, so that the first request does not pay for what is set up lazily.
+
+        Call it before the first step: it writes into the cache.
+        """
+        started = time.monotonic()
+        num_tokens = max(1, min(max_num_batched_tokens, self.max_model_len - 1, 256))
+        blocks = list(range(-(-(num_tokens + 1) // self._cache.block_size)))
+        sequence = Sequence("warm-up", [0] * num_tokens, num_tokens, Sampling(top_p=0.9), 1, block_table=blocks)
+        self.execute(StepPlan(0, [ScheduledSequence(sequence, 0, num_tokens, True)], num_tokens))
+        sequence.token_ids.append(0)
+        self.execute(StepPlan(0, [ScheduledSequence(sequence, num_tokens, 1, True)], 1))
+        logger.info("warmed up in %.1f s", time.monotonic() - started)
+
+    def _sample_some(
+        self,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        scheduled: list[ScheduledSequence],
+        sampling: list[Sequence],
+    ) -> list[SampledTokens]:
+        """Sample where some rows, or some sequences, do not."""
+        if not sampling:
+            return [_NOTHING_SAMPLED] * len(scheduled)
+        rows = inputs.last_rows[[item.samples for item in scheduled]]
+        logits = self._model.logits(hidden[torch.from_numpy(rows).to(hidden.device)])
+        sampled = iter(self._sampler.sample(logits, sampling))
+        return [next(sampled) if item.samples else _NOTHING_SAMPLED for item in scheduled]
+
+    def _with_prompt_logprobs(
+        self,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        scheduled: list[ScheduledSequence],
+        sampled: list[SampledTokens],
+    ) -> list[SampledTokens]:
+        """Add the log probabilities of the prompt tokens that follow the computed ones."""
+        result = []
+        for item, tokens, last_row in zip(scheduled, sampled, inputs.last_rows.tolist(), strict=True):
+            num_top = item.sequence.sampling.prompt_logprobs
+            end = min(item.start + item.num_tokens + 1, item.sequence.num_prompt_tokens)
+            targets = item.sequence.token_ids[item.start + 1 : end]
+            if num_top is None or not targets:
+                result.append(tokens)
+                continue
+            first_row = last_row + 1 - item.num_tokens
+            entries = self._prompt_entries(hidden[first_row : first_row + len(targets)], targets, num_top)
+            result.append(SampledTokens(tokens.token_ids, tokens.logprobs, entries))
+        return result
+
+    def _prompt_entries(self, hidden: torch.Tensor, targets: list[int], num_top: int) -> tuple[LogprobEntry, ...]:
+        entries: list[LogprobEntry] = []
+        for first in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
+            part = targets[first : first + _PROMPT_LOGPROB_ROWS]
+            logits = self._model.logits(hidden[first : first + len(part)])
+            entries += Logprobs(logits).entries(part, [num_top] * len(part))
+        return tuple(entries)
+
+
+def build_runner(config: RunnerConfig, progress: Progress | None = None) -> TorchModelRunner:
+    """Load the model, size and allocate the KV cache.
+
+    Raises:
+        CheckpointError: The model cannot be loaded.
+        ConfigError: A setting cannot be used, or the KV cache does not fit.
+    """
+    device = torch.device(config.device)
+    if device.type == "cpu":
+        num_threads = choose_num_threads(config.num_threads)
+        torch.set_num_threads(num_threads)
+        logger.info("CPU operations use %d threads", num_threads)
+    model_config = read_model_config(config.model)
+    dtype = choose_dtype(config.dtype, model_config.dtype, device)
+    max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+    model = load_model(config.model, dtype, device, max_model_len=max_model_len, progress=progress)
+    logger.info("loaded %s in %s on %s", config.model, dtype, device)
+    cache = allocate_kv_cache(config, model_config, max_model_len, dtype, device)
+    return TorchModelRunner(model, cache, config.max_num_seqs, max_model_len)

@@ -1,0 +1,80 @@
+"""What a model runner is built from, and the choices that `auto` stands for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shared.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Settings of a model runner.
+
+    Attributes:
+        model: Hugging Face directory.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`.
+        device: `cpu` or a CUDA device.
+        num_blocks: KV blocks; None sizes the cache by memory.
+        kv_cache_bytes: Memory for the KV cache; None takes a share of what is free.
+        max_num_seqs: Sequences in a step at most.
+        max_model_len: Tokens of a sequence at most; None is what the model was made for.
+        num_threads: Threads of CPU operations; None chooses.
+    """
+
+    model: Path
+    dtype: str = "auto"
+    device: str = "cpu"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    num_threads: int | None = None
+
+
+def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype to run in.
+
+    `auto` is the checkpoint's own, except on a CPU: half precision is slow there without instructions for it, so
+    float16 runs in float32, and so does bfloat16 on processors without bfloat16 dot products.
+
+    Raises:
+        ConfigError: The name is not a supported dtype.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError("HEADRACE_DTYPE", f"{name!r} is not one of auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type != "cpu":
+        return checkpoint
+    return torch.bfloat16 if checkpoint == torch.bfloat16 and _has_bfloat16_dot_products() else torch.float32
+
+
+def choose_num_threads(requested: int | None) -> int:
+    """Return how many threads CPU operations use: as requested, else the processor's cores that we may run on."""
+    return requested or num_usable_cores()
+
+
+def num_usable_cores() -> int:
+    """Return the cores this process may use, by its affinity and its control group's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _has_bfloat16_dot_products() -> bool:
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
