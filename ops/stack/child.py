@@ -1,6 +1,6 @@
 """One supervised process: started, watched, restarted with growing pauses when it ends, and stopped.
 
-`Child` owns the process and its log file. Standard output and error of the process come through a pipe: every line goes
+`Child` owns the process. Standard output and error of the process come through a pipe: every line goes
 to the log, warnings also to the console, and the last lines are kept to say why the process ended.
 """
 
@@ -88,7 +88,7 @@ class Child:
         self.pid: int | None = None
         self.exits = 0
         self._console = console
-        self._log = ChildLog(log_directory / f"{spec.name}.log")
+        self._log_file = log_directory / f"{spec.name}.log"
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._started = started
         self._ended = ended
@@ -115,7 +115,6 @@ class Child:
             self._console.say(self.spec.name, f"did not end within {self.spec.stop_timeout_s:g} s; killing it")
             self.kill()
             await asyncio.wait([self._task])
-        self._log.close()
 
     def kill(self) -> None:
         """End the process, and whatever it has started in its group, at once and for good."""
@@ -160,12 +159,13 @@ class Child:
             self._signal(signal.SIGTERM)
         self._started(self)
         assert self._process.stdout is not None
-        reading = asyncio.create_task(self._log.read_from(self._process.stdout, self._on_line))
-        returncode = await self._process.wait()
-        self.pid = None
-        # A grandchild may hold the pipe open; its output is not worth waiting for.
-        await asyncio.wait([reading], timeout=_PIPE_GRACE_S)
-        reading.cancel()
+        with contextlib.closing(ChildLog(self._log_file)) as log:
+            reading = asyncio.create_task(log.read_from(self._process.stdout, self._on_line))
+            returncode = await self._process.wait()
+            self.pid = None
+            # A grandchild may hold the pipe open; its output is not worth waiting for.
+            await asyncio.wait([reading], timeout=_PIPE_GRACE_S)
+            reading.cancel()
         return Exit(returncode, tuple(self._last_lines))
 
     def _on_line(self, line: bytes) -> None:

@@ -1,0 +1,183 @@
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.console import Console
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+class Watched:
+    """A child that runs Python code, and what it has reported."""
+
+    def __init__(self, directory: Path, code: str, stop_timeout_s: float = 5.0) -> None:
+        self.output = io.StringIO()
+        self.pids: list[int] = []
+        self.exits: list[Exit] = []
+        self.log = directory / "sample.log"
+        spec = ChildSpec("worker", "sample", (sys.executable, "-c", code), dict(os.environ), stop_timeout_s)
+        self.child = Child(spec, directory, Console(self.output), started=self._started, ended=self._ended)
+
+    def _started(self, child: Child) -> None:
+        assert child.pid is not None
+        self.pids.append(child.pid)
+
+    def _ended(self, child: Child, exit_: Exit) -> None:
+        self.exits.append(exit_)
+
+    async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - the condition may be about another process
+                await asyncio.sleep(0.01)
+
+
+async def test_stopped_child_ends_by_sigterm_and_is_not_started_again(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, SLEEP)
+    watched.child.start()
+    await watched.until(lambda: watched.pids)
+    await watched.child.stop()
+    assert not _is_alive(watched.pids[0])
+    assert (len(watched.pids), watched.exits, watched.child.pid) == (1, [], None)
+
+
+async def test_crashed_child_is_started_again_and_the_reason_shown(tmp_path: Path) -> None:
+    code = f"import os, sys\nif os.path.exists({str(tmp_path / 'second')!r}):\n {SLEEP}\n"
+    code += f"open({str(tmp_path / 'second')!r}, 'w')\nprint('the disk is on fire', file=sys.stderr)\nsys.exit(7)"
+    watched = Watched(tmp_path, code)
+    watched.child.start()
+    await watched.until(lambda: len(watched.pids) == 2)
+    await watched.child.stop()
+    assert watched.exits == [Exit(7, ("the disk is on fire",))]
+    assert "exited with code 7; starting it again in 0.1 s" in watched.output.getvalue()
+    assert "| the disk is on fire" in watched.output.getvalue()
+
+
+async def test_killed_child_is_started_again_with_a_new_pid(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, SLEEP)
+    watched.child.start()
+    await watched.until(lambda: watched.pids)
+    os.kill(watched.pids[0], signal.SIGKILL)
+    await watched.until(lambda: len(watched.pids) == 2)
+    assert watched.exits[0].reason == "was killed by SIGKILL"
+    assert watched.child.pid == watched.pids[1] != watched.pids[0]
+    await watched.child.stop()
+
+
+async def test_pauses_between_crashes_grow(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "raise SystemExit(1)")
+    watched.child.start()
+    await watched.until(lambda: len(watched.exits) >= 4)
+    await watched.child.stop()
+    pauses = [line.split()[-2] for line in watched.output.getvalue().splitlines() if "again in" in line]
+    assert pauses[:3] == ["0.1", "0.2", "0.4"]
+
+
+async def test_child_that_ignores_sigterm_is_killed_with_its_group(tmp_path: Path) -> None:
+    code = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code += f"print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True); time.sleep(60)"
+    watched = Watched(tmp_path, code, stop_timeout_s=0.2)
+    watched.child.start()
+    await watched.until(lambda: watched.log.exists() and watched.log.read_text().strip())
+    grandchild = int(watched.log.read_text())
+    await watched.child.stop()
+    assert "did not end within 0.2 s; killing it" in watched.output.getvalue()
+    await watched.until(lambda: not _is_alive(grandchild))
+
+
+async def test_child_stopped_between_two_lives_stays_stopped(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "raise SystemExit(1)")
+    watched.child.start()
+    await watched.until(lambda: len(watched.exits) == 3)
+    await watched.child.stop()
+    await asyncio.sleep(0.5)
+    assert len(watched.exits) == 3
+
+
+async def test_warnings_reach_the_console_and_everything_the_log(tmp_path: Path) -> None:
+    code = "print('t INFO x fine'); print('t WARNING x odd'); print('x' * 200_000, flush=True);" + SLEEP
+    watched = Watched(tmp_path, code)
+    watched.child.start()
+    await watched.until(lambda: watched.log.exists() and watched.log.stat().st_size > 200_000)
+    await watched.child.stop()
+    assert "t WARNING x odd" in watched.output.getvalue()
+    assert "fine" not in watched.output.getvalue()
+    assert watched.log.read_text().startswith("t INFO x fine\nt WARNING x odd\nxxx")
+
+
+async def test_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "")
+    spec = ChildSpec("worker", "sample", ("/nonexistent/binary",), {}, 1.0)
+    child = Child(spec, tmp_path, Console(io.StringIO()), started=watched._started, ended=watched._ended)
+    child.start()
+    await watched.until(lambda: watched.exits)
+    await child.stop()
+    assert watched.exits[0] == Exit(127, ("/nonexistent/binary cannot be started: No such file or directory",))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+def test_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, os, pathlib, sys
+from ops.stack.child import Child, ChildSpec
+from ops.stack.console import Console
+
+async def main():
+    spec = ChildSpec("worker", "sample", (sys.executable, "-c", {SLEEP!r}), dict(os.environ), 5.0)
+    child = Child(spec, pathlib.Path({str(tmp_path)!r}), Console(), started=lambda c: print(c.pid, flush=True),
+                  ended=lambda c, e: None)
+    child.start()
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            _wait_for(lambda: b"time.sleep" in Path(f"/proc/{child}/cmdline").read_bytes().rpartition(b"-c")[2])
+            time.sleep(0.2)
+            assert _is_alive(child)
+            parent.kill()
+            _wait_for(lambda: not _is_alive(child))
+        finally:
+            parent.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def test_full_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.stack.child_log.MAX_LOG_BYTES", 100)
+    watched = Watched(tmp_path, "for _ in range(5): print('y' * 59, flush=True); import time; time.sleep(0.05)")
+
+    async def run() -> None:
+        watched.child.start()
+        await watched.until(lambda: watched.exits)
+        await watched.child.stop()
+
+    asyncio.run(run())
+    assert watched.log.stat().st_size <= 100
+    assert (tmp_path / "sample.log.1").stat().st_size <= 100

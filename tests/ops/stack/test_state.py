@@ -1,0 +1,45 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from ops.stack.state import Readiness, StateDirectory, read_ready_file, write_ready_file
+from shared.errors import ConfigError
+
+READINESS = Readiness("http://h", "key", "nats://n", None, "http://m", {"gateway": [1], "worker": [2, 3]})
+
+
+def test_api_key_is_kept_and_private(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path / "state")
+    key = state.api_key()
+    assert state.api_key() == key
+    assert key.startswith("hr-")
+    assert len(key) > 30
+    assert stat.S_IMODE((tmp_path / "state" / "api_key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    state.close()
+
+
+def test_second_user_of_a_state_directory_is_refused_until_the_first_closes(tmp_path: Path) -> None:
+    first = StateDirectory(tmp_path)
+    with pytest.raises(ConfigError, match="in use by another"):
+        StateDirectory(tmp_path)
+    first.close()
+    StateDirectory(tmp_path).close()
+
+
+def test_unusable_state_directory_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"HEADRACE_STATE_DIR.*file/state"):
+        StateDirectory(tmp_path / "file" / "state")
+
+
+def test_ready_file_is_read_back_and_private(tmp_path: Path) -> None:
+    write_ready_file(tmp_path / "ready.json", READINESS)
+    assert read_ready_file(tmp_path) == READINESS
+    assert stat.S_IMODE((tmp_path / "ready.json").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
+
+
+def test_no_ready_file_means_nothing_runs(tmp_path: Path) -> None:
+    assert read_ready_file(tmp_path) is None
