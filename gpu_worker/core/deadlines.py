@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import count
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 
@@ -14,11 +15,12 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
+        self._tie_breaker = count()
 
     def watch(self, sequence: Sequence, num_live: int) -> None:
         """Watch a sequence that has a deadline; `num_live` unfinished sequences exist, this one included."""
         assert sequence.deadline is not None
-        heapq.heappush(self._heap, (sequence.deadline, sequence.order[-1], sequence))
+        heapq.heappush(self._heap, (sequence.deadline, next(self._tie_breaker), sequence))
         if len(self._heap) > 2 * num_live + _SWEEP_MINIMUM:
             self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
             heapq.heapify(self._heap)

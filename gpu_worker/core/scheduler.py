@@ -38,9 +38,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.step = 0
-        self._blocks = SequenceBlocks(
-            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
+        self._blocks = SequenceBlocks(config)
         self._sequences: dict[str, Sequence] = {}
         self._running = RunningSet()
         self._waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}

@@ -13,6 +13,8 @@ class SchedulerConfig:
         max_num_seqs: Sequences that may run at once.
         max_num_batched_tokens: Token budget of a step; at least `max_num_seqs`, so that every decode fits.
         max_model_len: Prompt and output tokens of a sequence at most.
+        headroom_tokens: Output tokens that admission counts blocks for. The default is long enough that a short answer
+            is never preempted, and short enough that a large `max_tokens` does not empty the batch.
     """
 
     block_size: int
@@ -21,6 +23,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     enable_prefix_caching: bool = True
+    headroom_tokens: int = 128
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.prefix_cache import PrefixCache
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-
-# Long enough that a short answer is never preempted, short enough that a large `max_tokens` does not empty the batch.
-HEADROOM_TOKENS = 128
 
 
 class SequenceBlocks:
     """Writes `block_table`, `expected_blocks` and the prefix counters of sequences."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
-        """Manage `num_blocks` blocks of `block_size` tokens."""
-        self.pool = BlockPool(num_blocks)
-        self._block_size = block_size
-        self._cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Manage the pool that `config` describes."""
+        self.pool = BlockPool(config.num_blocks)
+        self._block_size = config.block_size
+        self._headroom_tokens = config.headroom_tokens
+        self._cache = PrefixCache(self.pool, config.block_size) if config.enable_prefix_caching else None
         self._num_promised = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
@@ -100,7 +99,7 @@ class SequenceBlocks:
 
     def _expected_blocks(self, sequence: Sequence) -> int:
         return self.num_blocks_for(
-            max(sequence.num_tokens, min(sequence.num_tokens + HEADROOM_TOKENS, sequence.max_num_tokens))
+            max(sequence.num_tokens, min(sequence.num_tokens + self._headroom_tokens, sequence.max_num_tokens))
         )
 
     def _promised(self, sequence: Sequence) -> int:

@@ -1,0 +1,41 @@
+"""Makes sequences for scheduler tests."""
+
+from collections.abc import Iterable
+from itertools import count
+
+from gpu_worker.core.sequence import Sequence
+from shared.messages import Lane, Sampling
+
+EOS = 0
+_numbers = count()
+
+
+def make_sequence(
+    prompt: Iterable[int] | int,
+    *,
+    id: str | None = None,
+    emitted: Iterable[int] = (),
+    max_tokens: int = 8,
+    lane: Lane = "interactive",
+    priority: int = 0,
+    arrival: float | None = None,
+    deadline: float | None = None,
+    salt: bytes = b"tenant",
+    **sampling: object,
+) -> Sequence:
+    """A sequence; an integer as prompt stands for that many tokens that no other sequence shares."""
+    number = next(_numbers)
+    tokens = [1000 * (number + 1) + i for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
+    return Sequence(
+        id=id or f"sequence-{number}",
+        token_ids=[*tokens, *emitted],
+        num_prompt_tokens=len(tokens),
+        sampling=Sampling(**sampling),  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        eos_token_ids=frozenset([EOS]),
+        lane=lane,
+        priority=priority,
+        arrival=float(number) if arrival is None else arrival,
+        deadline=deadline,
+        salt=salt,
+    )

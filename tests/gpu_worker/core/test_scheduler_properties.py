@@ -1,0 +1,206 @@
+"""Random lives of a small scheduler, checked after every step against what a contiguous model generates."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.step import StepPlan
+from shared.messages import Lane
+from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.paged_oracle import reference_tokens
+from tests.gpu_worker.core.sequences import EOS, make_sequence
+
+VOCAB_SIZE = 23
+POOL = 12
+
+lanes = st.sampled_from(["interactive", "batch"])
+# Few distinct beginnings, so that sequences share prefixes; some far too long for the pool together.
+prompts = st.builds(
+    lambda beginning, length, tail: [*[beginning] * length, *tail],
+    st.sampled_from([3, 4]),
+    st.integers(1, 30),
+    st.lists(st.integers(1, 6), max_size=4),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        max_num_seqs=st.integers(1, 5),
+        slack=st.integers(0, 12),
+        caching=st.booleans(),
+        max_model_len=st.sampled_from([40, 1000]),
+        headroom=st.sampled_from([0, 4, 128]),
+    )
+    def start(self, max_num_seqs: int, slack: int, caching: bool, max_model_len: int, headroom: int) -> None:
+        self.harness = Harness(
+            num_blocks=POOL,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + slack,
+            max_model_len=max_model_len,
+            enable_prefix_caching=caching,
+            headroom_tokens=headroom,
+            vocab_size=VOCAB_SIZE,
+        )
+        self.scheduler = self.harness.scheduler
+        self.sequences: list[Sequence] = []
+        self.aborted: set[str] = set()
+        self.failed: set[str] = set()
+
+    @rule(
+        prompt=prompts,
+        lane=lanes,
+        priority=st.integers(-1, 1),
+        max_tokens=st.integers(0, 40),
+        lifetime=st.none() | st.integers(1, 30),
+        salt=st.sampled_from([b"a", b"b"]),
+        ignore_eos=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        lane: Lane,
+        priority: int,
+        max_tokens: int,
+        lifetime: int | None,
+        salt: bytes,
+        ignore_eos: bool,
+        prompt_logprobs: int | None,
+    ) -> None:
+        self._add(
+            make_sequence(
+                prompt,
+                lane=lane,
+                priority=priority,
+                max_tokens=max_tokens,
+                deadline=None if lifetime is None else self.harness.now + lifetime,
+                salt=salt,
+                ignore_eos=ignore_eos,
+                prompt_logprobs=prompt_logprobs,
+            )
+        )
+
+    @rule(prompt=prompts, lane=lanes, num_emitted=st.integers(1, 12), max_tokens=st.integers(1, 20))
+    def add_resumed(self, prompt: list[int], lane: Lane, num_emitted: int, max_tokens: int) -> None:
+        emitted, _ = reference_tokens(b"a", prompt, min(num_emitted, max_tokens), frozenset([EOS]), VOCAB_SIZE)
+        self._add(make_sequence(prompt, emitted=emitted, lane=lane, max_tokens=max_tokens, salt=b"a"))
+
+    def _add(self, sequence: Sequence) -> None:
+        if sequence.num_tokens < self.scheduler.config.max_num_tokens:
+            self.sequences.append(sequence)
+            self.harness.add(sequence)
+            self.scheduler.check_integrity()
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self._abort(data.draw(st.sampled_from(self.sequences)))
+        self.scheduler.check_integrity()
+
+    def _abort(self, sequence: Sequence) -> None:
+        was_finished = sequence.status is SequenceStatus.FINISHED
+        assert self.scheduler.abort(sequence.id) is (None if was_finished else sequence)
+        if not was_finished:
+            self.aborted.add(sequence.id)
+
+    @rule(repeat=st.integers(1, 6))
+    def step(self, repeat: int) -> None:
+        for _ in range(repeat):
+            self.harness.settle(self._scheduled())
+            self._check_after_step()
+
+    @rule(data=st.data())
+    def step_with_abort_in_flight(self, data: st.DataObject) -> None:
+        plan = self._scheduled()
+        if plan.scheduled:
+            self._abort(data.draw(st.sampled_from(plan.scheduled)).sequence)
+            self.scheduler.check_integrity()
+        self.harness.settle(plan)
+        self._check_after_step()
+
+    @rule()
+    def failing_step(self) -> None:
+        plan = self._scheduled()
+        self.failed |= {item.sequence.id for item in plan.scheduled}
+        self.harness.collect(self.scheduler.fail(plan, "broken"))
+        self._check_after_step()
+
+    def _scheduled(self) -> StepPlan:
+        self.harness.now += 1.0
+        waiting = [s for s in self.sequences if s.status is SequenceStatus.WAITING]
+        plan = self.harness.schedule()
+        self.scheduler.check_integrity()
+        self._check_budget(plan)
+        self._check_order(waiting)
+        self._check_lanes(plan)
+        if self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
+            assert plan.scheduled, "there is work, and nothing is scheduled"
+        return plan
+
+    def _check_budget(self, plan: StepPlan) -> None:
+        names = [item.sequence.id for item in plan.scheduled]
+        assert len(set(names)) == len(names) <= self.scheduler.config.max_num_seqs
+        assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
+        assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        assert all(item.num_tokens >= 1 for item in plan.scheduled)
+        assert not {sequence.id for sequence in plan.preempted} & set(names)
+        for sequence in self._with(SequenceStatus.RUNNING):
+            # Only a sequence with more than one token to compute may have to wait for the budget.
+            assert sequence.id in names or sequence.num_uncomputed_tokens > 1 or not sequence.wants_token
+
+    def _check_order(self, waiting_before: list[Sequence]) -> None:
+        for lane in ("interactive", "batch"):
+            started = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.RUNNING]
+            passed_by = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.WAITING]
+            if started and passed_by:
+                key = lambda s: (-s.priority, s.arrival)  # noqa: E731
+                assert max(map(key, started)) < min(map(key, passed_by))
+
+    def _check_lanes(self, plan: StepPlan) -> None:
+        """No batch sequence keeps what an interactive one could start with."""
+        people = self._with(SequenceStatus.WAITING, SequenceStatus.PREEMPTED, lane="interactive")
+        people = [sequence for sequence in people if sequence not in plan.preempted]
+        running = self._with(SequenceStatus.RUNNING)
+        background = [sequence for sequence in running if sequence.lane == "batch"]
+        wanted = sum(s.num_uncomputed_tokens for s in running if s.lane == "interactive")
+        if not people or not background or wanted >= self.scheduler.config.max_num_batched_tokens:
+            return
+        assert len(running) < self.scheduler.config.max_num_seqs
+        person = min(people, key=lambda s: (-s.priority, s.arrival))
+        num_tokens = min(person.num_tokens + self.scheduler.config.headroom_tokens, person.max_num_tokens)
+        needed = -(-num_tokens // BLOCK)
+        promised = sum(max(s.expected_blocks - len(s.block_table), 0) for s in running if s.lane == "interactive")
+        held = {block for s in running if s.lane == "interactive" for block in s.block_table}
+        assert needed > POOL - len(held) - promised
+
+    def _check_after_step(self) -> None:
+        self.scheduler.check_integrity()
+        for sequence in self.sequences:
+            is_over = sequence.id in self.harness.finish or sequence.id in self.aborted
+            assert (sequence.status is SequenceStatus.FINISHED) == is_over
+
+    def _with(self, *status: SequenceStatus, lane: Lane | None = None) -> list[Sequence]:
+        return [s for s in self.sequences if s.status in status and lane in (None, s.lane)]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        while self.scheduler.has_work():
+            self.step(1)
+        stats = self.scheduler.stats
+        assert (stats.running, stats.waiting, stats.waiting_tokens) == (0, 0, 0)
+        assert stats.free_blocks == stats.total_blocks == POOL
+        for sequence in self.sequences:
+            output, reason = self.harness.reference(sequence)
+            got, finish = self.harness.output[sequence.id], self.harness.finish.get(sequence.id)
+            if sequence.id in self.aborted or finish in ("expired", "failed"):
+                assert got == output[: len(got)]
+                assert finish != "failed" or sequence.id in self.failed
+                assert finish is None or sequence.id not in self.aborted
+            else:
+                assert (got, finish) == (output, reason)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
