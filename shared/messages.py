@@ -9,6 +9,7 @@ One wire request is one sequence: the gateway turns `n` choices and lists of pro
 
 from __future__ import annotations
 
+import builtins
 from typing import Annotated, Literal
 
 import msgspec
@@ -104,7 +105,8 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
     token_id: int
     token: str
-    bytes: bytes
+    # The plain name would mean the field itself when msgspec resolves the annotation.
+    bytes: builtins.bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
 
