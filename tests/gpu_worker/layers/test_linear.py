@@ -1,0 +1,41 @@
+"""Every form of a linear layer against float64 arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_worker.layers.linear import PackedLinear, PlainLinear, RowAdaptiveLinear, make_linear
+
+EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+@pytest.mark.parametrize("dtype", EPSILON)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_rows", "columns", "rows"), [(1, 64, 97), (2, 63, 33), (7, 1, 5), (33, 704, 1000)])
+def test_any_shape_equals_exact_product(
+    dtype: torch.dtype, has_bias: bool, num_rows: int, columns: int, rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(num_rows, columns, generator=generator).to(dtype)
+    weight = torch.randn(rows, columns, generator=generator).to(dtype)
+    bias = torch.randn(rows, generator=generator).to(dtype) if has_bias else None
+    exact = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
+    scale = x.double().abs() @ weight.double().abs().T + 1
+    result = make_linear(weight, bias)(x)
+    assert result.dtype is dtype
+    assert result.shape == (num_rows, rows)
+    assert ((result.double() - exact).abs() <= EPSILON[dtype] * scale).all()
+
+
+def test_strided_rows_equal_contiguous_rows() -> None:
+    x, weight = torch.randn(5, 128), torch.randn(600, 64)
+    linear = make_linear(weight)
+    assert torch.equal(linear(x[:, 32:96]), linear(x[:, 32:96].contiguous()))
+
+
+@pytest.mark.skipif(not torch._C._has_mkldnn, reason="this torch has no oneDNN")
+def test_form_follows_size_and_dtype() -> None:
+    assert isinstance(make_linear(torch.zeros(16, 16)), RowAdaptiveLinear)
+    assert isinstance(make_linear(torch.zeros(512, 512)), PackedLinear)
+    assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)

@@ -1,0 +1,162 @@
+"""Reading `config.json`: both generations of its form, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.registry import read_model_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+
+
+def read(directory: Path, fields: object) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(fields))
+    return read_model_config(directory)
+
+
+def test_absent_optional_fields_take_the_family_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path, LLAMA)
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert config.rope == RopeParameters(RopeType.DEFAULT, 10000.0, 2048)
+    assert config.layer_windows == (None,) * 4
+    assert not config.tie_word_embeddings
+    assert config.eos_token_ids == frozenset()
+    assert config.dtype is torch.float32
+
+
+def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert read(tmp_path, {**LLAMA, "eos_token_id": 4}).eos_token_ids == {4, 5, 6}
+    assert read(tmp_path, {**LLAMA, "eos_token_id": None}).eos_token_ids == {5, 6}
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_dtype_is_read_under_both_names(tmp_path: Path, field: str) -> None:
+    assert read(tmp_path, {**LLAMA, field: "bfloat16"}).dtype is torch.bfloat16
+
+
+def test_old_and_new_rope_forms_mean_the_same(tmp_path: Path) -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+    old = read(tmp_path, {**LLAMA, "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **scaling}})
+    new = read(tmp_path, {**LLAMA, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}})
+    oldest = read(tmp_path, {**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}})
+    assert old == new == oldest
+    assert new.rope == RopeParameters(RopeType.LLAMA3, 5e5, 256, 8.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_model_len"),
+    [
+        ({"rope_type": "default"}, 2048),
+        ({"rope_type": "linear", "factor": 2.0}, 4096),
+        ({"rope_type": "dynamic", "factor": 4.0}, 8192),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0}, 8192),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 2048),
+    ],
+)
+def test_context_length_includes_the_scaling(tmp_path: Path, scaling: dict[str, Any], max_model_len: int) -> None:
+    assert read(tmp_path, {**LLAMA, "rope_scaling": scaling}).max_model_len == max_model_len
+
+
+def test_qwen_window_counts_only_where_enabled(tmp_path: Path) -> None:
+    window = {"sliding_window": 32, "max_window_layers": 3}
+    assert read(tmp_path, {**QWEN2, **window}).layer_windows == (None,) * 4
+    enabled = {**QWEN2, **window, "use_sliding_window": True}
+    assert read(tmp_path, enabled).layer_windows == (None, None, None, 32)
+    assert read(tmp_path, {**enabled, "sliding_window": None}).layer_windows == (None,) * 4
+    types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    assert read(tmp_path, {**enabled, "layer_types": types}).layer_windows == (32, None, None, 32)
+
+
+def test_mistral_window_is_absent_only_when_null(tmp_path: Path) -> None:
+    assert read(tmp_path, {**MISTRAL, "sliding_window": None}).layer_windows == (None,) * 4
+    assert read(tmp_path, MISTRAL).layer_windows == (4096,) * 4
+
+
+@pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], [], None, ["x" * 100_000]])
+def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path, architectures: object) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        read(tmp_path, {**LLAMA, "architectures": architectures})
+    message = str(raised.value)
+    assert "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM" in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vocab_size", None),
+        ("vocab_size", 0),
+        ("vocab_size", True),
+        ("vocab_size", "100"),
+        ("vocab_size", 2**40),
+        ("hidden_size", 64.0),
+        ("hidden_size", 65),
+        ("num_hidden_layers", 10**9),
+        ("num_key_value_heads", 3),
+        ("num_key_value_heads", 0),
+        ("head_dim", 15),
+        ("head_dim", 2),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", -1e-6),
+        ("max_position_embeddings", 2**31),
+        ("rope_theta", 1.0),
+        ("rope_theta", float("inf")),
+        ("tie_word_embeddings", 1),
+        ("attention_bias", "yes"),
+        ("eos_token_id", -1),
+        ("eos_token_id", [1, None]),
+        ("hidden_act", "gelu"),
+        ("dtype", "float8_e4m3fn"),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("architectures", "LlamaForCausalLM"),
+        ("partial_rotary_factor", 0.5),
+        ("rope_scaling", []),
+        ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}),
+        ("rope_scaling", {"rope_type": "linear"}),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 1e300}),
+        ("rope_scaling", {"full_attention": {"rope_type": "default"}}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}),
+    ],
+)
+def test_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: field '{field}"):
+        read(tmp_path, {**LLAMA, field: value})
+
+
+@pytest.mark.parametrize("types", [["full_attention"], ["full_attention"] * 3 + ["chunked_attention"], [1, 2, 3, 4]])
+def test_wrong_layer_types_are_named(tmp_path: Path, types: list[object]) -> None:
+    with pytest.raises(CheckpointError, match="field 'layer_types'"):
+        read(tmp_path, {**QWEN2, "use_sliding_window": True, "layer_types": types})
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+def test_config_that_is_not_an_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json: is not"):
+        read_model_config(tmp_path)
+
+
+def test_missing_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
+        read_model_config(tmp_path)

@@ -1,0 +1,177 @@
+"""Loading: shards, options, and every way in which a checkpoint can be damaged or hostile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.loader import load_model
+from tests.gpu_worker.models.conftest import CPU, Pair
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.variants import save_variant
+
+TOKENS = torch.arange(3, 23)
+QUERY_0 = "model.layers.0.self_attn.q_proj.weight"
+
+
+def logits_of(model: CausalLM) -> torch.Tensor:
+    return PagedRun(model, [TOKENS]).step({0: len(TOKENS)})[0]
+
+
+def load(directory: Path) -> CausalLM:
+    return load_model(directory, torch.float32, CPU)
+
+
+@pytest.fixture
+def directory(pair_of: Callable[[str], Pair], tmp_path: Path) -> Path:
+    """A copy of the `llama` checkpoint that the test may change."""
+    return shutil.copytree(pair_of("llama").directory, tmp_path / "model")
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def write_index(directory: Path, weight_map: object) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_sharded_checkpoint_equals_single_file(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    save_variant("llama", tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(logits_of(load(tmp_path)), logits_of(pair_of("llama").model))
+
+
+def test_loaded_model_does_not_depend_on_its_files(directory: Path, pair_of: Callable[[str], Pair]) -> None:
+    model = load(directory)
+    path = directory / "model.safetensors"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert torch.equal(logits_of(model), logits_of(pair_of("llama").model))
+
+
+def test_progress_counts_up_to_all_tensors(directory: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    load_model(directory, torch.float32, CPU, progress=lambda done, total: calls.append((done, total)))
+    total = len(load_file(directory / "model.safetensors"))
+    assert calls == [(done, total) for done in range(1, total + 1)]
+
+
+def test_smaller_max_model_len_bounds_the_model(directory: Path) -> None:
+    assert load(directory).config.max_model_len == 128
+    assert load_model(directory, torch.float32, CPU, max_model_len=50).config.max_model_len == 50
+    assert load_model(directory, torch.float32, CPU, max_model_len=500).config.max_model_len == 128
+
+
+def test_stored_rotary_frequencies_are_ignored(directory: Path) -> None:
+    change_tensors(directory, lambda t: t.update({"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    load(directory)
+
+
+def test_tied_head_in_checkpoint_is_ignored(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
+    pair = pair_of("llama-mha-tied")
+    directory = shutil.copytree(pair.directory, tmp_path / "model")
+    change_tensors(directory, lambda t: t.update({"lm_head.weight": torch.zeros(97, 64)}))
+    assert torch.equal(logits_of(load(directory)), logits_of(pair.model))
+
+
+def test_missing_tensor_is_named(directory: Path) -> None:
+    change_tensors(directory, lambda t: t.pop(QUERY_0))
+    with pytest.raises(CheckpointError, match=f"no tensor '{QUERY_0}'"):
+        load(directory)
+
+
+def test_untied_model_without_head_is_refused(directory: Path) -> None:
+    change_tensors(directory, lambda t: t.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"no tensor 'lm_head\.weight'"):
+        load(directory)
+
+
+def test_unexpected_tensor_is_named(directory: Path) -> None:
+    change_tensors(directory, lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.zeros(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.3\.mlp\.up_proj\.weight', which config\.json has no"):
+        load(directory)
+
+
+def test_bias_that_the_config_denies_is_refused(directory: Path) -> None:
+    change_tensors(directory, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
+        load(directory)
+
+
+@pytest.mark.parametrize("shape", [(64, 63), (63, 64), (64,), (1, 64, 64)])
+def test_wrong_shape_is_named(directory: Path, shape: tuple[int, ...]) -> None:
+    change_tensors(directory, lambda t: t.update({QUERY_0: torch.zeros(shape)}))
+    with pytest.raises(CheckpointError) as raised:
+        load(directory)
+    assert f"{QUERY_0!r} has shape {list(shape)}; config.json calls for [64, 64]" in str(raised.value)
+
+
+def test_integer_tensor_is_refused(directory: Path) -> None:
+    change_tensors(directory, lambda t: t.update({QUERY_0: torch.zeros(64, 64, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=r"stored as torch\.int8; supported: float32, float16, bfloat16"):
+        load(directory)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 5000, -1])
+def test_truncated_file_is_refused(directory: Path, size: int) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
+        load(directory)
+
+
+def test_pickled_weights_are_not_read(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="safetensors files only"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../other/model.safetensors",
+        "/etc/model.safetensors",
+        "sub/model.safetensors",
+        "..\\model.safetensors",
+        "..safetensors",
+        "model.safetensors\x00",
+        "model.safetensors\n",
+        "pytorch_model.bin",
+        "",
+    ],
+)
+def test_index_that_points_elsewhere_is_refused(directory: Path, name: str) -> None:
+    shutil.copytree(directory, directory.parent / "other")
+    write_index(directory, dict.fromkeys(load_file(directory / "model.safetensors"), name))
+    with pytest.raises(CheckpointError, match=r"only \*\.safetensors files in the model's own directory"):
+        load(directory)
+
+
+def test_index_that_names_an_absent_file_is_refused(directory: Path) -> None:
+    write_index(directory, {QUERY_0: "model-00001-of-00001.safetensors"})
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00001\.safetensors: is missing"):
+        load(directory)
+
+
+def test_index_that_names_a_tensor_its_file_lacks_is_refused(directory: Path) -> None:
+    names = dict.fromkeys([*load_file(directory / "model.safetensors"), "phantom.weight"], "model.safetensors")
+    write_index(directory, names)
+    with pytest.raises(CheckpointError, match=r"does not hold tensor 'phantom\.weight'"):
+        load(directory)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], "model.safetensors", {"a": 1}, {"a": ["model.safetensors"]}])
+def test_malformed_index_is_refused(directory: Path, weight_map: object) -> None:
+    write_index(directory, weight_map)
+    with pytest.raises(CheckpointError, match=r"index\.json: field 'weight_map"):
+        load(directory)
