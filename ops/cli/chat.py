@@ -31,9 +31,10 @@ class ChatConfig:
 
 
 def run(config: ChatConfig, prompt: str | None) -> int:
-    """Talk to a running system; answers appear as they are generated.
+    """Talk to a running system.
 
-    With PROMPT, continue that text once and exit. Without, hold a conversation: Ctrl-C stops an answer, Ctrl-D ends.
+    Answers appear as they are generated. With PROMPT, continue that text once and exit. Without, hold a conversation:
+    Ctrl-C stops an answer, Ctrl-D ends.
     """
     endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
     model = config.model_name or _first_model(endpoint)

@@ -8,9 +8,9 @@ from ops.cli.parts import require
 
 
 def run(config: GatewayConfig) -> int:
-    """Run the HTTP edge: an OpenAI-compatible API in front of the queue.
+    """Run the HTTP edge of the queue.
 
-    It keeps nothing but the streams it is serving, so run as many as you like.
+    It offers an OpenAI-compatible API and keeps nothing but the streams it is serving, so run as many as you like.
     """
     require("gateway", "starlette", "uvicorn", "httptools", "redis", "prometheus_client")
     from gateway.server import main

@@ -42,7 +42,7 @@ def command(ctx: click.Context, keys_file: str | None) -> None:
 @click.option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
 @click.option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
 @click.pass_obj
-def create(keys_file: Path, models: tuple[str, ...], **record: Any) -> None:
+def create(keys_file: Path, /, models: tuple[str, ...], **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
     from gateway.api_keys import ALL_MODELS, create_key
 

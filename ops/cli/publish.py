@@ -42,11 +42,12 @@ class PublishConfig:
 
 
 def run(config: PublishConfig, prompt: str | None) -> int:
-    """Put batch requests onto the queue; workers run them when no interactive request wants the capacity.
+    """Put batch requests onto the queue.
 
-    Give one PROMPT, or --file with JSON requests, one a line: {"text": ...} or {"messages": [...]}, and if wanted "id",
-    "model", "tenant", "priority", "deadline" and "sampling". Prints one JSON object a request: where its result will
-    be, or with --wait the result itself as soon as it is there.
+    Workers run them when no interactive request wants the capacity. Give one PROMPT, or --file with JSON requests, one
+    a line: {"text": ...} or {"messages": [...]}, and if wanted "id", "model", "tenant", "priority", "deadline" and
+    "sampling". Prints one JSON object a request: where its result will be, or with --wait the result itself as soon as
+    it is there.
     """
     url, running = find_nats(config.nats_url, config.state_dir)
     model = config.model_name

@@ -20,9 +20,10 @@ class SetupConfig:
 
 
 def run(config: SetupConfig) -> int:
-    """Create the JetStream streams that are missing, with an administrator's credentials.
+    """Create the streams of the queue.
 
-    Streams that exist are left as they are. Run it once before the first gateway; `headrace up` does it by itself.
+    Needs an administrator's credentials. Streams that exist are left as they are. Run it once before the first gateway;
+    `headrace up` does it by itself.
     """
     return asyncio.run(_set_up(config))
 

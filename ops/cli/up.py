@@ -10,10 +10,11 @@ from ops.stack.config import UpConfig
 
 
 def run(config: UpConfig) -> int:
-    """Run the whole system on this machine, in the foreground, on loopback.
+    """Run the whole system on this machine.
 
-    Starts NATS, Redis, a gateway and a worker with the demo model, waits until a first generation has succeeded, and
-    prints how to use it. Ctrl-C stops everything in order; a second Ctrl-C kills. A part that crashes is started again.
+    In the foreground, on loopback: starts NATS, Redis, a gateway and a worker with the demo model, waits until a first
+    generation has succeeded, and prints how to use it. Ctrl-C stops everything in order; a second Ctrl-C kills. A part
+    that crashes is started again.
 
     Settings of the parts (see `headrace gateway --help` and `headrace worker --help`) are taken from the environment.
     """

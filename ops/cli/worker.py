@@ -8,9 +8,9 @@ from ops.cli.parts import require
 
 
 def run(config: WorkerConfig) -> int:
-    """Run an engine for one model: it pulls from the queue what its cache can hold.
+    """Run the engine of one model.
 
-    Run one per GPU, or one per group of CPU cores.
+    It pulls from the queue what its cache can hold. Run one per GPU, or one per group of CPU cores.
     """
     if config.simulate is None:
         require("worker", "torch", "numpy", "safetensors", "tokenizers", "jinja2")

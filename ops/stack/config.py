@@ -17,7 +17,9 @@ class UpConfig:
 
     port: int = setting(8000, "Port of the HTTP API on loopback; 0 takes a free one.", minimum=0, maximum=65535)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "Directory for logs, the batch queue and the API key.")
-    model: Path = setting(DEMO_MODEL, "Model to serve: a directory in Hugging Face's format.")
+    model: Path | None = setting(
+        None, "Model to serve: a directory in Hugging Face's format; the demo model if not given."
+    )
     workers: int = setting(1, "Worker processes; each loads the model.", minimum=1, maximum=64)
     gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)
     simulate: float | None = setting(
@@ -28,6 +30,9 @@ class UpConfig:
     )
     api_key: str | None = setting(
         None, "API key to accept; made and kept in the state directory if not given.", secret=True
+    )
+    drain_timeout_s: float | None = setting(
+        None, "Seconds that running streams get to finish at shutdown; 6 if not given.", minimum=0, maximum=3600
     )
     ready_file: Path | None = setting(None, "Write a JSON description of the running system here once it is ready.")
     nats_url: str | None = setting(None, "Use this NATS server instead of starting one.")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import quote
 
 from ops.stack import commands
 from ops.stack.child import ChildSpec
-from ops.stack.config import UpConfig
+from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
 
-# The order of stopping: gateways finish their streams while workers still compute, servers go last.
-GATEWAY_STOP_S = 8.0
-WORKER_STOP_S = 5.0
-SERVER_STOP_S = 3.0
+# Time for running streams to finish at shutdown, and for a process to end after that.
+DRAIN_S = 6.0
+WORKER_DRAIN_S = 1.0
+EXIT_S = 3.0
+DEMO_MODEL_NAME = "headrace-demo"
 
 # Settings of ours that mean something else, or nothing, to a gateway or a worker.
 _OWN_VARIABLES = ("HEADRACE_STATE_DIR", "HEADRACE_READY_FILE", "HEADRACE_WORKERS", "HEADRACE_GATEWAYS")
@@ -79,7 +82,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
     api_key = config.api_key or state.api_key()
     nats, access = _plan_nats(config, state, base)
     redis, redis_url = _plan_redis(config, state, base)
-    gateway = base | access["gateway"].environ | {
+    gateway = {
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_PORT": str(port),
         "HEADRACE_PROCESSES": str(config.gateways),
@@ -87,8 +90,9 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         "HEADRACE_KEYS_FILE": str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
         "HEADRACE_REDIS_URL": redis_url or "",
-        "HEADRACE_DRAIN_TIMEOUT_S": environ.get("HEADRACE_DRAIN_TIMEOUT_S", str(GATEWAY_STOP_S - 2)),
-    }  # fmt: skip
+    }
+    worker = _worker_settings(config, base)
+    drain_s = DRAIN_S if config.drain_timeout_s is None else config.drain_timeout_s
     return Plan(
         url=f"http://127.0.0.1:{port}",
         metrics_url=f"http://127.0.0.1:{metrics_port}/metrics",
@@ -98,8 +102,11 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         redis_url=redis_url,
         nats=nats,
         redis=redis,
-        gateway=ChildSpec("gateway", "gateway", _headrace(commands.GATEWAY), gateway, GATEWAY_STOP_S),
-        workers=tuple(_plan_worker(config, index, base | access["worker"].environ) for index in range(config.workers)),
+        gateway=_part("gateway", "gateway", drain_s, base | access["gateway"].environ | gateway),
+        workers=tuple(
+            _part("worker", f"worker-{index}", drain_s, base | access["worker"].environ | worker)
+            for index in range(config.workers)
+        ),
     )
 
 
@@ -118,7 +125,7 @@ def _plan_nats(
         "nats",
         (find_nats_server(), *commands.NATS[1:], *arguments),
         {**base, **{commands.nats_password_variable(role): password for role, password in passwords.items()}},
-        SERVER_STOP_S,
+        EXIT_S,
     )
     return spec, {role: NatsAccess(f"nats://127.0.0.1:{port}", role, passwords[role]) for role in passwords}
 
@@ -136,18 +143,30 @@ def _plan_redis(
     file = state.redis / "redis.conf"
     lines = [f'include "{commands.REDIS_CONFIG}"', f"port {port}", f'dir "{state.redis}"', f"requirepass {password}"]
     write_private(file, "\n".join(lines) + "\n")
-    spec = ChildSpec("redis", "redis", (binary, *commands.REDIS[1:], str(file)), dict(base), SERVER_STOP_S)
+    spec = ChildSpec("redis", "redis", (binary, *commands.REDIS[1:], str(file)), dict(base), EXIT_S)
     return spec, f"redis://:{password}@127.0.0.1:{port}/0"
 
 
-def _plan_worker(config: UpConfig, index: int, environ: Mapping[str, str]) -> ChildSpec:
-    own = {"HEADRACE_MODEL": str(config.model)}
+def _worker_settings(config: UpConfig, base: Mapping[str, str]) -> dict[str, str]:
+    settings = {}
     if config.simulate is not None:
-        own["HEADRACE_SIMULATE"] = f"{config.simulate:g}"
-    return ChildSpec("worker", f"worker-{index}", _headrace(commands.WORKER), {**environ, **own}, WORKER_STOP_S)
+        settings["HEADRACE_SIMULATE"] = f"{config.simulate:g}"
+    settings["HEADRACE_MODEL"] = str((config.model or DEMO_MODEL).absolute())
+    if config.model is None:
+        settings["HEADRACE_SERVED_MODEL_NAME"] = base.get("HEADRACE_SERVED_MODEL_NAME", DEMO_MODEL_NAME)
+    if config.workers > 1 and "HEADRACE_THREADS" not in base:
+        # Engines with more threads than cores between them make each other wait in every operation.
+        settings["HEADRACE_THREADS"] = str(max(1, (os.cpu_count() or 1) // config.workers))
+    return settings
 
 
-def _headrace(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Run the command of the very environment that we run in, whatever the PATH and the working directory hold."""
+def _part(role: Literal["gateway", "worker"], name: str, drain_s: float, environ: dict[str, str]) -> ChildSpec:
+    """Lay out a gateway or a worker."""
+    if role == "worker":
+        # By then the gateways have ended, and nobody waits for what still runs.
+        drain_s = min(drain_s, WORKER_DRAIN_S)
+    environ["HEADRACE_DRAIN_TIMEOUT_S"] = f"{drain_s:g}"
+    command = commands.GATEWAY if role == "gateway" else commands.WORKER
+    # The command of the very environment that we run in, whatever the PATH and the working directory hold.
     assert command[0] == "headrace"
-    return (sys.executable, "-P", "-m", "ops.cli", *command[1:])
+    return ChildSpec(role, name, (sys.executable, "-P", "-m", "ops.cli", *command[1:]), environ, drain_s + EXIT_S)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from ops.stack.banner import banner
-from ops.stack.config import UpConfig
+from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.console import Console
 from ops.stack.plan import make_plan
 from ops.stack.state import StateDirectory
@@ -23,10 +23,9 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
         ConfigError: A setting cannot be used.
         DependencyError: A server or another child cannot run.
     """
-    if config.simulate is None and not (config.model / "config.json").is_file():
-        raise ConfigError(
-            "HEADRACE_MODEL", f"{config.model} is not a model directory: it has no config.json (or use --simulate 10)"
-        )
+    model = config.model or DEMO_MODEL
+    if config.simulate is None and not (model / "config.json").is_file():
+        raise ConfigError("HEADRACE_MODEL", f"{model} is not a model directory: it has no config.json")
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
     state = StateDirectory(config.state_dir)
@@ -39,7 +38,8 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
 async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, str], console: Console) -> int:
     began = time.monotonic()
     plan = make_plan(config, state, environ)
-    served = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else str(config.model)
+    simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
+    served = simulated or (str(config.model) if config.model is not None else "the demo model")
     console.say("headrace", f"starting with {served}; logs in {state.logs}")
     supervisor = Supervisor(plan, state, config.ready_file, console)
     try:
