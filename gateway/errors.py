@@ -1,9 +1,4 @@
-"""Errors that become HTTP answers, with OpenAI's four-key body.
-
-HeadraceError
-├── ApiError               an answer other than success, for the client to read
-└── ClientDisconnectError  nobody is left to answer
-"""
+"""The one error type that becomes an HTTP answer, with OpenAI's four-key body."""
 
 from __future__ import annotations
 
@@ -24,10 +19,6 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-
-
-class ClientDisconnectError(HeadraceError):
-    """The client went away before its request was complete."""
 
 
 class ApiError(HeadraceError):
