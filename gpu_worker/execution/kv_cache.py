@@ -77,8 +77,8 @@ def choose_num_blocks(
     if num_blocks < blocks_per_sequence:
         raise ConfigError(
             variable,
-            f"the KV cache would hold {num_blocks * config.block_size} tokens, but a sequence may have {max_model_len}. "
-            f"Allow {blocks_per_sequence * block_bytes} bytes ({blocks_per_sequence} blocks), or lower "
+            f"the KV cache would hold {num_blocks * config.block_size} tokens, but a sequence may have "
+            f"{max_model_len}. Allow {blocks_per_sequence * block_bytes} bytes ({blocks_per_sequence} blocks), or lower "
             f"HEADRACE_MAX_MODEL_LEN to {max(num_blocks * config.block_size, 1)}",
         )
     return num_blocks

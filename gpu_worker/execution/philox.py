@@ -49,7 +49,7 @@ class UniformStream:
 
     __slots__ = ("_first", "_numbers", "_seed")
 
-    _BLOCK = 64
+    _BLOCK = 256
 
     def __init__(self, seed: int) -> None:
         """Give numbers for this seed."""
