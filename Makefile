@@ -1,0 +1,43 @@
+# The whole vocabulary: `make up`, `make test`, `make lint`, `make bench`. ARGS are passed on: make up ARGS="--port 0".
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first interpreter that is new enough; PYTHON=... chooses another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint bench
+
+help:
+	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
+	@echo "make test    run the default tests (ARGS=\"-k scheduler\"; ARGS=\"-m slow\" for the long ones)"
+	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
+
+up: $(VENV)/.embedded
+	@exec $(BIN)/headrace up $(ARGS)
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.test
+	@exec $(BIN)/python -m ops.bench $(ARGS)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(BIN)/python
+	@echo "Installing headrace[$*] into $(VENV)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$*]'
+	@touch $@

@@ -1,0 +1,70 @@
+"""What importing a part pulls in, seen from a fresh interpreter; and the import contracts themselves."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+ML_PACKAGES = ("torch", "triton", "numpy", "transformers", "safetensors", "tokenizers")
+
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Block())
+"""
+
+
+def _run(code: str, *blocked: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+
+
+def test_gateway_imports_without_any_ml_package() -> None:
+    done = _run("import gateway.server", *ML_PACKAGES, "jinja2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_simulated_worker_imports_no_torch() -> None:
+    code = """
+import gpu_worker.worker, gpu_worker.execution.simulated_runner
+print([name for name in ("torch", "triton") if name in sys.modules])
+"""
+    done = _run(code, "torch", "triton")
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_core_of_the_worker_imports_no_ml_package_and_no_nats() -> None:
+    code = "import gpu_worker.core.scheduler, gpu_worker.core.block_pool, gpu_worker.core.prefix_cache"
+    done = _run(code, *ML_PACKAGES, "nats")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("up",), ("gateway",), ("worker",), ("chat",), ("publish",), ("keys",)])
+def test_help_of_every_command_needs_nothing_heavy(command: tuple[str, ...]) -> None:
+    heavy = ("torch", "starlette", "uvicorn", "nats", "redis", "uvloop", "numpy", "jinja2", "prometheus_client")
+    done = _run(f"sys.argv = ['headrace', *{command!r}, '--help']; from ops.cli import main; main()", *heavy)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: headrace" in done.stdout
+
+
+@pytest.mark.skipif(
+    shutil.which("lint-imports", path=sysconfig.get_path("scripts")) is None, reason="import-linter is not installed"
+)
+def test_import_contracts_are_kept() -> None:
+    command = [shutil.which("lint-imports", path=sysconfig.get_path("scripts")) or "", "--no-cache"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stdout

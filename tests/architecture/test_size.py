@@ -1,0 +1,54 @@
+"""A file is one room, a function fits on a screen."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.architecture.source import PACKAGES, ROOT, parsed, place, python_files
+
+MAX_FILE_LINES = 400
+# Forty lines are the aim; past this, signature included and docstring not, it is two functions.
+MAX_FUNCTION_LINES = 50
+MAX_KERNEL_LINES = 120
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "stuff"}
+
+
+def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines from the signature to the end, without the docstring."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        assert first.end_lineno is not None
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def _limit(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    is_kernel = path.parts[-3] == "kernels" and any("jit" in ast.dump(mark) for mark in function.decorator_list)
+    return MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in python_files(*PACKAGES)}
+    assert {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    too_long = {}
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(parsed(path)):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and (lines := _body_lines(node)) > _limit(path, node):
+                too_long[f"{place(path, node)} {node.name}"] = lines
+    assert too_long == {}
+
+
+def test_no_module_has_a_vague_name() -> None:
+    assert [str(path) for path in python_files(*PACKAGES) if path.stem in VAGUE_NAMES] == []
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    files = [path for path in python_files(*PACKAGES) if path.read_text().strip()]
+    assert [str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(parsed(path))] == []

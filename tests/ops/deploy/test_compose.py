@@ -1,0 +1,99 @@
+"""compose.yaml runs the very commands and configuration files that `headrace up` runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import GatewayConfig
+from gpu_worker.config import WorkerConfig
+from ops.cli.setup import SetupConfig
+from ops.stack import commands
+from ops.stack.config import UpConfig
+from ops.stack.plan import Plan, make_plan
+from ops.stack.state import StateDirectory
+from shared.config import resolve, variable_name
+from tests.architecture.source import ROOT
+
+HEADRACE_SERVICES = {"gateway": GatewayConfig, "worker": WorkerConfig, "worker-gpu": WorkerConfig, "setup": SetupConfig}
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    state = StateDirectory(tmp_path)
+    made = make_plan(resolve(UpConfig, {"port": "0"}, {}), state, {})
+    state.close()
+    return made
+
+
+def test_gateway_and_workers_run_the_commands_that_up_spawns(services: dict[str, Any], plan: Plan) -> None:
+    for service, spec in (("gateway", plan.gateway), ("worker", plan.workers[0]), ("worker-gpu", plan.workers[0])):
+        program, *arguments = services[service]["command"]
+        assert program == "headrace"
+        assert spec.command == (sys.executable, "-P", "-m", "ops.cli", *arguments)
+
+
+def test_servers_run_the_commands_and_files_that_up_spawns(services: dict[str, Any], plan: Plan) -> None:
+    assert plan.nats is not None
+    nats = services["nats"]
+    assert tuple(nats["command"][:2]) == commands.NATS == (Path(plan.nats.command[0]).name, plan.nats.command[1])
+    assert [flag for flag in nats["command"] if flag in plan.nats.command] == ["-c", "-a", "-p", "-sd"]
+    mounted = dict(volume.split(":")[:2] for volume in nats["volumes"])
+    assert (ROOT / "ops/nats/headrace.conf").samefile(plan.nats.command[2])
+    assert mounted["./ops/nats/headrace.conf"] == nats["command"][2]
+
+    assert plan.redis is not None
+    redis = services["redis"]
+    assert (redis["command"][0],) == commands.REDIS == (Path(plan.redis.command[0]).name,)
+    mounted = dict(volume.split(":")[:2] for volume in redis["volumes"])
+    assert mounted["./ops/redis/headrace.conf"] == redis["command"][1]
+    assert f'include "{ROOT / "ops/redis/headrace.conf"}"' in Path(plan.redis.command[1]).read_text()
+
+
+def test_every_variable_given_to_a_part_is_one_of_its_settings(services: dict[str, Any]) -> None:
+    for service, config in HEADRACE_SERVICES.items():
+        known = {variable_name(field) for field in config.__dataclass_fields__}
+        assert set(services[service]["environment"]) - known == set()
+
+
+def test_nats_gets_every_password_that_its_configuration_asks_for(services: dict[str, Any]) -> None:
+    asked = {commands.nats_password_variable(role) for role in commands.NATS_ROLES}
+    assert asked == set(services["nats"]["environment"])
+    assert all(f"${name}" in commands.NATS_CONFIG.read_text() for name in asked)
+
+
+def test_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_images_are_built_from_targets_that_exist(services: dict[str, Any]) -> None:
+    builds = [service["build"] for service in services.values() if "build" in service]
+    dockerfile = (ROOT / builds[0]["dockerfile"]).read_text()
+    for build in builds:
+        assert f" AS {build['target']}\n" in dockerfile
+
+
+def _has_compose() -> bool:
+    docker = shutil.which("docker")
+    return docker is not None and subprocess.run([docker, "compose", "version"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _has_compose(), reason="needs the docker compose client")
+@pytest.mark.parametrize("profile", [(), ("--profile", "gpu")])
+def test_compose_accepts_the_file(profile: tuple[str, ...]) -> None:
+    command = ["docker", "compose", *profile, "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
