@@ -2,11 +2,12 @@
 
 NATS_URL carries the credentials of the batch role, `nats://batch:PASSWORD@HOST:PORT`; `headrace up` writes it into its
 ready file. The request is JSON with the fields of `shared.messages.Request`: `id`, unique within the tenant; `model`;
-`tenant`; one of `text`, `messages` and `token_ids`; and optionally `sampling`, `priority`, `deadline` (Unix seconds) and
-`reply` (a subject that gets the result too).
+`tenant`; one of `text`, `messages` and `token_ids`; and optionally `sampling`, `priority`, `deadline` (Unix seconds)
+and `reply` (a subject that gets the result too).
 
 Once the publish is acknowledged the request is on disk and will be answered once, even if this program ends: the result
-passes by on `hr.result.<tenant>.<id>` when it is written, and stays under that subject in the stream HR_RESULTS for a week.
+passes by on `hr.result.<tenant>.<id>` when it is written, and stays under that subject in the stream HR_RESULTS for a
+week.
 In subjects, every byte of a name other than a letter, a digit or `-` is written as `_` and two hex digits.
 """
 
