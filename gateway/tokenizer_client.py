@@ -1,0 +1,50 @@
+"""Tokenizer calls to the workers: a gateway has no tokenizer of its own."""
+
+from __future__ import annotations
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from gateway.errors import ApiError
+from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply, encode
+from shared.subjects import tokenizer_subject
+
+TIMEOUT_S = 10.0
+
+_decoder = msgspec.msgpack.Decoder(TokenizerReply)
+
+
+class TokenizerClient:
+    """Asks any one worker of a model, over NATS request and reply."""
+
+    def __init__(self, nats: Client, timeout_s: float = TIMEOUT_S) -> None:
+        """Ask over this connection, and wait `timeout_s` for each answer."""
+        self._nats = nats
+        self._timeout_s = timeout_s
+
+    async def call(self, model: str, call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
+        """Return a worker's reply.
+
+        Raises:
+            ApiError: 400 when the worker finds the input bad, 413 when it is too large for the queue, 503 when no
+                worker is there, 504 when none answers in time.
+        """
+        payload = encode(call)
+        if len(payload) > self._nats.max_payload:
+            message = f"The input is larger than the {self._nats.max_payload} bytes that fit through the queue."
+            raise ApiError(413, message, code="request_too_large")
+        try:
+            answer = await self._nats.request(tokenizer_subject(model), payload, timeout=self._timeout_s)
+            reply = _decoder.decode(answer.data)
+        except TimeoutError:
+            message = f"No worker answered within {self._timeout_s:g} s."
+            raise ApiError(504, message, code="timeout") from None
+        except NatsError:
+            message = f"No worker serves `{model}` at the moment."
+            raise ApiError(503, message, code="no_worker", retry_after_s=2.0) from None
+        except msgspec.DecodeError as error:
+            raise ApiError(502, "A worker's reply could not be read.", code="bad_reply") from error
+        if reply.error is not None:
+            raise ApiError(400, reply.error, code="invalid_value")
+        return reply
