@@ -14,7 +14,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
 from gpu_worker.execution.logprobs import Logprobs
-from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads
+from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
 from gpu_worker.execution.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
 from gpu_worker.models.checkpoint import Progress
@@ -147,7 +147,7 @@ def build_runner(config: RunnerConfig, progress: Progress | None = None) -> Torc
     if device.type == "cpu":
         num_threads = choose_num_threads(config.num_threads)
         torch.set_num_threads(num_threads)
-        logger.info("CPU operations use %d threads", num_threads)
+        logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     model_config = read_model_config(config.model)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)

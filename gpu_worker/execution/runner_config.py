@@ -58,8 +58,12 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
 
 
 def choose_num_threads(requested: int | None) -> int:
-    """Return how many threads CPU operations use: as requested, else the processor's cores that we may run on."""
-    return requested or num_usable_cores()
+    """Return how many threads CPU operations use: as requested, else all usable cores but one.
+
+    One core is left to the gateway, the queue and our own NATS thread. A team of threads waits for its slowest member
+    many times in a step, so a step gets several times slower as soon as one of its cores is taken by somebody else.
+    """
+    return requested or max(1, num_usable_cores() - 1)
 
 
 def num_usable_cores() -> int:

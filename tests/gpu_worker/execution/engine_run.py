@@ -1,0 +1,115 @@
+"""Runs the real scheduler and the real model runner on a tiny random model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import LogprobEntry, SequenceEvent
+from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
+from shared.messages import Sampling
+
+BLOCK = 4
+VOCAB = 97
+MAX_LEN = 160
+
+
+def save_tiny_model(directory: Path) -> Any:
+    """Save a random Llama whose next tokens depend on the whole context, and return it."""
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LEN,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.25 + (parameter.dim() == 1))
+    model.save_pretrained(directory)
+    return model
+
+
+def make_runner(directory: Path, *, num_blocks: int = 400, max_num_seqs: int = 40, **settings: Any) -> TorchModelRunner:
+    config = RunnerConfig(
+        directory, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
+    )
+    return build_runner(config)
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(VOCAB) for _ in range(length)]
+
+
+def make_sequence(name: str, prompt: list[int], sampling: Sampling, emitted: tuple[int, ...] = ()) -> Sequence:
+    return Sequence(name, [*prompt, *emitted], len(prompt), sampling, max_tokens=sampling.max_tokens or 16)
+
+
+@dataclass
+class Outcome:
+    """What all events of the run add up to."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[LogprobEntry]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[LogprobEntry]] = field(default_factory=dict)
+    num_preemptions: int = 0
+    num_prefix_hits: int = 0
+
+    def add(self, event: SequenceEvent) -> None:
+        name = event.sequence.id
+        self.tokens.setdefault(name, []).extend(event.token_ids)
+        self.logprobs.setdefault(name, []).extend(event.logprobs)
+        self.prompt_logprobs.setdefault(name, []).extend(event.prompt_logprobs)
+
+
+def run(
+    runner: TorchModelRunner,
+    sequences: list[Sequence],
+    *,
+    num_blocks: int | None = None,
+    max_num_seqs: int = 40,
+    token_budget: int = 64,
+    arrivals_per_step: int = 1000,
+    headroom_tokens: int = 128,
+) -> Outcome:
+    """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            block_size=BLOCK,
+            num_blocks=num_blocks or runner.num_blocks,
+            max_num_seqs=min(max_num_seqs, token_budget),
+            max_num_batched_tokens=token_budget,
+            max_model_len=runner.max_model_len,
+            headroom_tokens=headroom_tokens,
+        )
+    )
+    outcome, coming = Outcome(), list(sequences)
+    while coming or scheduler.has_work():
+        for sequence in coming[:arrivals_per_step]:
+            scheduler.add(sequence)
+        del coming[:arrivals_per_step]
+        plan = scheduler.schedule(0.0)
+        result = runner.execute(plan)
+        for event in scheduler.settle(plan, result):
+            outcome.add(event)
+    scheduler.check_integrity()
+    outcome.num_preemptions = scheduler.stats.num_preemptions
+    outcome.num_prefix_hits = scheduler.stats.num_prefix_hits
+    return outcome
