@@ -19,24 +19,29 @@ from shared.messages import Finish
 
 
 class ResponseHead:
-    """Headers of an answer. `started` is `time.perf_counter()` when the request arrived."""
+    """Headers of an answer.
 
-    __slots__ = ("_limits", "_request_id", "_started")
+    Attributes:
+        started: `time.perf_counter()` when the request arrived.
+        limits: The `x-ratelimit-*` headers, once they are known.
+    """
 
-    def __init__(self, request_id: str, started: float, limits: Mapping[str, str]) -> None:
-        """`limits` are the `x-ratelimit-*` headers."""
+    __slots__ = ("_request_id", "limits", "started")
+
+    def __init__(self, request_id: str, started: float) -> None:
+        """Name the request."""
         self._request_id = request_id
-        self._started = started
-        self._limits = limits
+        self.started = started
+        self.limits: Mapping[str, str] = {}
 
     def headers(self, more: Headers) -> Headers:
         """Return all headers, `openai-processing-ms` as of now."""
-        elapsed_ms = round((time.perf_counter() - self._started) * 1000)
+        elapsed_ms = round((time.perf_counter() - self.started) * 1000)
         return [
             *more,
             (b"x-request-id", self._request_id.encode()),
             (b"openai-processing-ms", b"%d" % elapsed_ms),
-            *((name.encode(), value.encode()) for name, value in self._limits.items()),
+            *((name.encode(), value.encode()) for name, value in self.limits.items()),
         ]
 
 

@@ -12,6 +12,8 @@ import http
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from gateway.errors import ApiError
+
 EXTENSION = "headrace.exchange"
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -106,6 +108,12 @@ class Exchange:
         head = head_bytes(status, [*self._default_headers, *headers, length, *self._connection_header()])
         self._transport.write(head if self._is_head else head + body)
         self._complete()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error and close the connection."""
+        assert self._cycle is not None, "the request's head has not been parsed"
+        self._cycle.keep_alive = False
+        self.respond(error.status, error.response_headers(), error.body())
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin a response of unknown length; the head leaves together with the first bytes written."""

@@ -55,6 +55,7 @@ class Fleet:
         self._limits = limits
         self._unclaimed = unclaimed
         self._workers: dict[str, _WorkerView] = {}
+        self._known_models: set[str] = set()
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self._is_deaf = False
         self._judge_after = 0.0
@@ -68,6 +69,7 @@ class Fleet:
             if view is not None:
                 self._declare_dead(heartbeat.worker, "it was restarted")
             self._workers[heartbeat.worker] = _WorkerView(heartbeat, now, now)
+            self._known_models.add(heartbeat.model)
             return
         if heartbeat.step != view.heartbeat.step or heartbeat.running == 0:
             view.stepped_at = now
@@ -123,9 +125,12 @@ class Fleet:
         return any(model in (None, h.model) and not h.draining for h in self._live())
 
     def load(self, model: str) -> FleetLoad | None:
-        """Return the sums over a model's workers that take new requests; None if there is none."""
+        """Return the sums over a model's workers that take new requests; None for a model nobody has heard of.
+
+        While no worker at all can be heard, no model is unknown: it has no workers.
+        """
         workers = [h for h in self._live() if h.model == model and not h.draining]
-        if not workers:
+        if not workers and model not in self._known_models and any(True for _ in self._live()):
             return None
         own_requests, own_tokens = self._unclaimed(model)
         others = [heartbeat for heartbeat, _ in self._gateways.values()]
@@ -139,8 +144,8 @@ class Fleet:
             decode_rate=sum(h.decode_rate for h in workers),
             free_blocks=sum(h.free_blocks for h in workers),
             total_blocks=sum(h.total_blocks for h in workers),
-            block_size=workers[0].block_size,
-            max_model_len=min(h.max_model_len for h in workers),
+            block_size=max((h.block_size for h in workers), default=1),
+            max_model_len=min((h.max_model_len for h in workers), default=0),
             free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
         )
 

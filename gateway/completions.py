@@ -1,0 +1,178 @@
+"""The two hot routes, as raw ASGI: from a request's bytes to an answer that the data path fills in.
+
+authenticate, read, parse, limits, then the generator. Nothing costly happens before admission. The coroutine of a
+request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.answer import Answer, ResponseHead
+from gateway.auth import KeyStore
+from gateway.body import ClientGoneError, read_body
+from gateway.chunks import Identity
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError
+from gateway.event_stream import StreamLimits
+from gateway.exchange import EXTENSION, Exchange
+from gateway.flush import Flusher
+from gateway.generation import Generation
+from gateway.generator import Generator, Ticket
+from gateway.limits import RateLimiter, reserved_tokens
+from gateway.metrics import GatewayMetrics
+from gateway.request_id import new_request_id
+from gateway.schemas import parse_chat, parse_completion
+from gateway.shedding import Shedder
+from gateway.sinks import Outcome
+from gateway.streamed import StreamedAnswer
+from gateway.whole import WholeAnswer
+from gateway.wire_requests import answer_id
+
+TICK_S = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+class Completions:
+    """`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        keys: KeyStore,
+        limiter: RateLimiter,
+        shedder: Shedder,
+        generator: Generator,
+        metrics: GatewayMetrics,
+    ) -> None:
+        """Serve with these parts; `tick_forever` must run beside."""
+        self._config = config
+        self._keys = keys
+        self._limiter = limiter
+        self._shedder = shedder
+        self._generator = generator
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._flusher = Flusher(self._loop)
+        self._stream_limits = StreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
+        self._streamed: set[StreamedAnswer] = set()
+
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve `POST /v1/chat/completions`."""
+        await self._serve("chat", parse_chat, scope, receive)
+
+    async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve `POST /v1/completions`."""
+        await self._serve("completion", parse_completion, scope, receive)
+
+    async def tick_forever(self) -> None:
+        """Let streams react to silence and slow readers."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._loop.time()
+            for answer in list(self._streamed):
+                try:
+                    answer.tick(now)
+                except Exception:
+                    _logger.exception("a stream could not be looked after")
+
+    async def _serve(self, route: str, parse: Callable[[bytes], Generation], scope: Scope, receive: Receive) -> None:
+        exchange: Exchange = scope["extensions"][EXTENSION]
+        head = ResponseHead(new_request_id(), time.perf_counter())
+        self._metrics.active_streams += 1
+        try:
+            status = await self._answer(parse, scope, receive, exchange, head)
+        except ClientGoneError:
+            self._metrics.disconnects += 1
+            return
+        except ApiError as error:
+            status = error.status
+            exchange.respond(status, head.headers(error.response_headers()), error.body())
+        finally:
+            self._metrics.active_streams -= 1
+        self._metrics.requests[(route, status)] += 1
+        self._metrics.duration_s.observe(time.perf_counter() - head.started)
+
+    async def _answer(
+        self,
+        parse: Callable[[bytes], Generation],
+        scope: Scope,
+        receive: Receive,
+        exchange: Exchange,
+        head: ResponseHead,
+    ) -> int:
+        config = self._config
+        if self._metrics.active_streams > config.max_streams:
+            message = f"This gateway answers {config.max_streams} requests at once, and does. Try again shortly."
+            raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
+        principal = self._keys.authenticate(scope["headers"])
+        body = await read_body(scope["headers"], receive, config.max_body_bytes, config.body_timeout_s)
+        generation = parse(body)
+        principal.check_model(generation.model)
+        lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
+        head.limits = lease.headers
+        answer = self._new_answer(exchange, generation, head)
+        tokens_used: int | None = None
+        try:
+            ticket = await self._generator.start(
+                generation, principal.tenant, answer.sinks, _wants_fresh(scope["headers"])
+            )
+            try:
+                outcome = await answer.done
+            finally:
+                ticket.leave()
+            if outcome is Outcome.COMPLETED:
+                tokens_used = answer.tally.prompt_tokens + answer.tally.completion_tokens
+            return self._note(answer, ticket, outcome, head)
+        except ApiError as error:
+            # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
+            tokens_used = 0
+            answer.fail(error)
+            return error.status
+        finally:
+            self._forget(answer)
+            await lease.release(tokens_used)
+
+    def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
+        identity = Identity(answer_id(generation), generation.kind, generation.model, int(time.time()))
+        if not generation.stream:
+            return WholeAnswer(exchange, generation, identity, head)
+        answer = StreamedAnswer(
+            exchange, generation, identity, head, self._flusher, self._stream_limits, self._loop.time()
+        )
+        self._streamed.add(answer)
+        return answer
+
+    def _forget(self, answer: Answer) -> None:
+        if isinstance(answer, StreamedAnswer):
+            self._streamed.discard(answer)
+
+    def _note(self, answer: Answer, ticket: Ticket, outcome: Outcome, head: ResponseHead) -> int:
+        """Count what became of an answer, and return the status it stands for."""
+        metrics = self._metrics
+        tally = answer.tally
+        metrics.prompt_tokens += tally.prompt_tokens
+        metrics.cached_prompt_tokens += tally.cached_tokens
+        metrics.completion_tokens += tally.completion_tokens
+        if answer.first_token_at is not None:
+            ttft_s = answer.first_token_at - head.started
+            metrics.ttft_s.observe(ttft_s)
+            if ticket.prediction is not None:
+                self._shedder.observe(ticket.prediction, ttft_s, tally.prompt_tokens, tally.completion_tokens)
+        if outcome is Outcome.DISCONNECTED:
+            metrics.disconnects += 1
+            return 499
+        if outcome is Outcome.SLOW_READER:
+            metrics.slow_readers += 1
+            return 408
+        return 200 if answer.error is None else answer.error.status
+
+
+def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"cache-control" and b"no-cache" in value.lower() for name, value in headers)

@@ -1,0 +1,131 @@
+"""From an admitted generation to its deltas: shared with an identical one in flight, said again from the cache, or new.
+
+Only what is new is checked against the fleet's capacity: joining a generation or repeating an answer costs none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.dispatch import Dispatcher
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.inflight import Flight
+from gateway.metrics import GatewayMetrics
+from gateway.prompt_cache import CacheKey, PromptCache, cache_key
+from gateway.shedding import Prediction, Shedder
+from gateway.single_flight import SharedGeneration, SingleFlight
+from gateway.sinks import Sink
+from gateway.wire_requests import wire_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A client's part in a generation.
+
+    Attributes:
+        leave: Takes the client out of it; what nobody waits for any more is cancelled. To be called once, at the end.
+        prediction: What the shedder expected, if the generation is new.
+    """
+
+    leave: Callable[[], None]
+    prediction: Prediction | None = None
+
+
+class Generator:
+    """Starts generations on behalf of answers."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, shedder: Shedder, cache: PromptCache, metrics: GatewayMetrics, timeout_s: float
+    ) -> None:
+        """Give generations that name no timeout `timeout_s` seconds."""
+        self._dispatcher = dispatcher
+        self._shedder = shedder
+        self._cache = cache
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._single_flight = SingleFlight()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, generation: Generation, tenant: str, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
+        """Let the deltas of a generation flow into `sinks`, one per sequence.
+
+        Args:
+            generation: What to generate.
+            tenant: On whose behalf.
+            sinks: One per choice.
+            is_fresh: The client wants a generation of its own, not a repeated or a shared one.
+
+        Raises:
+            ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
+        """
+        if not generation.deterministic or is_fresh:
+            prediction = self._admit(generation)
+            flights = await self._dispatch(generation, tenant, sinks)
+            return Ticket(partial(self._dispatcher.cancel, flights), prediction)
+        key = cache_key(tenant, generation)
+        # The deadline is part of what is shared.
+        flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
+        shared = self._single_flight.find(flight_key)
+        if shared is not None:
+            self._metrics.cache_shared += 1
+            shared.join(sinks)
+            return Ticket(partial(shared.leave, sinks))
+        shared = self._single_flight.lead(flight_key, generation.num_sequences)
+        shared.join(sinks)
+        return Ticket(partial(shared.leave, sinks), await self._fill(shared, key, generation, tenant))
+
+    async def _fill(
+        self, shared: SharedGeneration, key: CacheKey, generation: Generation, tenant: str
+    ) -> Prediction | None:
+        """Give a new shared generation its deltas. It may have members who joined while this one waits."""
+        try:
+            cached = await self._cache.get(key)
+            if cached is not None and len(cached) == len(shared.sequences):
+                self._metrics.cache_hits += 1
+                for sequence, deltas in zip(shared.sequences, cached, strict=True):
+                    for delta in deltas:
+                        sequence.deliver(delta)
+                return None
+            self._metrics.cache_misses += 1
+            prediction = self._admit(generation)
+            shared.on_complete = partial(self._keep, shared, key)
+            flights = await self._dispatch(generation, tenant, shared.sequences)
+        except ApiError as error:
+            shared.fail(error)
+            return None
+        except BaseException:
+            shared.fail(ApiError(500, "The request could not be dispatched.", code="internal_error"))
+            raise
+        shared.on_abandoned = partial(self._dispatcher.cancel, flights)
+        if not shared.is_wanted:
+            self._dispatcher.cancel(flights)
+        return prediction
+
+    def _admit(self, generation: Generation) -> Prediction:
+        return self._shedder.admit(self._dispatcher.fleet.load(generation.model), generation)
+
+    async def _dispatch(self, generation: Generation, tenant: str, sinks: Sequence[Sink]) -> list[Flight]:
+        flights: list[Flight] = []
+        requests = wire_requests(generation, tenant, self._dispatcher.reply, generation.timeout_s or self._timeout_s)
+        try:
+            for index, (request, sink) in enumerate(zip(requests, sinks, strict=True)):
+                prompt, choice = divmod(index, generation.n)
+                # The choices of a prompt share its computation.
+                tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
+                flights.append(await self._dispatcher.submit(request, sink, tokens))
+        except BaseException:
+            self._dispatcher.cancel(flights)
+            raise
+        return flights
+
+    def _keep(self, shared: SharedGeneration, key: CacheKey) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._cache.put(key, [sequence.deltas for sequence in shared.sequences])
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

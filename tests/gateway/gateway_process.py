@@ -1,0 +1,72 @@
+"""A gateway as its own process, `python -m gateway`, known only through its log and its ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+API_KEY = "sk-test"
+START_TIMEOUT_S = 20.0
+
+
+@dataclass
+class GatewayProcess:
+    """A running gateway."""
+
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def port(self) -> int:
+        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", self.log)
+        assert found is not None, self.log
+        return int(found[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self, timeout_s: float = 10.0) -> int:
+        """Stop it as a supervisor would, and return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+@contextmanager
+def running_gateway(directory: Path, nats_url: str, **settings: object) -> Iterator[GatewayProcess]:
+    """Run a gateway on a free port with these settings until the block ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    values = {"nats_url": nats_url, "port": 0, "api_key": API_KEY, "drain_timeout_s": 2} | settings
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    environ |= {f"HEADRACE_{name.upper()}": str(value) for name, value in values.items()}
+    log_file = directory / "gateway.log"
+    with log_file.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", "gateway"], env=environ, stderr=output, stdout=output)
+    gateway = GatewayProcess(process, log_file)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while " serving " not in gateway.log:
+            assert process.poll() is None, gateway.log
+            assert time.monotonic() < deadline, gateway.log
+            time.sleep(0.01)
+        yield gateway
+    finally:
+        gateway.stop()

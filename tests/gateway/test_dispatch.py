@@ -1,0 +1,429 @@
+"""The dispatcher against a real NATS server, with a worker that speaks the wire as the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from gateway.dispatch import Dispatcher
+from gateway.errors import ApiError
+from gateway.fleet import FleetLimits
+from gateway.recovery import RecoveryLimits
+from shared.messages import Delta, Finish, Request, Sampling, Usage
+from shared.nats_connection import connect
+from shared.streams import INTERACTIVE_STREAM, StreamLimits
+from tests.gateway.wire_worker import WireWorker, expected_text, token, until
+from tests.servers import NatsServer
+
+FAST_FLEET = FleetLimits(silence_s=0.3, stall_s=0.5, hearing_grace_s=0.3)
+FAST_RECOVERY = RecoveryLimits(
+    stall_s=1.0, prefill_stall_s=1.0, ack_timeout_s=0.5, claim_patience_s=0.5, reconnect_patience_s=0.3
+)
+
+
+class ListSink:
+    """Keeps everything, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.error: ApiError | None = None
+        self.ended = asyncio.Event()
+        self.endings = 0
+
+    def deliver(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        if delta.finish is not None:
+            self._end()
+
+    def fail(self, error: ApiError) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.endings += 1
+        self.ended.set()
+
+    async def end(self) -> None:
+        async with asyncio.timeout(10):
+            await self.ended.wait()
+
+    async def has(self, num_tokens: int) -> None:
+        await until(lambda: self.num_tokens >= num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(delta.token_ids) for delta in self.deltas)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+class Bench:
+    """One gateway's dispatcher, and a model name of this test's own."""
+
+    def __init__(self, url: str, stack: AsyncExitStack) -> None:
+        self.url = url
+        self.model = f"model-{uuid.uuid4().hex[:8]}"
+        self.stack = stack
+        self.endings: list[str] = []
+        self.moves: list[str] = []
+        self.dispatcher: Dispatcher
+
+    async def start(self) -> None:
+        self.nats = await connect(
+            self.url, role="gateway", name="gateway", on_disconnect=self._disconnected, on_reconnect=self._reconnected
+        )
+        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", FAST_FLEET, FAST_RECOVERY)
+        self.dispatcher.on_end = lambda flight, ending: self.endings.append(ending)
+        self.dispatcher.count_moves(self.moves.append)
+        await self.dispatcher.start()
+        self.stack.push_async_callback(self._close)
+
+    async def _close(self) -> None:
+        await self.dispatcher.close()
+        await self.nats.close()
+
+    async def _disconnected(self) -> None:
+        self.dispatcher.disconnected()
+
+    async def _reconnected(self) -> None:
+        await self.dispatcher.reconnected()
+
+    async def worker(self, name: str) -> WireWorker:
+        worker = WireWorker(self.url, self.model, f"{name}-{self.model}")
+        await self.stack.enter_async_context(worker)
+        await until(lambda: not self.dispatcher.fleet.is_gone(worker.name))
+        await until(lambda: self.dispatcher.fleet.is_ready(self.model))
+        return worker
+
+    async def submit(self, sink: ListSink, **fields: object) -> Request:
+        request = Request(
+            id=uuid.uuid4().hex,
+            model=self.model,
+            text="x",
+            reply=self.dispatcher.reply,
+            deadline=time.time() + 30,
+            sampling=Sampling(max_tokens=64),
+        )
+        for name, value in fields.items():
+            request = _replace(request, name, value)
+        flight = await self.dispatcher.submit(request, sink, 3)
+        self.flight = flight
+        return request
+
+
+def _replace(request: Request, name: str, value: object) -> Request:
+    return msgspec.structs.replace(request, **{name: value})
+
+
+@pytest.fixture
+async def bench(nats_url: str) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        bench = Bench(nats_url, stack)
+        await bench.start()
+        yield bench
+
+
+async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 8)
+    await worker.end(request, 8)
+    await sink.end()
+    assert sink.text == expected_text(8)
+    assert sink.deltas[-1].finish == Finish("length", Usage(3, 8, 1))
+    assert bench.endings == ["completed"]
+    assert bench.dispatcher.num_active == 0
+
+
+async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 4)
+    await worker.say(request, 0, 6)
+    await worker.claim(request)
+    await worker.end(request, 6)
+    await sink.end()
+    assert sink.text == expected_text(6)
+    assert bench.moves == []
+
+
+async def test_gap_dispatches_the_request_again_from_what_was_emitted(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    first = await worker.next_request()
+    await worker.claim(first)
+    await worker.say(first, 0, 3)
+    await worker.say(first, 5, 6)
+    second = await worker.next_request()
+    assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
+    await worker.say(first, 3, 6)
+    await worker.claim(second)
+    await worker.say(second, 3, 6)
+    await worker.end(second, 6)
+    await sink.end()
+    assert sink.text == expected_text(6)
+    assert bench.moves == ["gap"]
+    assert any(first.id in cancel.ids and cancel.epoch == 0 for cancel in worker.cancels)
+
+
+async def test_second_worker_at_the_same_epoch_is_not_mixed_in(bench: Bench) -> None:
+    holder, other, sink = await bench.worker("a"), await bench.worker("b"), ListSink()
+    await bench.submit(sink)
+    holders = {holder.requests: holder, other.requests: other}
+    await until(lambda: any(not queue.empty() for queue in holders))
+    taker = next(worker for queue, worker in holders.items() if not queue.empty())
+    rival = other if taker is holder else holder
+    request = await taker.next_request()
+    await taker.claim(request)
+    await taker.say(request, 0, 2)
+    await sink.has(2)
+    assert request.reply is not None
+    await rival.send(request.reply, [Delta(request.id, 0, 2, (99,), "wrong")])
+    await taker.say(request, 2, 4)
+    await taker.end(request, 4)
+    await sink.end()
+    assert sink.text == expected_text(4)
+
+
+async def test_silent_worker_loses_its_request_to_another(bench: Bench) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await first.next_request()
+    await first.claim(request)
+    await first.say(request, 0, 5)
+    await sink.has(5)
+    await first.die()
+    second = await bench.worker("b")
+    moved = await second.next_request()
+    assert (moved.epoch, moved.emitted) == (1, (0, 1, 2, 3, 4))
+    await second.claim(moved)
+    await second.say(moved, 5, 9)
+    await second.end(moved, 9)
+    await sink.end()
+    assert sink.text == expected_text(9)
+    assert bench.moves == ["worker_dead"]
+
+
+async def test_stalled_worker_loses_its_request_although_it_beats(bench: Bench) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await first.next_request()
+    first.running = 1
+    first.is_pulling = False
+    await first.claim(request)
+    await first.say(request, 0, 2)
+    await sink.has(2)
+    second = await bench.worker("b")
+    moved = await second.next_request()
+    assert (moved.epoch, moved.emitted) == (1, (0, 1))
+    assert bench.moves == ["worker_dead"]
+
+
+async def test_request_with_no_news_is_dispatched_again(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 2)
+    moved = await worker.next_request()
+    assert (moved.epoch, moved.emitted) == (1, (0, 1))
+    assert bench.moves == ["silent"]
+
+
+async def test_request_lost_three_times_fails_explicitly(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    for _ in range(3):
+        request = await worker.next_request()
+        await worker.claim(request)
+        assert request.reply is not None
+        await worker.send(request.reply, [Delta(request.id, request.epoch, 7, (7,), "?")])
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (500, "attempts_exhausted")
+    assert bench.endings == ["failed"]
+
+
+async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 2)
+    started = time.monotonic()
+    await worker.end(request, 2, Finish("handoff"))
+    moved = await worker.next_request()
+    assert time.monotonic() - started < 0.3
+    assert moved.emitted == (0, 1)
+    assert bench.moves == ["handoff"]
+    await worker.claim(moved)
+    await worker.end(moved, 2)
+    await sink.end()
+    assert sink.text == expected_text(2)
+
+
+async def test_cancelled_request_is_taken_from_its_worker(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    request = await bench.submit(sink)
+    await worker.claim(await worker.next_request())
+    await until(lambda: bench.flight.worker is not None)
+    bench.dispatcher.cancel([bench.flight])
+    await until(lambda: any(request.id in cancel.ids and cancel.epoch is None for cancel in worker.cancels))
+    assert bench.endings == ["cancelled"]
+    assert sink.endings == 0
+
+
+async def test_cancelled_request_that_nobody_claimed_leaves_the_queue(bench: Bench) -> None:
+    sink = ListSink()
+    await bench.submit(sink)
+    await until(lambda: bench.flight.stream_seq is not None)
+    js = bench.nats.jetstream()
+    subject = f"hr.req.{bench.model}.interactive"
+    assert bench.flight.stream_seq is not None
+
+    async def waiting() -> int:
+        info = await js.stream_info(INTERACTIVE_STREAM, subjects_filter=subject)
+        return sum((info.state.subjects or {}).values())
+
+    assert await waiting() == 1
+    bench.dispatcher.cancel([bench.flight])
+    for _ in range(100):
+        if not await waiting():
+            break
+        await asyncio.sleep(0.01)
+    assert await waiting() == 0
+    assert bench.dispatcher.fleet.load(bench.model) is None
+
+
+async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> None:
+    sink = ListSink()
+    await bench.submit(sink, deadline=time.time() + 0.1)
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (408, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("finish", "status", "param"),
+    [
+        (Finish("failed", error="too long", error_param="prompt"), 400, "prompt"),
+        (Finish("failed", error="out of memory"), 500, None),
+        (Finish("expired"), 408, None),
+    ],
+)
+async def test_failed_sequence_ends_with_its_status(
+    bench: Bench, finish: Finish, status: int, param: str | None
+) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.end(request, 0, finish)
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.param) == (status, param)
+
+
+async def test_request_larger_than_nats_takes_is_refused_with_the_limit(bench: Bench) -> None:
+    with pytest.raises(ApiError) as refused:
+        await bench.submit(ListSink(), text="x" * (2 << 20))
+    assert refused.value.status == 413
+    assert str(bench.nats.max_payload) in refused.value.message
+    assert bench.dispatcher.num_active == 0
+
+
+async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        bench.nats = await connect(server.url, role="gateway", name="gateway")
+        stack.push_async_callback(bench.nats.close)
+        limits = StreamLimits(interactive_max_msgs=2)
+        bench.dispatcher = Dispatcher(bench.nats, "gw", FAST_FLEET, FAST_RECOVERY, limits)
+        await bench.dispatcher.start()
+        stack.push_async_callback(bench.dispatcher.close)
+        sinks = [ListSink() for _ in range(3)]
+        for sink in sinks:
+            await bench.submit(sink)
+        await sinks[2].end()
+        error = sinks[2].error
+        assert error is not None
+        assert (error.status, error.code) == (503, "queue_full")
+        assert error.retry_after_s
+        assert sinks[0].error is None
+
+
+async def test_restarted_nats_serves_old_and_new_requests(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        worker = await bench.worker("a")
+        worker.is_pulling = True
+        claimed, unclaimed, later = ListSink(), ListSink(), ListSink()
+        await bench.submit(claimed)
+        held = await worker.next_request()
+        await worker.claim(held)
+        await worker.say(held, 0, 2)
+        await claimed.has(2)
+        worker.is_pulling = False
+        await asyncio.sleep(0.6)  # the pull in progress ends
+        await bench.submit(unclaimed)
+        await until(lambda: bench.flight.stream_seq is not None)
+        server.restart()
+        await until(lambda: worker.num_prepared == 2)
+        worker.is_pulling = True
+        await worker.say(held, 2, 4)
+        await worker.end(held, 4)
+        await claimed.end()
+        assert claimed.text == expected_text(4)
+        request = await worker.next_request()
+        assert request.id == bench.flight.id
+        assert request.epoch >= 1
+        await worker.claim(request)
+        await worker.end(request, 0)
+        await unclaimed.end()
+        assert unclaimed.error is None
+        await bench.submit(later)
+        request = await worker.next_request()
+        await worker.claim(request)
+        await worker.end(request, 0)
+        await later.end()
+        assert later.error is None
+
+
+async def test_many_concurrent_requests_all_end_complete(bench: Bench) -> None:
+    worker = await bench.worker("a")
+    serving = asyncio.create_task(worker.serve(0.001))
+    sinks = [ListSink() for _ in range(500)]
+    for sink in sinks:
+        await bench.submit(sink, sampling=Sampling(max_tokens=20))
+    await asyncio.gather(*(sink.end() for sink in sinks))
+    serving.cancel()
+    assert {sink.text for sink in sinks} == {expected_text(20)}
+    assert {sink.endings for sink in sinks} == {1}
+    assert bench.endings == ["completed"] * 500
+
+
+async def test_bytes_that_are_no_frame_harm_nobody(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    assert request.reply is not None
+    await worker.nats.publish(request.reply, b"\xc1 not msgpack")
+    await worker.claim(request)
+    await worker.send(request.reply, [token(request, 0), Delta("unknown", 0, 0, (1,), "x")])
+    await worker.end(request, 1)
+    await sink.end()
+    assert sink.text == expected_text(1)

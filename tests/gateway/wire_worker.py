@@ -1,0 +1,195 @@
+"""A worker's side of the wire without an engine: pulls requests, sends frames and heartbeats as a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
+from shared.nats_connection import connect
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import cancel_subject, lane_filter, worker_subject
+
+HEARTBEAT_S = 0.05
+
+
+def token_text(position: int) -> str:
+    """The text of every sequence's token at this position: what an uninterrupted stream must add up to."""
+    return f"{position} "
+
+
+def expected_text(num_tokens: int) -> str:
+    return "".join(map(token_text, range(num_tokens)))
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait for something that no event announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+class WireWorker:
+    """One worker of one model. Use as `async with`."""
+
+    def __init__(self, nats_url: str, model: str, name: str) -> None:
+        self.model = model
+        self.name = name
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
+        self.cancels: list[Cancel] = []
+        self.step = 0
+        self.running = 0
+        self.is_beating = True
+        self.is_pulling = True
+        self.draining = False
+        self.num_prepared = 0
+        self._url = nats_url
+        self._messages: dict[tuple[str, int], Msg] = {}
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.nats: Client
+
+    async def __aenter__(self) -> WireWorker:
+        self.nats = await connect(self._url, role="worker", name=self.name, on_reconnect=self._prepare)
+        await self._prepare()
+        await self.nats.subscribe(cancel_subject(self.model), cb=self._hear_cancel)
+        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._pull())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    async def die(self) -> None:
+        """Stop everything at once, without goodbye."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if not self.nats.is_closed:
+            await self.nats.close()
+
+    async def next_request(self) -> Request:
+        async with asyncio.timeout(10):
+            return await self.requests.get()
+
+    async def send(self, reply: str, deltas: Iterable[Delta]) -> None:
+        """Send one frame."""
+        self.step += 1
+        await self.nats.publish(reply, encode(Frame(self.name, self.step, list(deltas))))
+        await self.nats.flush()
+
+    async def claim(self, request: Request, prompt_tokens: int = 3) -> None:
+        assert request.reply is not None
+        claim = Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=prompt_tokens)
+        await self.send(request.reply, [claim])
+
+    async def say(self, request: Request, start: int, stop: int) -> None:
+        """Send the tokens of these positions, one frame each."""
+        assert request.reply is not None
+        for position in range(start, stop):
+            await self.send(request.reply, [token(request, position)])
+
+    async def end(self, request: Request, num_tokens: int, finish: Finish | None = None) -> None:
+        assert request.reply is not None
+        finish = finish or Finish("length", Usage(3, num_tokens, 1))
+        await self.send(request.reply, [Delta(request.id, request.epoch, num_tokens, finish=finish)])
+        await self.ack(request)
+
+    async def ack(self, request: Request) -> None:
+        message = self._messages.pop((request.id, request.epoch), None)
+        if message is not None:
+            await message.ack()
+
+    async def serve(self, step_s: float = 0.0) -> None:
+        """Answer all requests for ever, one token per running sequence and step, in one frame per gateway."""
+        running: dict[str, tuple[Request, int]] = {}
+        while True:
+            while not self.requests.empty() or not running:
+                request = await self.requests.get()
+                await self.claim(request)
+                running[request.id] = (request, len(request.emitted))
+            for cancel in self.cancels:
+                for request_id in cancel.ids:
+                    running.pop(request_id, None)
+            self.cancels.clear()
+            self.running = len(running)
+            await self._step(running)
+            await asyncio.sleep(step_s)
+
+    async def _step(self, running: dict[str, tuple[Request, int]]) -> None:
+        frames: dict[str, list[Delta]] = {}
+        for request, position in list(running.values()):
+            assert request.reply is not None
+            delta = token(request, position)
+            limit = request.sampling.max_tokens or 16
+            if position + 1 == limit:
+                delta = msgspec.structs.replace(delta, finish=Finish("length", Usage(3, limit)))
+                del running[request.id]
+                await self.ack(request)
+            else:
+                running[request.id] = (request, position + 1)
+            frames.setdefault(request.reply, []).append(delta)
+        for reply, deltas in frames.items():
+            self.step += 1
+            await self.nats.publish(reply, encode(Frame(self.name, self.step, deltas)))
+
+    async def _hear_cancel(self, message: Msg) -> None:
+        self.cancels.append(msgspec.msgpack.decode(message.data, type=Cancel))
+
+    async def _prepare(self) -> None:
+        js = self.nats.jetstream()
+        await ensure_streams(js, StreamLimits())
+        await ensure_consumer(js, self.model, "interactive", StreamLimits())
+        self.num_prepared += 1
+
+    async def _beat(self) -> None:
+        while True:
+            if self.is_beating and self.nats.is_connected:
+                await self.nats.publish(worker_subject(self.model, self.name), encode(self._heartbeat()))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            worker=self.name,
+            model=self.model,
+            step=self.step,
+            running=self.running,
+            waiting=0,
+            waiting_tokens=0,
+            free_blocks=1000,
+            total_blocks=1000,
+            block_size=16,
+            max_model_len=8192,
+            max_num_seqs=1024,
+            prefill_rate=1e5,
+            decode_rate=1e4,
+            queue_pending=0,
+            draining=self.draining,
+            started=1.0,
+        )
+
+    async def _pull(self) -> None:
+        js = self.nats.jetstream()
+        durable = f"{lane_filter(self.model, 'interactive').split('.')[2]}-interactive"
+        while True:
+            if not self.is_pulling or not self.nats.is_connected:
+                await asyncio.sleep(0.01)
+                continue
+            with contextlib.suppress(NatsError):
+                subscription = await js.pull_subscribe_bind(durable, stream=INTERACTIVE_STREAM)
+                while self.is_pulling:
+                    with contextlib.suppress(TimeoutError):
+                        for message in await subscription.fetch(64, timeout=0.5):
+                            request = decode_request(message.data)
+                            self._messages[(request.id, request.epoch)] = message
+                            self.requests.put_nowait(request)
+
+
+def token(request: Request, position: int) -> Delta:
+    return Delta(request.id, request.epoch, position, (position,), token_text(position))
