@@ -1,0 +1,104 @@
+"""Puts a worker together: engine thread, text, lanes and queues, over one NATS connection."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+
+from gpu_worker.consumer.answer import AnswerWriter
+from gpu_worker.consumer.appetite import Appetite
+from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.consumer import Consumer
+from gpu_worker.consumer.heartbeat import HeartbeatSource
+from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.consumer.intake import Intake
+from gpu_worker.consumer.interactive_lane import InteractiveLane
+from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.step_relay import StepRelay
+from gpu_worker.consumer.tokenizer_service import TokenizerService
+from gpu_worker.engine_setup import EngineSetup
+from gpu_worker.engine_thread import EngineThread
+from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.prompt_encoder import PromptEncoder
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.streams import StreamLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Under which names a worker is known."""
+
+    worker: str
+    model: str
+
+
+class Worker:
+    """All parts of a running worker.
+
+    Attributes:
+        consumer: For draining, and for word of reconnects and fatal failure.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        nats: Client,
+        setup: EngineSetup,
+        directory: ModelDirectory,
+        tokenizer: ModelTokenizer,
+        limits: StreamLimits,
+    ) -> None:
+        """Put the parts together; nothing runs before `start`. Call it on the event loop."""
+        relay = StepRelay(asyncio.get_running_loop())
+        self._engine = EngineThread(setup.engine, relay.deliver)
+        self._encoder = PromptEncoder(tokenizer)
+        sizes = setup.scheduler
+        held = HeldRequests()
+        appetite = Appetite(
+            held, max_num_seqs=sizes.max_num_seqs, num_blocks=sizes.num_blocks, block_size=sizes.block_size
+        )
+        intake = Intake(
+            model=identity.model,
+            directory=directory,
+            max_model_len=sizes.max_model_len,
+            tokenizer=tokenizer,
+            encoder=self._encoder,
+            engine=self._engine,
+            held=held,
+            appetite=appetite,
+        )
+        outbox = Outbox(nats, identity.worker)
+        self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
+        self.consumer = Consumer(
+            nats=nats,
+            engine=self._engine,
+            source=HeartbeatSource(
+                identity.worker, identity.model, self._engine, held, sizes.block_size, sizes.max_model_len
+            ),
+            appetite=appetite,
+            writer=AnswerWriter(tokenizer),
+            outbox=outbox,
+            interactive=InteractiveLane(intake, self._engine, held, outbox),
+            batch=BatchLane(nats, identity.worker, limits.batch_max_deliver, intake, self._engine, held, outbox),
+            limits=limits,
+        )
+        relay.handle = self.consumer.accept
+
+    async def start(self) -> None:
+        """Start the engine and take requests.
+
+        Raises:
+            DependencyError: A stream is missing and cannot be made.
+        """
+        self._engine.start()
+        await self._service.start()
+        await self.consumer.start()
+
+    async def close(self) -> None:
+        """Stop the engine and everything else; requests still held are left to the queue."""
+        await self.consumer.close()
+        # In a thread, because the engine may be waiting for this loop.
+        await asyncio.to_thread(self._engine.stop)
+        self._encoder.close()

@@ -1,0 +1,52 @@
+"""The worker's settings. Resolved once at start by `shared.config.resolve`, never changed afterwards.
+
+Names are those that users of vLLM know, where the setting exists there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.config import setting
+from shared.telemetry import LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything an operator can choose about a worker. Sizes are bytes, times seconds."""
+
+    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
+    served_model_name: str | None = setting(None, "Name that clients ask for; the directory's name if not given.")
+    device: str = setting("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting(
+        "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    threads: int | None = setting(None, "Threads of the engine on a CPU; all cores if not given.", minimum=1)
+
+    block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
+    num_blocks: int | None = setting(None, "KV blocks; as many as fit the memory if not given.", minimum=1)
+    kv_cache_bytes: int | None = setting(None, "Size of the KV cache, when num_blocks is not given.", minimum=1)
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of the GPU's memory to use, weights included.", minimum=0.05, maximum=1.0
+    )
+    enable_prefix_caching: bool = setting(True, "Keep blocks findable so that equal prompt beginnings share them.")
+    max_model_len: int | None = setting(None, "Tokens per sequence; the model's own limit if not given.", minimum=2)
+    max_num_seqs: int = setting(256, "Sequences that may run at once.", minimum=1, maximum=8192)
+    max_num_batched_tokens: int | None = setting(
+        None, "Token budget of a step; 512 on a CPU, 8192 on a GPU if not given.", minimum=1
+    )
+    simulate: float | None = setting(
+        None,
+        "Simulate the engine: one token per sequence every so many milliseconds, no model.",
+        minimum=0,
+        maximum=60_000,
+    )
+
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
+    nats_user: str | None = setting(None, "NATS user of the worker role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+
+    worker_id: str | None = setting(None, "Name of this worker, unique among all; made up if not given.")
+    drain_timeout_s: float = setting(30.0, "Time running requests get to finish at shutdown.", minimum=0)
+    log_level: str = setting("info", "Least severity of what is logged.", choices=LEVELS)

@@ -1,0 +1,1 @@
+"""Between NATS and the engine: pulls requests, admits them, publishes what the engine makes of them."""

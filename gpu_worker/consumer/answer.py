@@ -1,0 +1,103 @@
+"""Turns what the engine says about a sequence into a delta: tokens to text, logprobs, stop strings, the end.
+
+The end by a stop string is found here, not in the engine: the text is cut before it, and tokens after the one that
+completed it are dropped.
+"""
+
+from __future__ import annotations
+
+from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.core.step import SequenceEvent
+from gpu_worker.text.token_logprobs import to_token_logprob
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.messages import Delta, Finish, FinishReason, TokenLogprob, Usage
+
+
+class AnswerWriter:
+    """Writes deltas. Advances the text of held requests and their preludes; nothing else."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        """Write with this tokenizer's text."""
+        self._tokenizer = tokenizer
+
+    def delta(self, held: HeldRequest, event: SequenceEvent) -> Delta:
+        """Return the delta of one event. `finish` may be set where the event's is not: then the engine must be told."""
+        request = held.request
+        token_ids = event.token_ids
+        if held.is_plain and event.finish is None and len(token_ids) == 1:
+            assert held.output is not None
+            text = held.output.feed(token_ids[0])
+            return Delta(request.id, request.epoch, event.num_tokens_before, token_ids, text)
+        return self._full_delta(held, event)
+
+    def _full_delta(self, held: HeldRequest, event: SequenceEvent) -> Delta:
+        request = held.request
+        text, num_tokens, reason = self._read(held, event)
+        finish = None
+        if reason is not None:
+            finish = self._finish(event, reason, event.num_tokens_before + num_tokens)
+        logprobs = None
+        if request.sampling.logprobs is not None:
+            logprobs = tuple(to_token_logprob(self._tokenizer, entry) for entry in event.logprobs[:num_tokens])
+        prelude, prompt_logprobs = self._prelude(held, event, is_due=num_tokens > 0 or finish is not None)
+        return Delta(
+            request.id,
+            request.epoch,
+            event.num_tokens_before,
+            event.token_ids[:num_tokens],
+            prelude + text,
+            finish,
+            logprobs,
+            prompt_logprobs,
+        )
+
+    def _read(self, held: HeldRequest, event: SequenceEvent) -> tuple[str, int, FinishReason | None]:
+        """Return the new text, how many of the event's tokens count, and why the answer ends, if it does."""
+        output = held.output
+        assert output is not None
+        num_tokens = len(event.token_ids)
+        # The token that ended the sequence has no text.
+        num_read = num_tokens - 1 if event.finish == "stop" and num_tokens else num_tokens
+        parts = []
+        for index in range(num_read):
+            parts.append(output.feed(event.token_ids[index]))
+            if output.is_stopped:
+                return "".join(parts), index + 1, "stop"
+        if event.finish in ("stop", "length"):
+            parts.append(output.finish())
+        return "".join(parts), num_tokens, event.finish
+
+    def _finish(self, event: SequenceEvent, reason: FinishReason, num_output_tokens: int) -> Finish:
+        sequence = event.sequence
+        usage = Usage(sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens)
+        return Finish(reason, usage, event.error)
+
+    def _prelude(
+        self, held: HeldRequest, event: SequenceEvent, *, is_due: bool
+    ) -> tuple[str, tuple[TokenLogprob | None, ...] | None]:
+        """Return the echoed prompt and its logprobs when they are due: with the first token, or the end."""
+        prelude = held.prelude
+        if prelude is None:
+            return "", None
+        if prelude.logprobs is not None:
+            prelude.logprobs += [to_token_logprob(self._tokenizer, entry) for entry in event.prompt_logprobs]
+        if not is_due:
+            return "", None
+        held.prelude = None
+        sampling = held.request.sampling
+        held.is_plain = not sampling.stop and sampling.logprobs is None
+        return prelude.text, None if prelude.logprobs is None else tuple(prelude.logprobs)
+
+
+def claim(held: HeldRequest) -> Delta:
+    """Return the first delta of an attempt, which tells the gateway who holds the request."""
+    assert held.sequence is not None
+    request = held.request
+    return Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=held.sequence.num_prompt_tokens)
+
+
+def ending(held: HeldRequest, finish: Finish) -> Delta:
+    """Return a last delta without tokens."""
+    request = held.request
+    position = len(request.emitted) if held.sequence is None else held.sequence.num_output_tokens
+    return Delta(request.id, request.epoch, position, finish=finish)

@@ -1,0 +1,62 @@
+"""How many requests a worker should pull: what its free slots and blocks can hold, and no more.
+
+What is left in the queue can go to any worker; what has been pulled can only run here. Blocks are estimated from the
+requests seen lately, as the size of a request is not known before it is here. While the queue is known to have more,
+a few requests are taken ahead of need, so that a slot that becomes free is filled without a round trip.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gpu_worker.consumer.held_request import HeldRequests
+
+# Output tokens counted for a running request: the same that the scheduler promises at admission.
+EXPECTED_OUTPUT_TOKENS = 128
+_LOOK_AHEAD_SHARE = 8
+_MEMORY = 0.1
+
+
+class Appetite:
+    """Owns the running estimate of blocks per request."""
+
+    def __init__(self, held: HeldRequests, *, max_num_seqs: int, num_blocks: int, block_size: int) -> None:
+        """Fill an engine of this size."""
+        self._held = held
+        self._max_num_seqs = max_num_seqs
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._mean_blocks = 1.0
+
+    def expected_blocks(self, num_tokens: int, max_new_tokens: int) -> int:
+        """Return the blocks that a request will probably need, and learn from it."""
+        expected = -(-(num_tokens + min(max_new_tokens, EXPECTED_OUTPUT_TOKENS)) // self._block_size)
+        self._mean_blocks += (expected - self._mean_blocks) * _MEMORY
+        return expected
+
+    def interactive(self, backlog: int) -> int:
+        """Return how many interactive requests there is room for. Batch work does not count: it gives way.
+
+        Args:
+            backlog: Requests known to be left in the queue.
+        """
+        held = self._held
+        look_ahead = min(backlog, max(1, self._max_num_seqs // _LOOK_AHEAD_SHARE))
+        return max(0, self._room(held.count("interactive"), held.num_blocks("interactive")) + look_ahead)
+
+    def batch(self, interactive_backlog: int) -> int:
+        """Return how many batch requests there is room for: none while interactive ones wait.
+
+        Args:
+            interactive_backlog: Interactive requests known to be left in the queue.
+        """
+        if interactive_backlog:
+            return 0
+        held = self._held
+        return max(0, self._room(len(held), held.num_blocks("interactive") + held.num_blocks("batch")))
+
+    def _room(self, num_held: int, num_blocks: int) -> int:
+        """Return how many more requests fit beside those held; negative when too many are held already."""
+        by_blocks = math.floor((self._num_blocks - num_blocks) / self._mean_blocks)
+        room = min(self._max_num_seqs - num_held, by_blocks)
+        return room if num_held else max(1, room)

@@ -1,0 +1,245 @@
+"""The consumer: joins queues, intake, engine and outbox, and looks after them while time passes.
+
+Everything here runs on the event loop's thread. The engine is reached through its inbox, and reaches back through the
+step relay, which calls `accept` once per step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from gpu_worker.consumer.answer import AnswerWriter
+from gpu_worker.consumer.appetite import Appetite
+from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.gateway_watch import GatewayWatch
+from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
+from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.interactive_lane import InteractiveLane
+from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
+from gpu_worker.engine_thread import EngineThread, StepOutcome
+from shared.messages import Cancel, Delta, Finish, Lane, encode
+from shared.streams import STREAM_OF_LANE, StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import ALL_GATEWAYS, cancel_subject, worker_subject
+
+GATEWAY_CHECK_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Consumer:
+    """One worker's side of the queues.
+
+    Attributes:
+        has_failed: Set when the engine has failed for good.
+    """
+
+    def __init__(
+        self,
+        *,
+        nats: Client,
+        engine: EngineThread,
+        source: HeartbeatSource,
+        appetite: Appetite,
+        writer: AnswerWriter,
+        outbox: Outbox,
+        interactive: InteractiveLane,
+        batch: BatchLane,
+        limits: StreamLimits,
+    ) -> None:
+        """Join the parts; nothing happens before `start`."""
+        self._nats = nats
+        self._js = nats.jetstream()
+        self._engine = engine
+        self._source = source
+        self._held = source.held
+        self._appetite = appetite
+        self._writer = writer
+        self._outbox = outbox
+        self._interactive = interactive
+        self._batch = batch
+        self._limits = limits
+        self._watch = GatewayWatch()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closed = False
+        self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
+        self._interactive_queue = self._queue("interactive", self._interactive_appetite, interactive.take)
+        self._batch_queue = self._queue("batch", self._batch_appetite, batch.take)
+        self.has_failed = asyncio.Event()
+        outbox.on_unsent = self._abandon
+        outbox.on_too_large = self._refuse_too_large
+
+    async def start(self) -> None:
+        """Subscribe, and begin to pull.
+
+        Raises:
+            DependencyError: A stream is missing and cannot be made.
+        """
+        await ensure_streams(self._js, self._limits)
+        self._outbox.start()
+        await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
+        await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
+        self._tasks = [
+            asyncio.create_task(_every(INTERVAL_S, self.send_heartbeat), name="heartbeat"),
+            asyncio.create_task(_every(self._limits.ack_wait_s / 3, self._report_progress), name="progress"),
+            asyncio.create_task(_every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_dead_gateways), name="gateways"),
+        ]
+        await self._interactive_queue.start()
+        await self._batch_queue.start()
+
+    def accept(self, outcome: StepOutcome) -> None:
+        """Pass on what a step did. The hot path: once per step."""
+        by_sequence = self._held.by_sequence
+        self._outbox.step = outcome.step
+        num_held = len(by_sequence)
+        for event in outcome.events:
+            held = by_sequence.get(event.sequence.id)
+            if held is None:
+                continue  # cancelled while the step was in flight
+            try:
+                if held.prelude is not None:
+                    self._take_note_of_start(held)
+                delta = self._writer.delta(held, event)
+                if held.request.lane == "batch":
+                    self._batch.advance(held, delta)
+                else:
+                    self._interactive.advance(held, delta)
+            except Exception:
+                _log.exception("answer failed", extra={"id": held.request.id})
+                self._fail(held, "the worker could not write the answer")
+        if len(by_sequence) < num_held:
+            self._interactive_queue.wake()
+            self._batch_queue.wake()
+        if outcome.stats.is_fatal:
+            self.has_failed.set()
+
+    async def send_heartbeat(self) -> None:
+        """Publish the worker's state."""
+        heartbeat = self._source.heartbeat(self._interactive_queue.backlog)
+        await self._nats.publish(worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat))
+
+    def disconnected(self) -> None:
+        """Take note that NATS is away, unless we left it ourselves."""
+        if not self._is_closed:
+            _log.warning("connection to NATS lost")
+
+    def reconnected(self) -> None:
+        """Start over with the queues, which NATS may have lost."""
+        _log.warning("connection to NATS is back")
+        self._watch.restart(time.monotonic())
+        self._interactive_queue.forget()
+        self._batch_queue.forget()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, let running requests finish for so long, and give back the rest."""
+        self._source.is_draining = True
+        await self.send_heartbeat()
+        await asyncio.gather(self._interactive_queue.drain(), self._batch_queue.drain())
+        self._interactive.give_back_waiting()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._held.is_empty.wait()
+        for held in self._held:
+            self._lane(held).give_back(held)
+
+    async def close(self) -> None:
+        """Send what is left, and stop."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._batch.close()
+        await self._outbox.close()
+
+    def _queue(self, lane: Lane, appetite: Callable[[], int], take: Callable[..., None]) -> PullQueue:
+        async def ensure() -> str:
+            await ensure_streams(self._js, self._limits)
+            return await ensure_consumer(self._js, self._source.model, lane, self._limits)
+
+        return PullQueue(self._nats, STREAM_OF_LANE[lane], ensure, appetite, take)
+
+    def _interactive_appetite(self) -> int:
+        return self._appetite.interactive(self._interactive_queue.backlog)
+
+    def _batch_appetite(self) -> int:
+        return self._appetite.batch(self._interactive_queue.backlog)
+
+    def _take_note_of_start(self, held: HeldRequest) -> None:
+        """Count only the blocks that a request does not share, now that its prefix hits are known."""
+        if held.sequence is not None and held.sequence.num_cached_tokens:
+            shared = held.sequence.num_cached_tokens // self._source.block_size
+            self._held.expect_blocks(held, max(1, held.num_blocks - shared))
+
+    def _lane(self, held: HeldRequest) -> InteractiveLane | BatchLane:
+        return self._batch if held.request.lane == "batch" else self._interactive
+
+    def _fail(self, held: HeldRequest, error: str, param: str | None = None) -> None:
+        if not self._held.is_current(held):
+            return
+        if held.request.lane == "batch":
+            self._batch.fail(held, error)
+        else:
+            self._interactive.end(held, Finish("failed", error=error, error_param=param))
+
+    def _abandon(self, deltas: list[Delta]) -> None:
+        """Leave requests to the queue whose deltas could not be sent: the gateway misses something now."""
+        for delta in deltas:
+            held = self._held.get(delta.id)
+            if held is not None and held.request.epoch == delta.epoch:
+                self._interactive.abandon(held)
+
+    def _refuse_too_large(self, delta: Delta) -> None:
+        held = self._held.get(delta.id)
+        if held is None or held.request.epoch != delta.epoch:
+            return
+        param = "prompt_logprobs" if delta.prompt_logprobs else "echo"
+        self._fail(held, "The answer for the prompt is too large for one message; ask for less.", param)
+
+    async def _receive_cancel(self, message: Msg) -> None:
+        try:
+            cancel = self._decode_cancel(message.data)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            _log.warning("message is not a cancellation", extra={"error": str(error)})
+            return
+        self._interactive.cancel(cancel)
+        self._interactive_queue.wake()
+
+    async def _receive_gateway(self, message: Msg) -> None:
+        self._watch.hear(message.subject, time.monotonic())
+
+    async def _report_progress(self) -> None:
+        """Tell the queues that held messages are being worked on."""
+        for held in self._held:
+            await tell(self._nats, held.message, IN_PROGRESS)
+
+    async def _drop_for_dead_gateways(self) -> None:
+        if not self._nats.is_connected:
+            self._watch.restart(time.monotonic())
+            return
+        waiting = [held for held in self._held if held.request.lane == "interactive"]
+        dead = self._watch.take_dead({held.request.reply or "" for held in waiting}, time.monotonic())
+        for held in waiting:
+            if held.request.reply in dead:
+                _log.warning("dropped request of a dead gateway", extra={"id": held.request.id})
+                self._interactive.drop(held)
+
+
+async def _every(interval_s: float, action: Callable[[], Awaitable[Any]]) -> None:
+    """Run an action periodically, the first time at once; a connection that is away does not end it."""
+    while True:
+        try:
+            await action()
+        except NatsError as error:
+            _log.warning("not sent", extra={"error": repr(error)})
+        await asyncio.sleep(interval_s)

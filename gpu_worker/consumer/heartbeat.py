@@ -1,0 +1,56 @@
+"""The worker's heartbeat: what gateways judge its life and its load by."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.engine_thread import EngineThread
+from shared.messages import Heartbeat
+
+INTERVAL_S = 0.25
+
+
+@dataclass(slots=True)
+class HeartbeatSource:
+    """Makes heartbeats from the state of engine and lanes.
+
+    Attributes:
+        is_draining: Say that no new requests are taken.
+    """
+
+    worker: str
+    model: str
+    engine: EngineThread
+    held: HeldRequests
+    block_size: int
+    max_model_len: int
+    is_draining: bool = False
+    started: float = field(default_factory=time.time)
+
+    def heartbeat(self, queue_pending: int) -> Heartbeat:
+        """Return the state of this moment; `queue_pending` interactive requests are left in the queue."""
+        stats = self.engine.stats
+        # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
+        num_encoding = sum(held.sequence is None for held in self.held)
+        return Heartbeat(
+            worker=self.worker,
+            model=self.model,
+            step=stats.step,
+            running=stats.running,
+            waiting=stats.waiting + num_encoding,
+            waiting_tokens=stats.waiting_tokens,
+            free_blocks=stats.free_blocks,
+            total_blocks=stats.total_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=stats.max_num_seqs,
+            prefill_rate=stats.prefill_rate,
+            decode_rate=stats.decode_rate,
+            queue_pending=queue_pending,
+            draining=self.is_draining,
+            pid=os.getpid(),
+            started=self.started,
+        )

@@ -1,0 +1,128 @@
+"""The requests this worker holds: pulled, not yet acknowledged, with everything needed to answer them.
+
+Owns the table and the count of blocks that interactive and batch requests are expected to need. Written by the lanes,
+on the event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.text.output_text import OutputText
+from shared.messages import Lane, Request, TokenLogprob
+
+
+@dataclass(slots=True)
+class Prelude:
+    """What goes with the first token of an answer: the echoed prompt and the prompt's log probabilities."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob | None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """One request between its pull and its acknowledgement.
+
+    Attributes:
+        key: Names the request among all that the worker holds.
+        message: Its latest delivery; acknowledged after the last delta has been published.
+        sequence: Set when the prompt has been encoded and given to the engine.
+        output: The text so far.
+        prelude: What is still to be sent with the first token.
+        num_blocks: Blocks that it is expected to need beyond those shared with others.
+        started_at: Unix seconds of the pull.
+        is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
+        parts: Text so far, of a request whose answer is delivered as a whole.
+    """
+
+    key: str
+    request: Request
+    message: QueuedMessage
+    started_at: float
+    sequence: Sequence | None = None
+    output: OutputText | None = None
+    prelude: Prelude | None = None
+    num_blocks: int = 0
+    is_plain: bool = False
+    parts: list[str] = field(default_factory=list)
+
+
+class HeldRequests:
+    """All held requests, by key and by the engine's sequence id.
+
+    Attributes:
+        by_sequence: For reading in the hot path; only `admit` and `remove` change it.
+        is_empty: Set while nothing is held.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._by_key: dict[str, HeldRequest] = {}
+        self.by_sequence: dict[str, HeldRequest] = {}
+        self._counts: dict[Lane, int] = {"interactive": 0, "batch": 0}
+        self._blocks: dict[Lane, int] = {"interactive": 0, "batch": 0}
+        self._num_admitted = 0
+        self.is_empty = asyncio.Event()
+        self.is_empty.set()
+
+    def __iter__(self) -> Iterator[HeldRequest]:
+        """Iterate over a snapshot, so that requests may be removed meanwhile."""
+        return iter(list(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def get(self, key: str) -> HeldRequest | None:
+        """Return the held request with this key."""
+        return self._by_key.get(key)
+
+    def count(self, lane: Lane) -> int:
+        """Requests held of one lane."""
+        return self._counts[lane]
+
+    def num_blocks(self, lane: Lane) -> int:
+        """Blocks that one lane's requests are expected to need."""
+        return self._blocks[lane]
+
+    def is_current(self, held: HeldRequest) -> bool:
+        """Say whether a request is still held: it may have been cancelled or replaced while something was awaited."""
+        return self._by_key.get(held.key) is held
+
+    def add(self, held: HeldRequest) -> None:
+        """Take in a request whose key is not held."""
+        assert held.key not in self._by_key
+        self._by_key[held.key] = held
+        self._counts[held.request.lane] += 1
+        self.is_empty.clear()
+
+    def next_sequence_id(self, held: HeldRequest) -> str:
+        """Return an id that no other attempt has: events of an aborted sequence may still come in."""
+        self._num_admitted += 1
+        return f"{held.key}.{self._num_admitted}"
+
+    def admit(self, held: HeldRequest, sequence: Sequence, output: OutputText, num_blocks: int) -> None:
+        """Take note that the engine works on a request."""
+        held.sequence = sequence
+        held.output = output
+        self.by_sequence[sequence.id] = held
+        self.expect_blocks(held, num_blocks)
+
+    def expect_blocks(self, held: HeldRequest, num_blocks: int) -> None:
+        """Change how many blocks a request is expected to need."""
+        self._blocks[held.request.lane] += num_blocks - held.num_blocks
+        held.num_blocks = num_blocks
+
+    def remove(self, held: HeldRequest) -> None:
+        """Let go of a request."""
+        del self._by_key[held.key]
+        self._counts[held.request.lane] -= 1
+        self.expect_blocks(held, 0)
+        if held.sequence is not None:
+            del self.by_sequence[held.sequence.id]
+        if not self._by_key:
+            self.is_empty.set()

@@ -1,0 +1,156 @@
+"""Requests of people who wait: from the interactive queue to frames, with the epoch as the fence.
+
+A message is acknowledged when nothing more will be said about its request here: after the last delta, or when the
+attempt has been cancelled, replaced by a newer one, or can be seen to be of no use. Until then it belongs to the queue,
+which delivers it again when this worker dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+
+import msgspec
+
+from gpu_worker.consumer.answer import claim, ending
+from gpu_worker.consumer.cancellations import Cancellations
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.intake import Intake
+from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from gpu_worker.core.sequence import SequenceStatus
+from gpu_worker.engine_thread import EngineThread
+from shared.errors import BadRequestError
+from shared.messages import Cancel, Delta, Finish, Request
+
+_log = logging.getLogger(__name__)
+
+# Frames go to gateways and nowhere else, whatever a request asks for.
+_FRAME_SUBJECT = re.compile(r"hr\.tok\.[A-Za-z0-9_-]+")
+
+
+class InteractiveLane:
+    """Takes, cancels, hands over and ends interactive requests."""
+
+    def __init__(self, intake: Intake, engine: EngineThread, held: HeldRequests, outbox: Outbox) -> None:
+        """Serve over `outbox` what comes in."""
+        self._intake = intake
+        self._engine = engine
+        self._held = held
+        self._outbox = outbox
+        self._cancellations = Cancellations()
+
+    def take(self, message: QueuedMessage) -> None:
+        """Take a message from the queue."""
+        try:
+            request = read_request(message.data)
+        except UnreadableRequestError as error:
+            self._refuse_unreadable(message, error)
+            return
+        if request.reply is None or not _FRAME_SUBJECT.fullmatch(request.reply):
+            _log.warning("request without a gateway's reply subject", extra={"id": request.id})
+            self._outbox.acknowledge(message)
+            return
+        if self._is_useless(request, request.reply, message) or self._is_known(request, message):
+            return
+        request = msgspec.structs.replace(request, lane="interactive")
+        held = HeldRequest(request.id, request, message, time.time())
+        self._held.add(held)
+        self._intake.begin(held, self)
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Stop requests, here or still to come."""
+        now = time.monotonic()
+        for request_id in cancel.ids:
+            self._cancellations.add(request_id, cancel.epoch, now)
+            held = self._held.get(request_id)
+            if held is not None and (cancel.epoch is None or held.request.epoch <= cancel.epoch):
+                self.drop(held)
+
+    def drop(self, held: HeldRequest) -> None:
+        """Stop working on a request that nobody waits for."""
+        self._remove(held)
+        self._outbox.acknowledge(held.message)
+
+    def abandon(self, held: HeldRequest) -> None:
+        """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
+        self._remove(held)
+
+    def admitted(self, held: HeldRequest) -> None:
+        """Claim a request that the engine has."""
+        self._put(held, claim(held))
+
+    def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
+        """End a request that can never run."""
+        self.end(held, Finish("failed", error=str(error), error_param=error.param or "prompt"))
+
+    def give_back(self, held: HeldRequest) -> None:
+        """Let another worker do it: the gateway dispatches it again at once."""
+        self.end(held, Finish("handoff"))
+
+    def end(self, held: HeldRequest, finish: Finish) -> None:
+        """End a request with a delta that has no tokens."""
+        self._put(held, ending(held, finish), held.message)
+        self._remove(held)
+
+    def give_back_waiting(self) -> None:
+        """Give back what has not started to run."""
+        for held in self._held:
+            sequence = held.sequence
+            if held.request.lane == "interactive" and (sequence is None or sequence.status is SequenceStatus.WAITING):
+                self.give_back(held)
+
+    def advance(self, held: HeldRequest, delta: Delta) -> None:
+        """Send what a step did to a request."""
+        if delta.finish is None:
+            self._put(held, delta)
+        else:
+            self._put(held, delta, held.message)
+            self._remove(held)
+
+    def _put(self, held: HeldRequest, delta: Delta, finished: QueuedMessage | None = None) -> None:
+        assert held.request.reply is not None
+        self._outbox.put(held.request.reply, delta, finished)
+
+    def _remove(self, held: HeldRequest) -> None:
+        """Let go of a request, and make the engine do so too if it has not finished it."""
+        self._held.remove(held)
+        if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
+            self._engine.abort(held.sequence.id)
+
+    def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
+        """Say whether nobody waits for this attempt; it is acknowledged then, and an expired one is told so."""
+        if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
+            self._outbox.acknowledge(message)
+            return True
+        if request.deadline is None or request.deadline > time.time():
+            return False
+        delta = Delta(request.id, request.epoch, len(request.emitted), finish=Finish("expired"))
+        self._outbox.put(reply, delta, message)
+        return True
+
+    def _is_known(self, request: Request, message: QueuedMessage) -> bool:
+        """Say whether this or a newer attempt is held already; an older one makes way."""
+        current = self._held.get(request.id)
+        if current is None:
+            return False
+        if request.epoch > current.request.epoch:
+            self.drop(current)
+            return False
+        if message.stream_seq == current.message.stream_seq:
+            # Redelivered because we were slow to say that it is in progress: the last delivery is the one to answer.
+            current.message = message
+        else:
+            self._outbox.acknowledge(message)
+        return True
+
+    def _refuse_unreadable(self, message: QueuedMessage, error: UnreadableRequestError) -> None:
+        envelope = error.envelope
+        if envelope is None or envelope.reply is None or not _FRAME_SUBJECT.fullmatch(envelope.reply):
+            _log.warning("message is not a request", extra={"error": str(error)})
+            self._outbox.acknowledge(message)
+            return
+        finish = Finish("failed", error=str(error), error_param=error.param)
+        self._outbox.put(envelope.reply, Delta(envelope.id, envelope.epoch, 0, finish=finish), message)

@@ -1,0 +1,110 @@
+"""Sends deltas: one frame per reply subject for everything that has come together since the last round.
+
+Producers on the event loop put deltas in; one task takes them out, encodes and publishes. In the ordinary case a round
+is one engine step. When the loop falls behind, a round holds several steps, which costs less than sending them apart.
+Messages whose last delta is in a frame are acknowledged after that frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
+from shared.messages import Delta, Frame
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Parcel:
+    """What goes to one reply subject, and what is acknowledged afterwards."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    finished: list[QueuedMessage] = field(default_factory=list)
+
+
+class Outbox:
+    """Owns what waits to be sent.
+
+    Attributes:
+        step: Engine step that frames are marked with.
+        on_too_large: Called with a delta that no frame can hold, which was not sent.
+        on_unsent: Called with deltas that could not be sent; their requests must not be acknowledged.
+    """
+
+    def __init__(self, nats: Client, worker: str) -> None:
+        """Send in the name of `worker`; nothing is sent before `start` or `flush`."""
+        self._nats = nats
+        self._worker = worker
+        self._parcels: dict[str, _Parcel] = {}
+        self._acks: list[QueuedMessage] = []
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.step = 0
+        self.on_too_large: Callable[[Delta], None] = lambda delta: None
+        self.on_unsent: Callable[[list[Delta]], None] = lambda deltas: None
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._task = asyncio.create_task(self._run(), name="outbox")
+
+    def put(self, reply: str, delta: Delta, finished: QueuedMessage | None = None) -> None:
+        """Send a delta; `finished` is acknowledged afterwards."""
+        parcel = self._parcels.get(reply)
+        if parcel is None:
+            parcel = self._parcels[reply] = _Parcel()
+            self._wake.set()
+        parcel.deltas.append(delta)
+        if finished is not None:
+            parcel.finished.append(finished)
+
+    def acknowledge(self, message: QueuedMessage) -> None:
+        """Acknowledge a message for which nothing has to be sent."""
+        self._acks.append(message)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Send what is left and stop."""
+        if self._task is not None:
+            self._task.cancel()
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Send and acknowledge everything put in so far."""
+        parcels, self._parcels = self._parcels, {}
+        acks, self._acks = self._acks, []
+        for reply, parcel in parcels.items():
+            try:
+                await self._send(reply, parcel.deltas)
+            except NatsError as error:
+                _log.warning("frame not sent", extra={"reply": reply, "error": repr(error)})
+                self.on_unsent(parcel.deltas)
+            else:
+                acks += parcel.finished
+        for message in acks:
+            await tell(self._nats, message, ACK)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.flush()
+
+    async def _send(self, reply: str, deltas: list[Delta]) -> None:
+        payload = self._encode(Frame(self._worker, self.step, deltas))
+        if len(payload) <= self._nats.max_payload:
+            await self._nats.publish(reply, payload)
+        elif len(deltas) > 1:
+            half = len(deltas) // 2
+            await self._send(reply, deltas[:half])
+            await self._send(reply, deltas[half:])
+        else:
+            self.on_too_large(deltas[0])

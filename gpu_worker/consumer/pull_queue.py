@@ -1,0 +1,179 @@
+"""Pulls from a shared JetStream consumer so that a request in the queue is here as soon as there is room for it.
+
+While there is room, a pull for that many messages waits at the server, so a new request arrives without a round trip.
+Room that appears later is pulled for on top. The library's own `fetch` costs a task per message and gives up its place
+between calls; this speaks the pull protocol directly: one inbox, one callback, a count of what is still to come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+
+from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, tell
+
+PULL_EXPIRES_S = 10.0
+# The server answers an expired pull; when its answer is this late, it has forgotten the pull.
+_ANSWER_GRACE_S = 1.0
+_RETRY_WAIT_S = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+class PullQueue:
+    """One worker's end of one lane's queue. Owns the inbox and the count of messages pulled for and not here yet.
+
+    Attributes:
+        outstanding: Messages that the server may still send for pulls made so far.
+    """
+
+    def __init__(
+        self,
+        nats: Client,
+        stream: str,
+        ensure_consumer: Callable[[], Awaitable[str]],
+        appetite: Callable[[], int],
+        take: Callable[[QueuedMessage], None],
+    ) -> None:
+        """Pull from a consumer of `stream`; nothing happens before `start`.
+
+        Args:
+            nats: Connection.
+            stream: Stream of the consumer.
+            ensure_consumer: Makes stream and consumer if they are missing and returns the consumer's name.
+            appetite: How many messages there is room for now, those outstanding included.
+            take: Receives each message, on the event loop; must not raise.
+        """
+        self._nats = nats
+        self._stream = stream
+        self._ensure_consumer = ensure_consumer
+        self._appetite = appetite
+        self._take = take
+        self._inbox = nats.new_inbox()
+        self._subscription: Subscription | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._is_lost = True
+        self._is_draining = False
+        self._expires_at = 0.0
+        self._last_pending = 0
+        self.outstanding = 0
+
+    @property
+    def backlog(self) -> int:
+        """Messages left in the queue beyond what has been pulled for, as of the last delivery."""
+        return max(0, self._last_pending - self.outstanding)
+
+    async def start(self) -> None:
+        """Begin to pull.
+
+        Raises:
+            DependencyError: The stream is missing and cannot be made.
+        """
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{await self._ensure_consumer()}"
+        self._is_lost = False
+        self._subscription = await self._nats.subscribe(self._inbox, cb=self._receive)
+        self._task = asyncio.create_task(self._run(), name=f"pull {self._stream}")
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the appetite again soon."""
+        self._wake.set()
+
+    def forget(self) -> None:
+        """Start over after a reconnect: the server may have lost pulls, consumer and stream."""
+        self._is_lost = True
+        self.wake()
+
+    async def drain(self) -> None:
+        """Stop pulling. Messages that are on their way go back to the queue at once."""
+        self._is_draining = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._subscription is not None and self._nats.is_connected:
+            await self._subscription.drain()  # type: ignore[no-untyped-call]
+        self.outstanding = 0
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(PULL_EXPIRES_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if self._is_lost and not await self._restore():
+                continue
+            if self.outstanding and loop.time() > self._expires_at + _ANSWER_GRACE_S:
+                self.outstanding = 0
+            missing = self._appetite() - self.outstanding
+            # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
+            if missing > 0 and missing * 4 >= self.outstanding:
+                await self._pull(missing)
+
+    async def _pull(self, count: int) -> None:
+        self._expires_at = asyncio.get_running_loop().time() + PULL_EXPIRES_S
+        self.outstanding += count
+        body = json.dumps({"batch": count, "expires": int(PULL_EXPIRES_S * 1e9)}).encode()
+        try:
+            await self._nats.publish(self._next, body, reply=self._inbox)
+        except NatsError as error:
+            _log.warning("pull failed", extra={"stream": self._stream, "error": repr(error)})
+            self.outstanding = 0
+            await self._retry_later()
+
+    async def _restore(self) -> bool:
+        """Make sure of stream and consumer after they may have been lost; False to try again."""
+        try:
+            await self._ensure_consumer()
+        except Exception as error:
+            _log.warning("queue is not available", extra={"stream": self._stream, "error": repr(error)})
+            await self._retry_later()
+            return False
+        self._is_lost = False
+        self.outstanding = 0
+        self._last_pending = 0
+        return True
+
+    async def _retry_later(self) -> None:
+        await asyncio.sleep(_RETRY_WAIT_S)
+        self.wake()
+
+    async def _receive(self, message: Msg) -> None:
+        status = message.headers.get("Status") if message.headers else None
+        if status is not None and not message.data:
+            self._end_pull(status, message)
+            return
+        queued = queued_message(message)
+        if queued is None:
+            return
+        self.outstanding = max(0, self.outstanding - 1)
+        self._last_pending = queued.num_pending
+        if self._is_draining:
+            await tell(self._nats, queued, REDELIVER)
+            return
+        self._take(queued)
+        self.wake()
+
+    def _end_pull(self, status: str, message: Msg) -> None:
+        """Take note that a pull has ended: 408 it expired, 409 the consumer or its leader went, 503 nobody answers."""
+        if status == "100":
+            return
+        assert message.headers is not None
+        unfilled = message.headers.get("Nats-Pending-Messages", "")
+        self.outstanding = max(0, self.outstanding - int(unfilled)) if unfilled.isdigit() else 0
+        if status != "408":
+            _log.warning("pull refused", extra={"stream": self._stream, "status": status})
+            self._is_lost = True
+            asyncio.get_running_loop().call_later(_RETRY_WAIT_S, self.wake)
+            return
+        self._last_pending = 0
+        self.wake()

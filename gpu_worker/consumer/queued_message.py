@@ -1,0 +1,61 @@
+"""A message taken from a queue, and what can be told to the queue about it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NotJSMessageError
+
+ACK = b"+ACK"
+IN_PROGRESS = b"+WPI"
+REDELIVER = b"-NAK"
+DISCARD = b"+TERM"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """One delivery of a message in a JetStream work queue.
+
+    Attributes:
+        ack_subject: Where the queue hears about this delivery.
+        stream_seq: Names the message in its stream, over all deliveries.
+        num_delivered: Which delivery this is, from 1.
+        num_pending: Messages that waited in the queue behind it.
+    """
+
+    subject: str
+    data: bytes
+    ack_subject: str
+    stream_seq: int
+    num_delivered: int
+    num_pending: int
+
+
+def queued_message(message: Msg) -> QueuedMessage | None:
+    """Return a NATS message as a queue's message, or None when it is not one (anybody may write to an inbox)."""
+    try:
+        metadata = message.metadata
+    except (NotJSMessageError, ValueError):
+        return None
+    return QueuedMessage(
+        message.subject,
+        message.data,
+        message.reply,
+        metadata.sequence.stream,
+        metadata.num_delivered,
+        metadata.num_pending,
+    )
+
+
+async def tell(nats: Client, message: QueuedMessage, what: bytes) -> None:
+    """Tell the queue one of the constants above about a delivery; when that fails, the queue delivers it again."""
+    try:
+        await nats.publish(message.ack_subject, what)
+    except NatsError as error:
+        _log.warning("queue not told", extra={"what": what.decode(), "error": repr(error)})

@@ -1,0 +1,62 @@
+"""What can still be said about a request that cannot be decoded: who asked, and which field is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from shared.messages import Request, RequestId, decode_request
+
+_PATH = re.compile(r"at `(?:key in )?\$\.(\w+)(?:\.(\w+))?")
+
+
+class RequestEnvelope(Struct, frozen=True):
+    """The fields that are needed to answer."""
+
+    id: RequestId
+    epoch: int = 0
+    reply: str | None = None
+
+
+class UnreadableRequestError(Exception):
+    """A payload is not a request.
+
+    Attributes:
+        envelope: Whom to tell; None when not even that can be read.
+        param: Field at fault.
+    """
+
+    def __init__(self, error: Exception, envelope: RequestEnvelope | None) -> None:
+        """Describe the failure `error` of decoding."""
+        super().__init__(str(error)[:500] or type(error).__name__)
+        self.envelope = envelope
+        path = _PATH.search(str(error))
+        self.param = (path[2] if path and path[1] == "sampling" and path[2] else path[1]) if path else "request"
+
+
+def read_request(payload: bytes) -> Request:
+    """Decode a request.
+
+    Raises:
+        UnreadableRequestError: The payload is not one, whatever is wrong with it.
+    """
+    try:
+        return decode_request(payload)
+    except _DECODING_ERRORS as error:
+        raise UnreadableRequestError(error, _envelope(payload)) from None
+
+
+# Besides msgspec's own: nesting that is too deep, and text that is not valid Unicode.
+_DECODING_ERRORS = (msgspec.MsgspecError, RecursionError, ValueError)
+
+
+def _envelope(payload: bytes) -> RequestEnvelope | None:
+    decoder: Any = msgspec.json if payload[:1] == b"{" else msgspec.msgpack
+    try:
+        envelope: RequestEnvelope = decoder.decode(payload, type=RequestEnvelope)
+    except _DECODING_ERRORS:
+        return None
+    return envelope

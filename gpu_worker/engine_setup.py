@@ -1,0 +1,104 @@
+"""Builds the engine that the settings ask for: the model's own, or the simulated one.
+
+Torch is imported only for a real model, so that a simulated worker starts at once and runs without torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.engine import Engine, ModelRunner
+from gpu_worker.execution.simulated_runner import SimulatedRunner
+from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import ConfigError
+
+SIMULATED_NUM_BLOCKS = 32_768
+CPU_BATCHED_TOKENS = 512
+GPU_BATCHED_TOKENS = 8192
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """An engine and the sizes it was built with."""
+
+    engine: Engine
+    scheduler: SchedulerConfig
+
+
+def build_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> EngineSetup:
+    """Build the engine; loading a real model takes a while.
+
+    Raises:
+        HeadraceError: The settings do not fit the model or the machine.
+    """
+    if config.simulate is not None:
+        runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids)
+        max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
+        scheduler = _scheduler_config(
+            config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
+        )
+    else:
+        runner, scheduler = _load_model(config, directory)
+    _log.info(
+        "engine ready",
+        extra={
+            "num_blocks": scheduler.num_blocks,
+            "block_size": scheduler.block_size,
+            "max_model_len": scheduler.max_model_len,
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "simulate": config.simulate,
+        },
+    )
+    return EngineSetup(Engine(Scheduler(scheduler), runner), scheduler)
+
+
+def _load_model(config: WorkerConfig, directory: ModelDirectory) -> tuple[ModelRunner, SchedulerConfig]:
+    import torch
+
+    from gpu_worker.execution.model_runner import build_runner
+    from gpu_worker.execution.runner_config import RunnerConfig
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = build_runner(
+        RunnerConfig(
+            model=directory.path,
+            dtype=config.dtype,
+            device=device,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            kv_cache_bytes=config.kv_cache_bytes,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            num_threads=config.threads,
+        )
+    )
+    default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
+    scheduler = _scheduler_config(config, runner.num_blocks, runner.max_model_len, default_budget)
+    runner.warm_up(scheduler.max_num_batched_tokens)
+    return runner, scheduler
+
+
+def _scheduler_config(
+    config: WorkerConfig, num_blocks: int, max_model_len: int, default_budget: int
+) -> SchedulerConfig:
+    try:
+        return SchedulerConfig(
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens or max(default_budget, config.max_num_seqs),
+            max_model_len=max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+    except ValueError as error:
+        raise ConfigError("HEADRACE_MAX_NUM_BATCHED_TOKENS", str(error)) from None

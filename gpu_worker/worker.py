@@ -1,0 +1,137 @@
+"""A worker process from start to end: `main` loads the model, serves, drains on SIGTERM or SIGINT, and exits.
+
+The exit status is 0 after a drain and 1 after a failure that a restart may mend. A second signal ends the process at
+once, without draining.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from gpu_worker.assembly import Identity, Worker
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine_setup import EngineSetup, build_engine
+from gpu_worker.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import ConfigError, HeadraceError
+from shared.nats_connection import connect
+from shared.streams import StreamLimits
+from shared.subjects import encode_name
+from shared.telemetry import configure_logging
+
+# The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
+SWITCH_INTERVAL_S = 0.0005
+
+_log = logging.getLogger(__name__)
+
+
+def main(config: WorkerConfig) -> int:
+    """Run a worker until it is told to stop; return the process's exit status."""
+    try:
+        identity = _identity(config)
+        configure_logging(config.log_level, role="worker", worker=identity.worker)
+        return _serve(config, identity)
+    except HeadraceError as error:
+        print(f"headrace worker: {error}", file=sys.stderr)  # noqa: T201 - the operator's own mistake, in plain words
+        return 1
+
+
+def _identity(config: WorkerConfig) -> Identity:
+    """Return the worker's names.
+
+    Raises:
+        ConfigError: There is no model.
+        InvalidNameError: A name cannot be part of a subject.
+    """
+    if config.model is None:
+        raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model in Hugging Face's format")
+    model = config.served_model_name or Path(config.model).resolve().name
+    worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
+    encode_name(model)
+    encode_name(worker)
+    return Identity(worker, model)
+
+
+def _serve(config: WorkerConfig, identity: Identity) -> int:
+    assert config.model is not None
+    # The tokenizer's own threads would take the cores from the engine for prompts that are encoded one at a time.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    directory = read_model_directory(config.model)
+    tokenizer = ModelTokenizer(directory)
+    setup = build_engine(config, directory, tokenizer)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.collect()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(config, identity, directory, tokenizer, setup))
+
+
+async def _run(
+    config: WorkerConfig,
+    identity: Identity,
+    directory: ModelDirectory,
+    tokenizer: ModelTokenizer,
+    setup: EngineSetup,
+) -> int:
+    stopping = _stop_signals()
+    worker: Worker | None = None
+
+    async def lost() -> None:
+        if worker is not None:
+            worker.consumer.disconnected()
+
+    async def back() -> None:
+        if worker is not None:
+            worker.consumer.reconnected()
+
+    nats = await connect(
+        config.nats_url,
+        role="worker",
+        name=identity.worker,
+        user=config.nats_user,
+        password=config.nats_password,
+        on_disconnect=lost,
+        on_reconnect=back,
+    )
+    worker = Worker(identity, nats, setup, directory, tokenizer, StreamLimits())
+    try:
+        await worker.start()
+        _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
+        failed = asyncio.ensure_future(worker.consumer.has_failed.wait())
+        stopped = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        failed.cancel()
+        _log.info("draining", extra={"timeout_s": config.drain_timeout_s})
+        await worker.consumer.drain(config.drain_timeout_s)
+    finally:
+        await worker.close()
+        await nats.close()
+    has_failed = worker.consumer.has_failed.is_set()
+    _log.info("stopped", extra={"has_failed": has_failed})
+    return 1 if has_failed else 0
+
+
+def _stop_signals() -> asyncio.Event:
+    """Return an event that the first SIGTERM or SIGINT sets; a second one ends the process."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            _log.warning("stopped by a second signal")
+            os._exit(1)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopping

@@ -1,0 +1,178 @@
+"""A gateway's side of the wire for worker tests, and workers with a simulated engine inside the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+import ops
+from gpu_worker.assembly import Identity, Worker
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine_setup import build_engine
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.messages import Cancel, Delta, Frame, Heartbeat, Request, Sampling, encode
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import cancel_subject, frame_subject, request_subject, worker_subject
+
+DEMO_MODEL = Path(ops.__file__).parent / "demo_model" / "model"
+TOKENIZER = ModelTokenizer(read_model_directory(DEMO_MODEL))
+
+_names = itertools.count(1)
+
+
+def fresh_name(prefix: str) -> str:
+    """Return a name that no other test uses: tests share a NATS server."""
+    return f"{prefix}-{time.time_ns()}-{next(_names)}"
+
+
+@dataclass
+class Answer:
+    """Everything received for one request."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    workers: list[str] = field(default_factory=list)
+    claimed: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for delta in self.deltas for token_id in delta.token_ids]
+
+    @property
+    def finish(self) -> Any:
+        return self.deltas[-1].finish
+
+    async def wait(self, timeout_s: float = 10.0) -> Answer:
+        await asyncio.wait_for(self.finished.wait(), timeout_s)
+        return self
+
+    async def wait_for_tokens(self, count: int, timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while len(self.token_ids) < count:
+            assert time.monotonic() < deadline, f"{len(self.token_ids)} of {count} tokens came"
+            await asyncio.sleep(0.002)
+
+
+class TestGateway:
+    """Publishes requests and keeps what comes back."""
+
+    __test__ = False
+
+    def __init__(self, nats: Client, model: str) -> None:
+        self.nats = nats
+        self.js = nats.jetstream()
+        self.model = model
+        self.name = fresh_name("gw")
+        self.reply = frame_subject(self.name)
+        self.frames: list[Frame] = []
+        self.answers: dict[tuple[str, int], Answer] = {}
+
+    async def start(self, limits: StreamLimits | None = None) -> None:
+        await ensure_streams(self.js, limits or StreamLimits())
+        await self.nats.subscribe(self.reply, cb=self._receive)
+
+    def answer(self, request_id: str, epoch: int = 0) -> Answer:
+        return self.answers.setdefault((request_id, epoch), Answer())
+
+    def request(self, text: str | None = "x = ", **fields: Any) -> Request:
+        sampling = fields.pop("sampling", Sampling(max_tokens=8, ignore_eos=True))
+        fields.setdefault("id", fresh_name("r"))
+        fields.setdefault("reply", self.reply)
+        fields.setdefault("model", self.model)
+        return Request(text=text, sampling=sampling, **fields)
+
+    async def publish(self, request: Request) -> Answer:
+        await self.publish_raw(encode(request))
+        return self.answer(request.id, request.epoch)
+
+    async def publish_raw(self, payload: bytes) -> int:
+        ack = await self.js.publish(request_subject(self.model, "interactive", "t"), payload)
+        return ack.seq
+
+    async def ask(self, text: str | None = "x = ", **fields: Any) -> Answer:
+        return await (await self.publish(self.request(text, **fields))).wait()
+
+    async def cancel(self, *ids: str, epoch: int | None = None) -> None:
+        await self.nats.publish(cancel_subject(self.model), encode(Cancel(ids, epoch)))
+
+    async def num_queued(self, stream: str = "HR_INTERACTIVE") -> int:
+        """Messages of this model that are not acknowledged."""
+        info = await self.js.stream_info(stream, subjects_filter=f"hr.req.{self.model.replace('_', '_5f')}.>")
+        return sum((info.state.subjects or {}).values())
+
+    async def _receive(self, message: Msg) -> None:
+        frame = msgspec.msgpack.decode(message.data, type=Frame)
+        self.frames.append(frame)
+        for delta in frame.deltas:
+            answer = self.answer(delta.id, delta.epoch)
+            answer.deltas.append(delta)
+            answer.workers.append(frame.worker)
+            answer.claimed.set()
+            if delta.finish is not None:
+                answer.finished.set()
+
+
+@dataclass
+class RunningWorker:
+    """A worker in this process."""
+
+    worker: Worker
+    nats: Client
+    name: str
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+
+    async def drain(self, timeout_s: float = 5.0) -> None:
+        await self.worker.consumer.drain(timeout_s)
+
+    async def close(self) -> None:
+        await self.worker.close()
+        await self.nats.close()
+
+    async def wait_for_heartbeat(self, accept: Callable[[Heartbeat], bool], timeout_s: float = 5.0) -> Heartbeat:
+        deadline = time.monotonic() + timeout_s
+        while not self.heartbeats or not accept(self.heartbeats[-1]):
+            assert time.monotonic() < deadline, f"last heartbeat: {self.heartbeats[-1:]}"
+            await asyncio.sleep(0.01)
+        return self.heartbeats[-1]
+
+
+async def start_worker(url: str, model: str, limits: StreamLimits | None = None, **settings: Any) -> RunningWorker:
+    """Start a worker with a simulated engine, one millisecond a step unless told otherwise."""
+    config = WorkerConfig(**{"model": DEMO_MODEL, "simulate": 1.0, "max_num_seqs": 64, "num_blocks": 4096, **settings})
+    directory = read_model_directory(DEMO_MODEL)
+    setup = build_engine(config, directory, TOKENIZER)
+    name = fresh_name("w")
+    holder: list[RunningWorker] = []
+
+    async def lost() -> None:
+        holder[0].worker.consumer.disconnected()
+
+    async def back() -> None:
+        holder[0].worker.consumer.reconnected()
+
+    nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
+    worker = Worker(Identity(name, model), nats, setup, directory, TOKENIZER, limits or StreamLimits())
+    running = RunningWorker(worker, nats, name)
+    holder.append(running)
+
+    async def hear(message: Msg) -> None:
+        running.heartbeats.append(msgspec.msgpack.decode(message.data, type=Heartbeat))
+
+    await nats.subscribe(worker_subject(model, name), cb=hear)
+    await worker.start()
+    return running
