@@ -1,0 +1,35 @@
+"""Error answers: four keys always, and headers that clients act on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gateway.errors import ApiError, model_not_found
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (418, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_body_has_the_four_keys_and_the_statuss_type(status: int, kind: str) -> None:
+    error = msgspec.json.decode(ApiError(status, "why").body())["error"]
+    assert error == {"message": "why", "type": kind, "param": None, "code": None}
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.01, b"1"), (1.2, b"2"), (60, b"60"), (3600, b"60")])
+def test_retry_after_is_rounded_up_and_capped(seconds: float, header: bytes) -> None:
+    assert dict(ApiError(503, "x", retry_after_s=seconds).response_headers())[b"retry-after"] == header
+
+
+def test_long_model_name_is_cut_in_the_message() -> None:
+    error = model_not_found("m" * 10_000)
+    assert (error.status, error.param) == (404, "model")
+    assert len(error.message) < 300
