@@ -77,7 +77,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         ConfigError: The port is taken, or the model is missing.
         DependencyError: nats-server is needed and missing or too old.
     """
-    port, metrics_port = claim_port(config.port), free_port()
+    port, metrics_port = claim_port(config.port), free_port(config.gateways)
     base = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
     api_key = config.api_key or state.api_key()
     nats, access = _plan_nats(config, state, base)

@@ -26,15 +26,15 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def free_port() -> int:
-    """Return a port on which nobody listens.
+def free_port(count: int = 1) -> int:
+    """Return a port on which nobody listens, the first of `count` such ports in a row.
 
     Raises:
         ConfigError: None was found.
     """
     for _ in range(_ATTEMPTS):
         port = random.choice(_FREE_PORTS)
-        if is_free(port):
+        if all(is_free(port + offset) for offset in range(count)):
             return port
     raise ConfigError("HEADRACE_PORT", f"no free port found among {_FREE_PORTS.start}-{_FREE_PORTS.stop - 1}")
 

@@ -15,11 +15,13 @@ from ops.stack import probe
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.console import Console
 from ops.stack.plan import Plan
+from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
 from ops.stack.state import READY_FILE, Readiness, StateDirectory, write_ready_file
 from shared.errors import DependencyError
 
 _POLL_S = 0.05
+_LOOK_AGAIN_S = 0.5
 _PROGRESS_EVERY_S = 5.0
 # A child that ends so often before the system was ever ready will not become better by itself.
 _MAX_EARLY_EXITS = 3
@@ -45,6 +47,7 @@ class Supervisor:
         self._roll_call = RollCall(plan.admin)
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
+        self._written: Readiness | None = None
 
     async def start(self) -> bool:
         """Start everything and wait until a generation has succeeded; False if told to stop before.
@@ -73,8 +76,12 @@ class Supervisor:
         return True
 
     async def wait(self) -> None:
-        """Wait until told to stop by a signal."""
-        await self._stop.wait()
+        """Wait until told to stop by a signal, and keep the ready files true meanwhile."""
+        while not self._stop.is_set():
+            # Gateway processes are restarted by their own parent, which does not tell us.
+            self._write_ready_files()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _LOOK_AGAIN_S)
 
     async def stop(self) -> None:
         """Stop the children: gateways first, then workers, then the servers."""
@@ -130,6 +137,12 @@ class Supervisor:
     def _pids(self, role: str) -> list[int]:
         return [child.pid for child in self._children if child.spec.role == role and child.pid is not None]
 
+    def _gateway_processes(self) -> list[int]:
+        parents = self._pids("gateway")
+        if self._plan.gateway.environ["HEADRACE_PROCESSES"] == "1":
+            return parents
+        return [pid for parent in parents for pid in children_of(parent)] or parents
+
     def _started(self, child: Child) -> None:
         self._console.say(child.spec.name, f"started, pid {child.pid}")
         if self.model is not None:
@@ -152,8 +165,16 @@ class Supervisor:
             nats_url=plan.batch.full_url,
             redis_url=plan.redis_url,
             metrics_url=plan.metrics_url,
-            pids={role: self._pids(role) for role in ("gateway", "worker", "nats", "redis")},
+            pids={
+                "gateway": self._gateway_processes(),
+                "worker": self._pids("worker"),
+                "nats": self._pids("nats"),
+                "redis": self._pids("redis"),
+            },
         )
+        if readiness == self._written:
+            return
+        self._written = readiness
         for path in self._ready_files:
             with contextlib.suppress(FileNotFoundError):
                 write_ready_file(path, readiness)
