@@ -16,7 +16,10 @@ class GatewayConfig:
     processes: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=256)
     metrics_host: str = setting("127.0.0.1", "Address of the admin port (metrics and detailed health, no key needed).")
     metrics_port: int | None = setting(
-        None, "Admin port of the first process (the next one takes the next port); 0 takes free ones.", minimum=0
+        None,
+        "Admin port of the first process (the next one takes the next port); 0 takes free ones.",
+        minimum=0,
+        maximum=65535,
     )
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")

@@ -49,7 +49,7 @@ class GatewayMetrics:
 
     Attributes:
         requests: By (route, status). Routes are our own names, never the client's path.
-        shed: Requests refused for lack of capacity, by reason (`queue_full`, `slo`, `no_worker`, ...).
+        shed: Requests refused for lack of capacity, by reason (`overloaded`, `queue_full`, `no_worker`).
         limited: Requests refused with a 429, by limit (`requests`, `tokens`, `concurrency`).
         redispatches: Sequences sent to another worker, by reason (`worker_dead`, `gap`, `handoff`, ...).
         cache_hits, cache_misses, cache_shared: Response cache lookups; `shared` joined a generation in flight.

@@ -118,7 +118,7 @@ class Routes:
 
     def _model(self, name: str) -> dict[str, Any]:
         load = self._services.fleet.load(name)
-        max_model_len = None if load is None else load.max_model_len
+        max_model_len = load.max_model_len if load is not None and load.num_workers else None
         return {
             "id": name,
             "object": "model",
