@@ -130,8 +130,8 @@ class Checkpoint:
 
     def _open(self, directory: Path) -> dict[str, tuple[Path, Any]]:
         """Map tensor names to the open file that holds them."""
-        if not (directory / INDEX_FILE).exists():
-            path = directory / SINGLE_FILE
+        path = directory / SINGLE_FILE
+        if path.exists() or not (directory / INDEX_FILE).exists():
             file = self._open_file(path)
             return dict.fromkeys(file.keys(), (path, file))
         index = JsonFile.read(directory / INDEX_FILE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class JsonFile:
     def number(self, name: str, default: float | None = None) -> float:
         """Read a finite number above zero, required unless there is a default."""
         value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.error(name, f"is {_shown(value)}; it must be a number above 0")
         return float(value)
 

@@ -121,6 +121,7 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path, architect
         ("max_position_embeddings", 2**31),
         ("rope_theta", 1.0),
         ("rope_theta", float("inf")),
+        ("rope_theta", 10**400),
         ("tie_word_embeddings", 1),
         ("attention_bias", "yes"),
         ("eos_token_id", -1),

@@ -18,6 +18,7 @@ from tests.gpu_worker.models.conftest import CPU, Pair
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import save_variant
 
+SHARD = "model-00001-of-00001.safetensors"
 TOKENS = torch.arange(3, 23)
 QUERY_0 = "model.layers.0.self_attn.q_proj.weight"
 
@@ -43,6 +44,8 @@ def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
 
 
 def write_index(directory: Path, weight_map: object) -> None:
+    """Turn a checkpoint of a single file into one of a single shard."""
+    (directory / "model.safetensors").rename(directory / SHARD)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
@@ -50,6 +53,13 @@ def test_sharded_checkpoint_equals_single_file(pair_of: Callable[[str], Pair], t
     save_variant("llama", tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert torch.equal(logits_of(load(tmp_path)), logits_of(pair_of("llama").model))
+
+
+def test_single_file_wins_over_an_index(directory: Path) -> None:
+    shutil.copy(directory / "model.safetensors", directory / "kept")
+    write_index(directory, {"phantom.weight": SHARD})
+    (directory / "kept").rename(directory / "model.safetensors")
+    load(directory)
 
 
 def test_loaded_model_does_not_depend_on_its_files(directory: Path, pair_of: Callable[[str], Pair]) -> None:
@@ -158,19 +168,19 @@ def test_index_that_points_elsewhere_is_refused(directory: Path, name: str) -> N
 
 
 def test_index_that_names_an_absent_file_is_refused(directory: Path) -> None:
-    write_index(directory, {QUERY_0: "model-00001-of-00001.safetensors"})
-    with pytest.raises(CheckpointError, match=r"model-00001-of-00001\.safetensors: is missing"):
+    write_index(directory, {QUERY_0: "model-00002-of-00002.safetensors"})
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors: is missing"):
         load(directory)
 
 
 def test_index_that_names_a_tensor_its_file_lacks_is_refused(directory: Path) -> None:
-    names = dict.fromkeys([*load_file(directory / "model.safetensors"), "phantom.weight"], "model.safetensors")
+    names = dict.fromkeys([*load_file(directory / "model.safetensors"), "phantom.weight"], SHARD)
     write_index(directory, names)
     with pytest.raises(CheckpointError, match=r"does not hold tensor 'phantom\.weight'"):
         load(directory)
 
 
-@pytest.mark.parametrize("weight_map", [None, {}, [], "model.safetensors", {"a": 1}, {"a": ["model.safetensors"]}])
+@pytest.mark.parametrize("weight_map", [None, {}, [], "model.safetensors", {"a": 1}, {"a": [SHARD]}])
 def test_malformed_index_is_refused(directory: Path, weight_map: object) -> None:
     write_index(directory, weight_map)
     with pytest.raises(CheckpointError, match=r"index\.json: field 'weight_map"):
