@@ -136,6 +136,14 @@ def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(path: Path, cl
     assert store.authenticate(bearer(key)).tenant == "z"
 
 
+def test_key_file_that_appears_later_is_read(path: Path, clock: Clock) -> None:
+    store = KeyStore(path, "secret", GatewayMetrics(), clock)
+    _, key = create_key(path, tenant="late")
+    clock.now += CHECK_INTERVAL_S
+    assert store.authenticate(bearer(key)).tenant == "late"
+    assert store.authenticate(bearer("secret")).tenant == "default"
+
+
 def test_gateway_that_nobody_could_use_does_not_start(path: Path) -> None:
     for file in (path, None):
         with pytest.raises(ConfigError, match="headrace keys create"):
