@@ -1,4 +1,4 @@
-"""What a client asked for, after validation and before dispatch: the value that passes from schemas to the data path."""
+"""What a client asked for, validated and not yet dispatched: the value that passes from schemas to the data path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Generation:
 
     Attributes:
         kind: Which endpoint's wire format answers.
-        deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight may share a generation.
+        deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight share one generation.
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
     """
