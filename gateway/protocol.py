@@ -19,6 +19,7 @@ from gateway.exchange import EXTENSION, Exchange, head_bytes
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_DISCARDED_BYTES = 16 << 20
+LINGER_S = 1.0
 
 
 class HeadTooLargeError(Exception):
@@ -63,6 +64,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes; a head that grows without end is refused before the parser holds all of it."""
         if self._refused:
+            self._discard(len(data))
             return
         if self._is_reading_head:
             self._head_size += len(data)
@@ -96,11 +98,14 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; close when too much comes of one that has been answered already."""
         if self.cycle.response_complete:
-            self._discarded += len(body)
-            if self._discarded > MAX_DISCARDED_BYTES:
-                self.transport.close()
+            self._discard(len(body))
             return
         super().on_body(body)
+
+    def _discard(self, size: int) -> None:
+        self._discarded += size
+        if self._discarded > MAX_DISCARDED_BYTES:
+            self.transport.abort()
 
     def on_message_complete(self) -> None:
         """End the reading of a request."""
@@ -144,6 +149,10 @@ class GatewayProtocol(HttpToolsProtocol):
         ]
         # An answer in the middle of an earlier request's answer would corrupt that one.
         is_answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if not is_answering and not self.transport.is_closing():
-            self.transport.write(head_bytes(error.status, headers) + body)
-        self.transport.close()
+        if is_answering or self.transport.is_closing():
+            self.transport.close()
+            return
+        self.transport.write(head_bytes(error.status, headers) + body)
+        # Closing with bytes unread would reset the connection, and the client would lose the answer.
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
