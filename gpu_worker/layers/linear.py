@@ -1,8 +1,8 @@
 """Linear layers: `x @ weight.T + bias`, with the weights held in the form that multiplies fastest on the device.
 
 On a CPU, oneDNN's packed weights are 1.3 to 3 times as fast as `F.linear` in bfloat16 at any number of rows, and in
-float32 from two rows on. With one row in float32 the weights are read once, at memory speed, either way; there oneDNN's
-fixed cost of ten microseconds a call decides, so small float32 layers keep their plain weights for it as well.
+float32 from two rows on. With one row in float32 the weights are read once, at memory speed, either way: a single form
+serves all batches.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import torch.nn.functional as F
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
 # layout for one row is converted again at each call with more.
 _PACKED_FOR_ROWS = 32
-
-# Weights below this size (1 MiB in float32) are also kept plain, for one row.
-_MAX_PLAIN_ELEMENTS = 1 << 18
 
 
 class Linear(Protocol):
@@ -35,11 +32,7 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
         weight: `[out_features, in_features]`
         bias: `[out_features]`
     """
-    if not _can_pack(weight):
-        return PlainLinear(weight, bias)
-    if weight.dtype == torch.float32 and weight.numel() < _MAX_PLAIN_ELEMENTS:
-        return RowAdaptiveLinear(PlainLinear(weight, bias), PackedLinear(weight, bias))
-    return PackedLinear(weight, bias)
+    return PackedLinear(weight, bias) if _can_pack(weight) else PlainLinear(weight, bias)
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
@@ -80,18 +73,3 @@ class PackedLinear:
         """Multiply rows."""
         result: torch.Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
         return result
-
-
-class RowAdaptiveLinear:
-    """A linear layer that multiplies one row with plain weights and more rows with packed ones."""
-
-    __slots__ = ("_many_rows", "_one_row")
-
-    def __init__(self, one_row: Linear, many_rows: Linear) -> None:
-        """Hold both forms of the same layer."""
-        self._one_row = one_row
-        self._many_rows = many_rows
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return self._one_row(x) if x.shape[0] == 1 else self._many_rows(x)
