@@ -1,0 +1,213 @@
+"""`headrace up` as a user runs it, with a simulated engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from ops.stack.ports import free_port
+from tests.integration.system import System, running_system
+from tests.servers import NatsServer, RedisServer
+
+MODEL = "headrace-demo"
+ROLES = ("gateway", "worker", "nats", "redis")
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running_system(tmp_path_factory.mktemp("up"), "--simulate", "5") as running:
+        yield running
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def _all_pids(system: System) -> list[int]:
+    return [pid for role in ROLES for pid in system.info["pids"][role]]
+
+
+def _generate(system: System, prompt: str = "x") -> str:
+    return system.client().completions.create(model=MODEL, prompt=prompt, max_tokens=4).choices[0].text
+
+
+def _serves(system: System, prompt: str) -> bool:
+    try:
+        return bool(_generate(system, prompt))
+    except openai.APIError:
+        return False
+
+
+def _run_up(directory: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ops.cli", "up", "--state-dir", str(directory / "state"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environ, timeout=30)
+
+
+def test_ready_file_describes_the_running_system(system: System) -> None:
+    assert set(system.info) == {"url", "api_key", "nats_url", "redis_url", "metrics_url", "pids"}
+    assert {role: len(pids) for role, pids in system.info["pids"].items()} == dict.fromkeys(ROLES, 1)
+    assert all(_is_alive(pid) for pid in _all_pids(system))
+    assert _generate(system)
+
+
+def test_printed_snippet_and_curl_line_can_be_pasted(system: System) -> None:
+    printed = system.log.read_text()
+    snippet = re.search(r"^from openai import.*\n.*\n.*\n.*\n", printed, re.MULTILINE)
+    assert snippet is not None
+    assert len(snippet[0].strip().splitlines()) == 4
+    done = subprocess.run([sys.executable, "-c", snippet[0]], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    curl = re.search(r"^curl .*$", printed, re.MULTILINE)
+    assert curl is not None
+    done = subprocess.run(["sh", "-c", curl[0]], capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith("data: ")
+    assert done.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_metrics_url_answers_without_a_key(system: System) -> None:
+    with urllib.request.urlopen(system.info["metrics_url"], timeout=5) as answer:
+        assert b"headrace_" in answer.read()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("role", ROLES)
+def test_killed_child_is_started_again_and_the_system_serves(system: System, role: str) -> None:
+    victim = system.info["pids"][role][0]
+    os.kill(victim, signal.SIGKILL)
+    _wait_for(lambda: system.info["pids"][role] not in ([], [victim]))
+    assert re.search(rf"{role}(-0)?  was killed by SIGKILL; starting it again in", system.log.read_text())
+    _wait_for(lambda: _serves(system, f"after {role}"))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with running_system(tmp_path, "--simulate", "5", "--gateways", "2") as system:
+        pids = _all_pids(system)
+        assert len(pids) == 5
+        system.process.send_signal(number)
+        assert system.process.wait(15) == 0
+    assert [pid for pid in pids if _is_alive(pid)] == []
+    assert not (tmp_path / "ready.json").exists()
+
+
+@pytest.mark.chaos
+def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    with running_system(tmp_path, "--simulate", "5", "--gateways", "2") as system:
+        pids = _all_pids(system)
+        system.process.kill()
+        system.process.wait()
+        _wait_for(lambda: not any(_is_alive(pid) for pid in pids))
+
+
+@pytest.mark.chaos
+def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
+    with running_system(tmp_path, "--simulate", "50", environ={"HEADRACE_DRAIN_TIMEOUT_S": "60"}) as system:
+        pids = _all_pids(system)
+        client = system.client()
+
+        def read_for_long() -> None:
+            with contextlib.suppress(openai.APIError, httpx2.HTTPError):
+                for _ in client.completions.create(model=MODEL, prompt="x", max_tokens=2000, stream=True):
+                    streaming.set()
+
+        streaming = threading.Event()
+        reader = threading.Thread(target=read_for_long)
+        reader.start()
+        assert streaming.wait(10)
+        system.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert system.process.poll() is None
+        system.process.send_signal(signal.SIGINT)
+        system.process.wait(5)
+        reader.join(10)
+    assert [pid for pid in pids if _is_alive(pid)] == []
+
+
+def test_taken_port_is_told_with_a_free_one(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = _run_up(tmp_path, "--simulate", "5", "--port", str(port))
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"headrace: HEADRACE_PORT: port {port} is taken by .* \(pid {os.getpid()}\); try --port \d+, which is free\n",
+        done.stderr,
+    )
+
+
+def test_second_up_on_a_state_directory_is_refused(system: System, tmp_path: Path) -> None:
+    state = system.ready_file.parent / "state"
+    done = _run_up(tmp_path, "--simulate", "5", "--port", "0", "--state-dir", str(state))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"(pid {system.process.pid})" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "message"),
+    [
+        (["--model", "/nonexistent"], {}, "HEADRACE_MODEL: /nonexistent is not a model directory"),
+        (["--workers", "0"], {}, "HEADRACE_WORKERS: 0 is too small"),
+        ([], {"HEADRACE_SIMULATE": "fast"}, "HEADRACE_SIMULATE: 'fast' is not a valid float"),
+        (["--simulate", "5", "--ready-file", "/nonexistent/ready"], {}, "HEADRACE_READY_FILE: /nonexistent is not"),
+    ],
+)
+def test_bad_setting_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], message: str
+) -> None:
+    done = _run_up(tmp_path, "--port", "0", *arguments, **environ)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
+
+
+def test_part_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
+    done = _run_up(tmp_path, "--port", "0", "--simulate", "5", HEADRACE_BLOCK_SIZE="0")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("headrace: worker-0 exited with code 2: ")
+    assert "HEADRACE_BLOCK_SIZE" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_servers_given_by_url_are_used_and_left_alone(
+    tmp_path: Path, start_nats: Callable[..., NatsServer], start_redis: Callable[..., RedisServer]
+) -> None:
+    nats, redis = start_nats(), start_redis()
+    urls = {"HEADRACE_NATS_URL": nats.url, "HEADRACE_REDIS_URL": redis.url}
+    with running_system(tmp_path, "--simulate", "5", environ=urls) as system:
+        assert (system.info["nats_url"], system.info["redis_url"]) == (nats.url, redis.url)
+        assert (system.info["pids"]["nats"], system.info["pids"]["redis"]) == ([], [])
+        assert _generate(system)
+    assert _is_alive(nats.pid)
+    assert _is_alive(redis.pid)
+
+
+def test_api_key_and_port_can_be_chosen(tmp_path: Path) -> None:
+    port = free_port()
+    with running_system(tmp_path, "--simulate", "5", "--port", str(port), "--api-key", "hr-mine") as system:
+        assert (system.url, system.info["api_key"]) == (f"http://127.0.0.1:{port}", "hr-mine")
+        assert _generate(system)
