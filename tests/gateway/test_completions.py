@@ -1,0 +1,304 @@
+"""The hot routes of a gateway process, with a worker that speaks the wire as the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from shared.messages import Delta, Finish, Usage
+from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.raw_client import RawClient, connected
+from tests.gateway.wire_worker import WireWorker, expected_text, token, until
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, redis_url=redis_url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    async with WireWorker(nats_url, model, f"w-{model}") as worker:
+        await _is_known(gateway, model)
+        yield worker
+
+
+async def _is_known(gateway: GatewayProcess, model: str) -> None:
+    for _ in range(200):
+        async with connected(gateway) as client:
+            client.post("/v1/completions", {"model": model, "prompt": "", "max_tokens": 1})
+            client.writer.write(
+                b"GET /v1/models/%b HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer sk-test\r\n\r\n" % model.encode()
+            )
+            await client.whole()
+            status, _ = await client.whole()
+        if status == 200:
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(model)
+
+
+@pytest.fixture
+async def serving(worker: WireWorker) -> AsyncIterator[WireWorker]:
+    task = asyncio.create_task(worker.serve(0.001))
+    yield worker
+    task.cancel()
+
+
+@pytest.fixture
+async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
+    async with connected(gateway) as client:
+        yield client
+
+
+def _chat(worker: WireWorker, **fields: Any) -> dict[str, Any]:
+    return {"model": worker.model, "messages": MESSAGES, "stream": True, "max_tokens": 8} | fields
+
+
+async def test_chat_stream_follows_the_wire(serving: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(serving, stream_options={"include_usage": True}))
+    status, headers = await client.head()
+    assert status == 200
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-request-id"].startswith("req_")
+    assert int(headers["openai-processing-ms"]) >= 0
+    chunks = await client.stream()
+    assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
+    assert chunks[0]["object"] == "chat.completion.chunk"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1]) == expected_text(8)
+    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]] == [None] * 9 + ["length"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["total_tokens"] == 11
+    assert all(c["usage"] is None for c in chunks[:-1])
+
+
+async def test_first_write_has_head_role_and_first_token(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker))
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 1)
+    packet = await client.reader.read(65536)
+    assert packet.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b'"role":"assistant"' in packet
+    assert b'"content":"0 "' in packet
+
+
+async def test_connection_is_reused_after_a_stream(serving: WireWorker, client: RawClient) -> None:
+    for stream in (True, False, True):
+        client.post("/v1/chat/completions", _chat(serving, stream=stream))
+        if stream:
+            await client.head()
+            assert len(await client.stream()) == 10
+        else:
+            status, body = await client.whole()
+            assert (status, body["choices"][0]["message"]["content"]) == (200, expected_text(8))
+
+
+async def test_whole_completion_numbers_prompts_and_choices(serving: WireWorker, client: RawClient) -> None:
+    client.post("/v1/completions", {"model": serving.model, "prompt": ["a", "b"], "n": 2, "max_tokens": 3})
+    status, body = await client.whole()
+    assert status == 200
+    assert body["object"] == "text_completion"
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert {choice["text"] for choice in body["choices"]} == {expected_text(3)}
+    assert body["usage"]["prompt_tokens"] == 6
+    assert body["usage"]["completion_tokens"] == 12
+
+
+async def test_choices_get_consecutive_seeds(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker, n=3, seed=41))
+    seeds = [(await worker.next_request()).sampling.seed for _ in range(3)]
+    assert sorted(seeds) == [41, 42, 43]
+
+
+async def test_bad_input_found_by_the_worker_is_a_400(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker))
+    request = await worker.next_request()
+    await worker.end(request, 0, Finish("failed", error="The prompt is too long.", error_param="messages"))
+    status, body = await client.whole()
+    assert status == 400
+    assert body["error"]["param"] == "messages"
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_failure_in_mid_stream_is_an_error_event_and_done(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker))
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 2)
+    await worker.end(request, 2, Finish("failed", error="out of memory"))
+    assert (await client.head())[0] == 200
+    objects = await client.stream()
+    assert objects[-1]["error"]["message"] == "out of memory"
+    assert set(objects[-1]["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_timeout_ends_a_stream_explicitly(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker, timeout=0.3))
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 1)
+    assert (await client.head())[0] == 200
+    assert (await client.stream())[-1]["error"]["code"] == "timeout"
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+
+
+async def test_client_that_leaves_cancels_at_the_worker(worker: WireWorker, gateway: GatewayProcess) -> None:
+    async with connected(gateway) as client:
+        client.post("/v1/chat/completions", _chat(worker))
+        request = await worker.next_request()
+        await worker.claim(request)
+        await worker.say(request, 0, 1)
+        await client.head()
+    left = time.monotonic()
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+    assert time.monotonic() - left < 0.25
+
+
+async def test_client_that_leaves_before_the_claim_cancels(worker: WireWorker, gateway: GatewayProcess) -> None:
+    async with connected(gateway) as client:
+        client.post("/v1/chat/completions", _chat(worker, stream=False))
+        request = await worker.next_request()
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+
+
+async def test_long_wait_opens_the_stream_with_a_comment(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker))
+    request = await worker.next_request()
+    await worker.claim(request)
+    async with asyncio.timeout(3):
+        assert (await client.head())[0] == 200
+        assert (await client.reader.readline()).strip() == b"e"
+        assert await client.reader.readline() == b": keep-alive\n"
+    await worker.say(request, 0, 1)
+    await worker.end(request, 1)
+
+
+async def test_unknown_model_and_missing_key_are_refused(worker: WireWorker, client: RawClient) -> None:
+    client.post("/v1/chat/completions", _chat(worker, model="nobody's"))
+    assert (await client.whole())[0] == 404
+    client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n")
+    assert (await client.whole())[0] == 401
+    client.writer.write(b"GET /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
+    assert (await client.whole())[0] == 405
+
+
+async def test_equal_greedy_requests_in_flight_are_generated_once(worker: WireWorker, gateway: GatewayProcess) -> None:
+    body = _chat(worker, temperature=0)
+    async with connected(gateway) as first, connected(gateway) as second, connected(gateway) as third:
+        first.post("/v1/chat/completions", body)
+        request = await worker.next_request()
+        await worker.claim(request)
+        await worker.say(request, 0, 3)
+        await first.head()
+        second.post("/v1/chat/completions", body)
+        assert (await second.head())[0] == 200
+        third.post("/v1/chat/completions", body | {"stream": False})
+        first.writer.transport.abort()
+        await asyncio.sleep(0.05)
+        await worker.say(request, 3, 7)
+        assert request.reply is not None
+        last = Delta(request.id, 0, 7, (7,), "7 ", Finish("length", Usage(3, 8)))
+        await worker.send(request.reply, [last])
+        chunks = await second.stream()
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == expected_text(8)
+        assert (await third.whole())[1]["choices"][0]["message"]["content"] == expected_text(8)
+    assert worker.requests.empty()
+    assert worker.cancels == []
+
+
+async def test_last_one_to_leave_cancels_the_shared_generation(worker: WireWorker, gateway: GatewayProcess) -> None:
+    body = _chat(worker, temperature=0)
+    async with connected(gateway) as first:
+        first.post("/v1/chat/completions", body)
+        request = await worker.next_request()
+        await worker.claim(request)
+        await worker.say(request, 0, 1)
+        await first.head()
+        async with connected(gateway) as second:
+            second.post("/v1/chat/completions", body)
+            await second.head()
+        await asyncio.sleep(0.05)
+        assert worker.cancels == []
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+
+
+async def test_repeated_greedy_request_comes_from_the_cache(serving: WireWorker, client: RawClient) -> None:
+    body = _chat(serving, temperature=0, stream=False)
+    client.post("/v1/chat/completions", body)
+    _, first = await client.whole()
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    await asyncio.sleep(0.05)
+    steps = serving.step
+    client.post("/v1/chat/completions", body)
+    _, second = await client.whole()
+    assert second["choices"] == first["choices"]
+    assert second["id"] != first["id"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+    client.post("/v1/chat/completions", body | {"stream": True})
+    await client.head()
+    chunks = await client.stream()
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == expected_text(8)
+    assert serving.step == steps
+    client.post("/v1/chat/completions", body, "Cache-Control: no-cache")
+    await client.whole()
+    assert serving.step > steps
+
+
+async def test_five_hundred_streams_at_once_are_all_complete(serving: WireWorker, gateway: GatewayProcess) -> None:
+    async def one(index: int) -> str:
+        async with connected(gateway) as client:
+            client.post(
+                "/v1/completions", {"model": serving.model, "prompt": f"{index}", "max_tokens": 20, "stream": True}
+            )
+            assert (await client.head())[0] == 200
+            return "".join(c["choices"][0]["text"] for c in await client.stream())
+
+    texts = await asyncio.gather(*(one(index) for index in range(500)))
+    assert set(texts) == {expected_text(20)}
+
+
+async def test_slow_reader_is_cut_and_its_neighbour_is_not(nats_url: str, tmp_path: Any) -> None:
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    with running_gateway(tmp_path, nats_url, stream_buffer_bytes=65536) as gateway:
+        async with (
+            WireWorker(nats_url, model, f"w-{model}") as worker,
+            connected(gateway, limit=4096) as slow,
+            connected(gateway) as quick,
+        ):
+            await _is_known(gateway, model)
+            slow.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 10000, "stream": True})
+            slow_request = await worker.next_request()
+            quick.post("/v1/completions", {"model": model, "prompt": "b", "max_tokens": 10000, "stream": True})
+            quick_request = await worker.next_request()
+            await worker.claim(slow_request)
+            await worker.claim(quick_request)
+            reply = slow_request.reply
+            assert reply is not None
+            for position in range(400):
+                if worker.cancels:
+                    break
+                long = Delta(slow_request.id, 0, position, (position,), "x" * 65536)
+                await worker.send(reply, [long, token(quick_request, position)])
+                await asyncio.sleep(0.001)
+            await until(lambda: any(slow_request.id in cancel.ids for cancel in worker.cancels))
+            await worker.end(quick_request, position)
+            await quick.head()
+            assert len(await quick.stream()) > 20
+            await slow.head()
+            data = await slow.reader.read(-1)
+            assert b'"code":"slow_reader"' in data
+            assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            assert "error" in json.loads(data.split(b"data: ")[-2].split(b"\n")[0])
