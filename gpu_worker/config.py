@@ -22,7 +22,7 @@ class WorkerConfig:
     dtype: str = setting(
         "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
     )
-    threads: int | None = setting(None, "Threads of the engine on a CPU; all cores if not given.", minimum=1)
+    num_threads: int | None = setting(None, "Threads of the engine on a CPU; all cores if not given.", minimum=1)
 
     block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
     num_blocks: int | None = setting(None, "KV blocks; as many as fit the memory if not given.", minimum=1)

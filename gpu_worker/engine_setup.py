@@ -79,7 +79,7 @@ def _load_model(config: WorkerConfig, directory: ModelDirectory) -> tuple[ModelR
             kv_cache_bytes=config.kv_cache_bytes,
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
-            num_threads=config.threads,
+            num_threads=config.num_threads,
         )
     )
     default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS

@@ -152,6 +152,7 @@ class Consumer:
                 await self._held.is_empty.wait()
         for held in self._held:
             self._lane(held).give_back(held)
+        await self._outbox.flush()
 
     async def close(self) -> None:
         """Send what is left, and stop."""

@@ -119,7 +119,8 @@ class ModelTokenizer:
 
     def _is_plain(self, token_id: int) -> bool:
         text = self.token_text(token_id)
-        return text != "" and token_id not in self._special and _REPLACEMENT not in text
+        is_printable = text.replace("\n", " ").isprintable() and _REPLACEMENT not in text
+        return text != "" and is_printable and token_id not in self._special
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike `encode`, the batch call releases the interpreter lock.
