@@ -1,0 +1,76 @@
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from ops.stack.ports import free_port
+from tests.integration.system import System
+from tests.ops.cli.command import headrace
+
+
+def test_prompt_is_continued_once(state_dir: Path) -> None:
+    done = headrace("chat", "def f(x):", "--max-tokens", "5", "--state-dir", str(state_dir))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_server_can_be_named_instead_of_found(cli_system: System, tmp_path: Path) -> None:
+    variables = {"HEADRACE_URL": f"{cli_system.url}/v1", "HEADRACE_API_KEY": cli_system.info["api_key"]}
+    done = headrace("chat", "x", "--max-tokens", "2", cwd=tmp_path, **variables)
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
+
+
+def test_conversation_answers_each_line_until_its_input_ends(state_dir: Path) -> None:
+    done = headrace("chat", "--max-tokens", "3", "--state-dir", str(state_dir), given="hello\n\nagain\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("> ") == 4
+    assert "headrace-demo at http://" in done.stderr
+
+
+def test_interrupt_stops_an_answer_and_the_conversation_goes_on(state_dir: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "ops.cli", "chat", "--max-tokens", "2000", "--state-dir", str(state_dir)]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as chat:
+        os.close(follower)
+        try:
+            _read_until(leader, b"> ")
+            os.write(leader, b"hello\n")
+            _read_until(leader, b"hello\r\n")
+            assert os.read(leader, 100)
+            chat.send_signal(signal.SIGINT)
+            _read_until(leader, rb"\[stopped\].*> ")
+            os.write(leader, b"\x04")
+            assert chat.wait(10) == 0
+        finally:
+            chat.kill()
+            os.close(leader)
+
+
+def test_nothing_running_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = headrace("chat", "x", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no `headrace up` runs on .headrace" in done.stderr
+
+
+def test_server_that_does_not_answer_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = headrace("chat", "x", "--url", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "does not answer" in done.stderr
+
+
+def test_refusal_is_told_in_the_servers_words(cli_system: System, tmp_path: Path) -> None:
+    done = headrace("chat", "x", "--url", cli_system.url, "--api-key", "wrong", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the server answers 401" in done.stderr
+
+
+def _read_until(leader: int, pattern: bytes) -> None:
+    seen = b""
+    while not re.search(pattern, seen, re.DOTALL):
+        readable, _, _ = select.select([leader], [], [], 15)
+        assert readable, seen
+        seen += os.read(leader, 1000)

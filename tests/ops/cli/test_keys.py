@@ -1,0 +1,44 @@
+import hashlib
+import json
+import time
+from pathlib import Path
+
+from tests.integration.system import System
+from tests.ops.cli.command import headrace
+
+
+def test_created_key_is_printed_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    options = ["--tenant", "acme", "--allow-model", "a", "--allow-model", "b", "--requests-per-minute", "60"]
+    done = headrace("keys", "--keys-file", str(file), "create", *options)
+    assert done.returncode == 0, done.stderr
+    key = done.stdout.strip()
+    (record,) = json.loads(file.read_text())
+    assert record["sha256"] == hashlib.sha256(key.encode()).hexdigest()
+    assert (record["tenant"], record["models"], record["requests_per_minute"]) == ("acme", ["a", "b"], 60)
+    assert key not in file.read_text()
+
+
+def test_keys_are_listed_and_revoked_by_id(tmp_path: Path) -> None:
+    variable = {"HEADRACE_KEYS_FILE": str(tmp_path / "keys.json")}
+    key = headrace("keys", "create", "--name", "laptop", **variable).stdout.strip()
+    listed = headrace("keys", "list", **variable).stdout
+    key_id = listed.splitlines()[1].split()[0]
+    assert "laptop" in listed
+    assert key not in listed
+    assert "is revoked" in headrace("keys", "revoke", key_id, **variable).stdout
+    (record,) = json.loads((tmp_path / "keys.json").read_text())
+    assert record["revoked"] > record["created"]
+
+
+def test_unknown_key_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = headrace("keys", "--keys-file", str(tmp_path / "keys.json"), "revoke", "key_none")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "key_none" in done.stderr
+
+
+def test_key_made_beside_a_running_system_opens_it(state_dir: Path, cli_system: System) -> None:
+    key = headrace("keys", "--keys-file", str(state_dir / "keys.json"), "create").stdout.strip()
+    deadline = time.monotonic() + 10
+    while (done := headrace("chat", "x", "--url", cli_system.url + "/v1", "--api-key", key)).returncode != 0:
+        assert time.monotonic() < deadline, done.stderr

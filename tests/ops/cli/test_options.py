@@ -1,0 +1,73 @@
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ops.cli.options import settings_command
+from shared.config import setting
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SampleConfig:
+    """Settings of every kind."""
+
+    count: int = setting(3, "How many.", minimum=1, maximum=9)
+    directory: Path | None = setting(None, "Where.")
+    verbose: bool = setting(False, "Say more.")
+    mode: str = setting("fast", "Which way.", choices=("fast", "slow"))
+    secret_word: str = setting("hush", "Do not show it.", secret=True)
+
+
+def _invoke(*arguments: str, **environ: str) -> Any:
+    """Return the settings that the command got, or the error it raised."""
+    seen: list[Any] = []
+
+    def run(config: SampleConfig, word: str | None) -> int:
+        """Do it."""
+        seen.append((config, word))
+        return 0
+
+    command = settings_command(SampleConfig, "sample", run, [click.Argument(["word"], required=False)])
+    result = CliRunner().invoke(command, arguments, env=environ, standalone_mode=False)
+    if "--help" in arguments:
+        return result.output
+    return seen[0] if seen else result.exception
+
+
+def test_options_win_over_variables_which_win_over_defaults() -> None:
+    config, word = _invoke("--count", "5", "hello", HEADRACE_COUNT="7", HEADRACE_MODE="slow")
+    assert config == SampleConfig(count=5, mode="slow")
+    assert word == "hello"
+
+
+def test_flags_and_paths_are_converted() -> None:
+    config, word = _invoke("--verbose", "--directory", "a/b")
+    assert (config.verbose, config.directory, word) == (True, Path("a/b"), None)
+    assert _invoke("--no-verbose", HEADRACE_VERBOSE="true")[0].verbose is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--count", "ten"], "HEADRACE_COUNT: 'ten' is not a valid int"),
+        (["--count", "10"], "HEADRACE_COUNT: 10 is too large; the most allowed is 9"),
+        (["--mode", "medium"], "HEADRACE_MODE: 'medium' is not one of fast, slow"),
+    ],
+)
+def test_bad_values_name_the_variable_and_what_is_allowed(arguments: list[str], message: str) -> None:
+    error = _invoke(*arguments)
+    assert isinstance(error, ConfigError)
+    assert str(error) == message
+
+
+def test_help_tells_variable_default_and_bounds_but_no_secret() -> None:
+    text = " ".join(_invoke("--help").split())
+    assert "--count N How many. [HEADRACE_COUNT; default 3; 1 to 9]" in text
+    assert "--mode fast|slow Which way. [HEADRACE_MODE; default fast]" in text
+    assert "--verbose / --no-verbose Say more. [HEADRACE_VERBOSE; default False]" in text
+    assert "HEADRACE_SECRET_WORD" in text
+    assert "hush" not in text

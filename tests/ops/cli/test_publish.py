@@ -1,0 +1,77 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from ops.examples import batch_publish
+from tests.integration.system import System
+from tests.ops.cli.command import headrace
+
+
+def _results(output: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_prompt_is_published_and_its_result_awaited(state_dir: Path) -> None:
+    done = headrace("publish", "def f():", "--wait", "--max-tokens", "4", "--state-dir", str(state_dir))
+    assert done.returncode == 0, done.stderr
+    (result,) = _results(done.stdout)
+    assert (result["finish"], result["completion_tokens"], result["tenant"]) == ("length", 4, "default")
+    assert result["text"]
+
+
+def test_file_of_requests_gives_a_result_each(state_dir: Path, tmp_path: Path) -> None:
+    requests = [
+        {"id": "one", "text": "a", "sampling": {"max_tokens": 2}},
+        {"id": "two", "messages": [{"role": "user", "content": "b"}], "tenant": "acme corp."},
+        {"id": "three", "token_ids": [1, 2, 3]},
+    ]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(json.dumps(request) for request in requests) + "\n\n")
+    options = ["--file", str(file), "--wait", "--max-tokens", "3", "--state-dir", str(state_dir)]
+    done = headrace("publish", *options)
+    assert done.returncode == 0, done.stderr
+    results = {result["id"]: result for result in _results(done.stdout)}
+    assert {key: result["completion_tokens"] for key, result in results.items()} == {"one": 2, "two": 3, "three": 3}
+    assert results["two"]["tenant"] == "acme corp."
+
+
+def test_same_request_published_again_is_answered_from_its_stored_result(state_dir: Path) -> None:
+    request = json.dumps({"id": "again", "text": "a", "sampling": {"max_tokens": 2}})
+    options = ["publish", "--file", "-", "--wait", "--state-dir", str(state_dir)]
+    first, second = headrace(*options, given=request), headrace(*options, given=request)
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert _results(first.stdout) == _results(second.stdout)
+
+
+def test_without_wait_the_subject_of_the_result_is_told(state_dir: Path) -> None:
+    done = headrace("publish", "x", "--tenant", "acme", "--state-dir", str(state_dir))
+    (told,) = _results(done.stdout)
+    assert told["result"] == f"hr.result.acme.{told['id']}"
+
+
+def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> None:
+    for line, message in [
+        ('{"text": "a", "sampling": {"temperature": 9}}', "temperature"),
+        ('{"text": "a", "token_ids": [1]}', "give one of text, messages and token_ids"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+    ]:
+        done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=line)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert message in done.stderr
+
+
+def test_prompt_and_file_together_or_neither_are_refused(state_dir: Path) -> None:
+    for arguments in (["x", "--file", "-"], []):
+        done = headrace("publish", *arguments, "--state-dir", str(state_dir))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_documented_example_runs_with_nothing_but_nats_py(cli_system: System) -> None:
+    command = [sys.executable, batch_publish.__file__, cli_system.info["nats_url"], cli_system.model, "def f():"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finish"] == "length"
+    source = Path(batch_publish.__file__).read_text()
+    assert "shared" not in source.replace("shared.messages.Request", "")
