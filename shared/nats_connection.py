@@ -28,6 +28,9 @@ MAX_OUTSTANDING_PINGS = 2
 RECONNECT_WAIT_S = 0.2
 PENDING_BYTES = 8 << 20
 
+# What publishing raises while a connection is away: the client's own errors, and those of the socket under it.
+SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
+
 _log = logging.getLogger(__name__)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
@@ -28,6 +27,7 @@ from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
 from shared.errors import BadRequestError
 from shared.messages import BatchResult, Delta, FinishReason, Request
+from shared.nats_connection import SEND_ERRORS
 from shared.subjects import decode_name, result_subject
 
 _WRONG_LAST_SEQUENCE = 10071
@@ -170,7 +170,7 @@ class BatchLane:
                 return
             _log.warning("batch result not stored", extra={"id": request.id, "error": repr(error)})
             await tell(self._nats, message, _REDELIVERY_DELAY)
-        except NatsError as error:
+        except SEND_ERRORS as error:
             # Not acknowledged, so the queue delivers it again.
             _log.warning("batch result not stored", extra={"id": request.id, "error": repr(error)})
 

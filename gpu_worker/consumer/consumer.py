@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.appetite import Appetite
@@ -30,6 +29,7 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
 from shared.messages import Cancel, Delta, Finish, Lane, encode
+from shared.nats_connection import SEND_ERRORS
 from shared.streams import STREAM_OF_LANE, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, worker_subject
 
@@ -241,6 +241,6 @@ async def _every(interval_s: float, action: Callable[[], Awaitable[Any]]) -> Non
     while True:
         try:
             await action()
-        except NatsError as error:
+        except SEND_ERRORS as error:
             _log.warning("not sent", extra={"error": repr(error)})
         await asyncio.sleep(interval_s)

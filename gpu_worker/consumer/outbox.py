@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
 from shared.messages import Delta, Frame
+from shared.nats_connection import SEND_ERRORS
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Outbox:
         for reply, parcel in parcels.items():
             try:
                 await self._send(reply, parcel.deltas)
-            except NatsError as error:
+            except SEND_ERRORS as error:
                 _log.warning("frame not sent", extra={"reply": reply, "error": repr(error)})
                 self.on_unsent(parcel.deltas)
             else:

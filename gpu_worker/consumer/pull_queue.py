@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.errors import Error as NatsError
 
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, tell
+from shared.nats_connection import SEND_ERRORS
 
 PULL_EXPIRES_S = 10.0
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
@@ -125,7 +125,7 @@ class PullQueue:
         body = json.dumps({"batch": count, "expires": int(PULL_EXPIRES_S * 1e9)}).encode()
         try:
             await self._nats.publish(self._next, body, reply=self._inbox)
-        except NatsError as error:
+        except SEND_ERRORS as error:
             _log.warning("pull failed", extra={"stream": self._stream, "error": repr(error)})
             self.outstanding = 0
             await self._retry_later()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from nats.errors import NotJSMessageError
+
+from shared.nats_connection import SEND_ERRORS
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
@@ -57,5 +58,5 @@ async def tell(nats: Client, message: QueuedMessage, what: bytes) -> None:
     """Tell the queue one of the constants above about a delivery; when that fails, the queue delivers it again."""
     try:
         await nats.publish(message.ack_subject, what)
-    except NatsError as error:
+    except SEND_ERRORS as error:
         _log.warning("queue not told", extra={"what": what.decode(), "error": repr(error)})

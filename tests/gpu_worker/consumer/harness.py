@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,17 @@ def fresh_name(prefix: str) -> str:
     return f"{prefix}-{time.time_ns()}-{next(_names)}"
 
 
+async def wait_until(check: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
+    """Wait for a condition that nothing announces."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = check()
+        if result if isinstance(result, bool) else await result:
+            return
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.005)
+
+
 @dataclass
 class Answer:
     """Everything received for one request."""
@@ -62,10 +73,7 @@ class Answer:
         return self
 
     async def wait_for_tokens(self, count: int, timeout_s: float = 10.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while len(self.token_ids) < count:
-            assert time.monotonic() < deadline, f"{len(self.token_ids)} of {count} tokens came"
-            await asyncio.sleep(0.002)
+        await wait_until(lambda: len(self.token_ids) >= count, timeout_s)
 
 
 class TestGateway:
@@ -110,6 +118,14 @@ class TestGateway:
     async def cancel(self, *ids: str, epoch: int | None = None) -> None:
         await self.nats.publish(cancel_subject(self.model), encode(Cancel(ids, epoch)))
 
+    async def wait_until_acknowledged(self, stream: str = "HR_INTERACTIVE") -> None:
+        """Wait until the queue has no message of this model any more."""
+
+        async def is_empty() -> bool:
+            return await self.num_queued(stream) == 0
+
+        await wait_until(is_empty)
+
     async def num_queued(self, stream: str = "HR_INTERACTIVE") -> int:
         """Messages of this model that are not acknowledged."""
         info = await self.js.stream_info(stream, subjects_filter=f"hr.req.{self.model.replace('_', '_5f')}.>")
@@ -144,11 +160,10 @@ class RunningWorker:
         await self.nats.close()
 
     async def wait_for_heartbeat(self, accept: Callable[[Heartbeat], bool], timeout_s: float = 5.0) -> Heartbeat:
-        deadline = time.monotonic() + timeout_s
-        while not self.heartbeats or not accept(self.heartbeats[-1]):
-            assert time.monotonic() < deadline, f"last heartbeat: {self.heartbeats[-1:]}"
-            await asyncio.sleep(0.01)
-        return self.heartbeats[-1]
+        """Wait for the first acceptable heartbeat from now on."""
+        self.heartbeats.clear()
+        await wait_until(lambda: any(map(accept, self.heartbeats)), timeout_s)
+        return next(filter(accept, self.heartbeats))
 
 
 async def start_worker(url: str, model: str, limits: StreamLimits | None = None, **settings: Any) -> RunningWorker:

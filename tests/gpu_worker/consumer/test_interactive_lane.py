@@ -11,17 +11,10 @@ import pytest
 from shared.messages import ChatMessage, Sampling, Usage
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name
+from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
-
-
-async def _eventually(check: Callable[[], Awaitable[bool]], timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not await check():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def test_request_is_claimed_then_answered_and_acknowledged(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -34,11 +27,7 @@ async def test_request_is_claimed_then_answered_and_acknowledged(worker: Running
     assert answer.text == TOKENIZER.decode(answer.token_ids)
     assert answer.finish.reason == "length"
     assert answer.finish.usage == Usage(prompt_tokens, 5, 0)
-
-    async def is_acknowledged() -> bool:
-        return await gateway.num_queued() == 0
-
-    await _eventually(is_acknowledged)
+    await gateway.wait_until_acknowledged()
 
 
 async def test_request_stays_in_the_queue_while_it_runs(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -86,7 +75,7 @@ async def test_cancelled_running_request_frees_its_blocks_at_once(
         await asyncio.sleep(0.001)
     await gateway.ask()
     assert answer.finish is None
-    assert await gateway.num_queued() == 0
+    await gateway.wait_until_acknowledged()
 
 
 async def test_cancelled_waiting_request_is_dropped(make_worker: MakeWorker, gateway: TestGateway) -> None:
@@ -99,7 +88,7 @@ async def test_cancelled_waiting_request_is_dropped(make_worker: MakeWorker, gat
     await gateway.cancel(running.id)
     await gateway.ask()
     assert not any(delta.token_ids for delta in answer.deltas)
-    assert await gateway.num_queued() == 0
+    await gateway.wait_until_acknowledged()
 
 
 async def test_request_cancelled_before_it_is_pulled_is_acknowledged_unread(
@@ -111,7 +100,7 @@ async def test_request_cancelled_before_it_is_pulled_is_acknowledged_unread(
     answer = await gateway.publish(request)
     await gateway.ask()
     assert answer.deltas == []
-    assert await gateway.num_queued() == 0
+    await gateway.wait_until_acknowledged()
 
 
 async def test_cancellation_of_an_old_epoch_leaves_the_new_one(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -147,7 +136,7 @@ async def test_older_epoch_and_duplicate_are_dropped(worker: RunningWorker, gate
     await gateway.ask()
     assert old.deltas == []
     assert [delta.seq for delta in current.deltas] == [0, *range(60)]
-    assert await gateway.num_queued() == 0
+    await gateway.wait_until_acknowledged()
 
 
 async def test_expired_request_is_told_so_without_running(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -258,7 +247,7 @@ async def test_request_that_can_never_run_fails_naming_the_field(
     assert answer.finish.error
     assert answer.finish.error_param == param
     assert (await gateway.ask()).finish.reason == "length"
-    assert await gateway.num_queued() == 0
+    await gateway.wait_until_acknowledged()
 
 
 async def test_chat_request_is_answered(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -275,8 +264,7 @@ async def test_draining_worker_finishes_running_requests_and_hands_over_waiting_
     answers = [await gateway.publish(gateway.request(sampling=sampling)) for _ in range(6)]
     worker = await make_worker(max_num_seqs=2, simulate=10.0)
     held = worker.worker.consumer._held
-    while len(held) < 3:
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: len(held) == 3)
     await answers[1].wait_for_tokens(1)
     await worker.drain()
     ended = [await answer.wait() for answer in answers[:3]]

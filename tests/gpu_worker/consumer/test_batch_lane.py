@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from nats.js.errors import NotFoundError
+
+from shared.messages import BatchResult, Request, Sampling, encode
+from shared.streams import StreamLimits
+from shared.subjects import request_subject, result_subject
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
+
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+
+
+def _request(gateway: TestGateway, text: str | None = "x = ", **fields: Any) -> Request:
+    fields.setdefault("sampling", Sampling(max_tokens=12, ignore_eos=True, seed=1))
+    return gateway.request(text, lane="batch", reply=fields.pop("reply", None), **fields)
+
+
+async def _publish(gateway: TestGateway, payload: bytes, tenant: str = "acme") -> None:
+    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), payload)
+
+
+async def _results(gateway: TestGateway, request_id: str, tenant: str = "acme") -> list[BatchResult]:
+    """Return all results stored for a request, of which there should be one at most."""
+    subject = result_subject(tenant, request_id)
+    try:
+        message = await gateway.js.get_last_msg("HR_RESULTS", subject)
+    except NotFoundError:
+        return []
+    info = await gateway.js.stream_info("HR_RESULTS", subjects_filter=subject)
+    assert message.data is not None
+    return [msgspec.json.decode(message.data, type=BatchResult)] * (info.state.subjects or {})[subject]
+
+
+async def _result(gateway: TestGateway, request_id: str, tenant: str = "acme", timeout_s: float = 10.0) -> BatchResult:
+    async def is_there() -> bool:
+        return bool(await _results(gateway, request_id, tenant))
+
+    await wait_until(is_there, timeout_s)
+    (result,) = await _results(gateway, request_id, tenant)
+    return result
+
+
+async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: RunningWorker, gateway: TestGateway) -> None:
+    request = _request(gateway, created=5.0)
+    await _publish(gateway, encode(request))
+    result = await _result(gateway, request.id)
+    assert (result.finish, result.completion_tokens, result.attempt) == ("length", 12, 1)
+    assert result.text == TOKENIZER.decode(result.token_ids)
+    assert len(result.token_ids) == 12
+    assert result.prompt_tokens == len(TOKENIZER.encode_text("x = "))
+    assert (result.worker, result.tenant, result.model, result.created) == (worker.name, "acme", gateway.model, 5.0)
+    await gateway.wait_until_acknowledged("HR_BATCH")
+
+
+async def test_json_request_is_accepted_and_its_reply_subject_gets_the_result(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    inbox = gateway.nats.new_inbox()
+    replies = await gateway.nats.subscribe(inbox)
+    request = _request(gateway, reply=inbox)
+    await _publish(gateway, msgspec.json.encode(request))
+    reply = await replies.next_msg(timeout=5)
+    assert msgspec.json.decode(reply.data, type=BatchResult) == await _result(gateway, request.id)
+
+
+async def test_reply_subject_with_a_meaning_of_its_own_gets_nothing(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    forged = await gateway.nats.subscribe("hr.cancel.other")
+    request = _request(gateway, reply="hr.cancel.other")
+    await _publish(gateway, encode(request))
+    await _result(gateway, request.id)
+    await gateway.wait_until_acknowledged("HR_BATCH")
+    assert forged.pending_msgs == 0
+
+
+async def test_tenant_is_that_of_the_subject(worker: RunningWorker, gateway: TestGateway) -> None:
+    request = _request(gateway, tenant="victim")
+    await _publish(gateway, encode(request), tenant="mallory")
+    assert (await _result(gateway, request.id, "mallory")).tenant == "mallory"
+    assert await _results(gateway, request.id, "victim") == []
+
+
+async def test_first_result_stays(worker: RunningWorker, gateway: TestGateway) -> None:
+    request = _request(gateway)
+    await gateway.js.publish(result_subject("acme", request.id), msgspec.json.encode({"first": True}))
+    await _publish(gateway, encode(request))
+    await gateway.wait_until_acknowledged("HR_BATCH")
+    message = await gateway.js.get_last_msg("HR_RESULTS", result_subject("acme", request.id))
+    assert message.data == b'{"first":true}'
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [({"sampling": {"temperature": 99}}, "temperature"), ({"text": None}, "exactly one"), ({"model": "x"}, "serves")],
+)
+async def test_request_that_can_never_run_has_a_failed_result(
+    worker: RunningWorker, gateway: TestGateway, change: dict[str, Any], problem: str
+) -> None:
+    request_id = fresh_name("r")
+    fields = {"type": "request", "id": request_id, "model": gateway.model, "text": "x"} | change
+    await _publish(gateway, msgspec.json.encode({key: value for key, value in fields.items() if value is not None}))
+    result = await _result(gateway, request_id)
+    assert result.finish == "failed"
+    assert problem in (result.error or "")
+    await gateway.wait_until_acknowledged("HR_BATCH")
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b"\xc1", b"[" * 5000, b'{"id": "bad id"}'])
+async def test_payload_that_is_no_request_is_discarded(
+    worker: RunningWorker, gateway: TestGateway, payload: bytes
+) -> None:
+    await _publish(gateway, payload)
+    await gateway.wait_until_acknowledged("HR_BATCH")
+
+
+async def test_vanished_worker_leaves_its_batch_request_to_another(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    limits = StreamLimits(ack_wait_s=1.0)
+    first = await make_worker(limits=limits, simulate=20.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+    await first.close()
+    second = await make_worker(limits=limits, simulate=0.0)
+    result = await _result(gateway, request.id)
+    assert (result.worker, result.attempt, result.completion_tokens) == (second.name, 2, 1500)
+
+
+async def test_request_that_loses_every_worker_fails_in_the_end(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
+    first = await make_worker(limits=limits, simulate=20.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+    await first.close()
+    await make_worker(limits=limits)
+    result = await _result(gateway, request.id)
+    assert result.finish == "failed"
+    assert "given up after 1 attempts" in (result.error or "")
+
+
+async def test_draining_worker_gives_batch_work_back_at_once(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    first = await make_worker(simulate=20.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+    second = await make_worker(simulate=0.0)
+    await first.drain(0.02)
+    assert (await _result(gateway, request.id, timeout_s=3)).worker == second.name
+
+
+async def test_batch_work_gives_way_to_interactive_requests(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    worker = await make_worker(max_num_seqs=4, simulate=2.0)
+    batch = [_request(gateway, sampling=Sampling(max_tokens=400, ignore_eos=True)) for _ in range(8)]
+    for request in batch:
+        await _publish(gateway, encode(request))
+    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 4)
+    started = time.monotonic()
+    answers = [await gateway.publish(gateway.request()) for _ in range(4)]
+    for answer in answers:
+        await answer.wait()
+    assert time.monotonic() - started < 0.5
+    assert await _results(gateway, batch[-1].id) == []
+    for request in batch:
+        assert (await _result(gateway, request.id)).completion_tokens == 400
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+async def test_sigkilled_worker_leaves_exactly_one_result(
+    nats_url: str, make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    settings = {
+        "HEADRACE_MODEL": str(DEMO_MODEL),
+        "HEADRACE_SERVED_MODEL_NAME": gateway.model,
+        "HEADRACE_SIMULATE": "20",
+        "HEADRACE_NATS_URL": nats_url,
+    }
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "gpu_worker", env=os.environ | settings)
+    requests = [_request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True)) for _ in range(3)]
+    for request in requests:
+        await _publish(gateway, encode(request))
+
+    async def are_held() -> bool:
+        try:
+            info = await gateway.js.consumer_info("HR_BATCH", f"{gateway.model}-batch")
+        except NotFoundError:
+            return False
+        return bool(info.num_ack_pending == 3)
+
+    await wait_until(are_held, 20)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    second = await make_worker(simulate=0.0)
+    for request in requests:
+        result = await _result(gateway, request.id, timeout_s=30)
+        assert (result.worker, result.attempt) == (second.name, 2)
+    await gateway.wait_until_acknowledged("HR_BATCH")

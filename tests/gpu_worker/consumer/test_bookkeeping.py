@@ -1,0 +1,146 @@
+"""The small pieces of state behind the lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker.consumer import cancellations as cancellations_module
+from gpu_worker.consumer.appetite import Appetite
+from gpu_worker.consumer.cancellations import Cancellations
+from gpu_worker.consumer.gateway_watch import SILENCE_S, GatewayWatch
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
+from gpu_worker.engine_thread import StepOutcome
+from shared.messages import Lane, Request
+from tests.gpu_worker.consumer.harness import wait_until
+
+MESSAGE = QueuedMessage("s", b"", "a", 1, 1, 0)
+
+
+def _hold(held: HeldRequests, key: str, num_blocks: int = 0, lane: Lane = "interactive") -> HeldRequest:
+    request = HeldRequest(key, Request(id=key, model="m", text="x", lane=lane), MESSAGE, 0.0)
+    held.add(request)
+    held.expect_blocks(request, num_blocks)
+    return request
+
+
+def _appetite(held: HeldRequests, max_num_seqs: int = 16, num_blocks: int = 100) -> Appetite:
+    return Appetite(held, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=16)
+
+
+async def test_appetite_is_the_free_slots_and_no_more() -> None:
+    held = HeldRequests()
+    appetite = _appetite(held)
+    assert appetite.interactive(0) == 16
+    for index in range(16):
+        _hold(held, str(index))
+    assert appetite.interactive(0) == 0
+    assert appetite.interactive(1) == 1
+    assert appetite.interactive(1000) == 2
+    _hold(held, "ahead-1")
+    _hold(held, "ahead-2")
+    assert appetite.interactive(1000) == 0
+
+
+async def test_appetite_is_bounded_by_blocks_as_requests_have_needed_them() -> None:
+    held = HeldRequests()
+    appetite = _appetite(held)
+    for _ in range(100):
+        assert appetite.expected_blocks(192, 10_000) == 20
+    _hold(held, "a", 20)
+    assert appetite.interactive(0) == 4
+    _hold(held, "b", 70)
+    assert appetite.interactive(0) == 0
+
+
+async def test_idle_worker_takes_one_request_however_large_requests_were() -> None:
+    held = HeldRequests()
+    appetite = _appetite(held)
+    for _ in range(100):
+        appetite.expected_blocks(100_000, 1)
+    assert appetite.interactive(0) == 1
+
+
+async def test_batch_work_does_not_count_for_interactive_requests_but_the_other_way_round() -> None:
+    held = HeldRequests()
+    appetite = _appetite(held)
+    for index in range(10):
+        _hold(held, f"b{index}", 5, "batch")
+    assert appetite.interactive(0) == 16
+    assert appetite.batch(0) == 6
+    assert appetite.batch(3) == 0
+    for index in range(6):
+        _hold(held, f"i{index}", 5)
+    assert appetite.batch(0) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["interactive", "batch"]), st.integers(0, 9))))
+def test_counts_return_to_zero_when_everything_is_removed(requests: list[tuple[Lane, int]]) -> None:
+    held = HeldRequests()
+    entries = [_hold(held, str(index), blocks, lane) for index, (lane, blocks) in enumerate(requests)]
+    assert held.num_blocks("batch") == sum(blocks for lane, blocks in requests if lane == "batch")
+    for entry in entries:
+        assert not held.is_empty.is_set()
+        held.remove(entry)
+    assert held.is_empty.is_set()
+    for lane in ("interactive", "batch"):
+        assert held.count(lane) == held.num_blocks(lane) == 0
+
+
+def test_cancellation_covers_its_epoch_and_older_ones() -> None:
+    cancellations = Cancellations()
+    cancellations.add("r", 2, 0.0)
+    assert cancellations.covers("r", 2, 1.0)
+    assert not cancellations.covers("r", 3, 1.0)
+    cancellations.add("r", 1, 1.0)
+    assert cancellations.covers("r", 2, 1.0)
+    cancellations.add("r", None, 2.0)
+    cancellations.add("r", 3, 3.0)
+    assert cancellations.covers("r", 99, 3.0)
+    assert not cancellations.covers("other", 0, 3.0)
+
+
+def test_cancellations_are_forgotten_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellations_module, "MAX_REMEMBERED", 3)
+    cancellations = Cancellations()
+    for index in range(5):
+        cancellations.add(str(index), None, float(index))
+    assert [cancellations.covers(str(index), 0, 5.0) for index in range(5)] == [False, False, True, True, True]
+    assert not cancellations.covers("4", 0, 4.0 + cancellations_module.MEMORY_S + 1)
+
+
+def test_only_gateways_that_were_heard_can_die() -> None:
+    watch = GatewayWatch()
+    watch.hear("hr.gateway.a", 0.0)
+    replies = {"hr.tok.a", "hr.tok.b"}
+    assert watch.take_dead(replies, SILENCE_S) == set()
+    assert watch.take_dead(replies, SILENCE_S + 1) == {"hr.tok.a"}
+    assert watch.take_dead(replies, SILENCE_S + 100) == set()
+    watch.hear("hr.gateway.b", 200.0)
+    watch.restart(300.0)
+    assert watch.take_dead(replies, 300.0 + SILENCE_S) == set()
+
+
+async def test_relay_keeps_order_and_holds_a_fast_engine_back() -> None:
+    relay = StepRelay(asyncio.get_running_loop())
+    seen: list[int] = []
+    relay.handle = lambda outcome: seen.append(outcome.step)
+    produced: list[int] = []
+
+    def produce() -> None:
+        for step in range(200):
+            relay.deliver(StepOutcome(step, [], None))  # type: ignore[arg-type]
+            produced.append(step)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    thread.join(0.1)  # the loop is stuck meanwhile
+    assert len(produced) <= MAX_WAITING_OUTCOMES + 1
+    await wait_until(lambda: len(seen) == 200)
+    assert seen == produced == list(range(200))

@@ -1,0 +1,115 @@
+"""The connection, the servers and the gateways fail; the worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.consumer.outbox import Outbox
+from shared.messages import Delta, GatewayHeartbeat, Sampling, encode
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import gateway_subject
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, start_worker, wait_until
+from tests.servers import NatsServer
+
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
+
+
+@pytest.fixture
+def small_payload_server(start_nats: Callable[..., NatsServer], tmp_path: Path) -> NatsServer:
+    config = tmp_path / "nats.conf"
+    config.write_text("max_payload: 2048\n")
+    return start_nats("-c", str(config))
+
+
+@pytest.fixture
+async def small_payload_gateway(small_payload_server: NatsServer, model: str) -> AsyncIterator[TestGateway]:
+    nats = await connect(small_payload_server.url, role="gateway", name="test")
+    gateway = TestGateway(nats, model)
+    await gateway.start()
+    yield gateway
+    await nats.close()
+
+
+async def test_restarted_nats_is_pulled_from_again(start_nats: Callable[..., NatsServer], model: str) -> None:
+    server = start_nats()
+    worker = await start_worker(server.url, model)
+    nats = await connect(server.url, role="gateway", name="test")
+    gateway = TestGateway(nats, model)
+    await gateway.start()
+    await gateway.ask()
+    server.restart()
+    restarted_at = time.monotonic()
+    await wait_until(lambda: nats.stats["reconnects"] == worker.nats.stats["reconnects"] == 1)
+    await ensure_streams(gateway.js, StreamLimits())
+    assert (await gateway.ask()).finish.reason == "length"
+    assert time.monotonic() - restarted_at < 5
+    await worker.close()
+    await nats.close()
+
+
+async def test_deleted_consumer_is_made_again(worker: RunningWorker, gateway: TestGateway) -> None:
+    await gateway.js.delete_consumer("HR_INTERACTIVE", f"{gateway.model}-interactive")
+    assert (await gateway.ask()).finish.reason == "length"
+
+
+async def test_requests_of_a_silent_gateway_are_dropped(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
+    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=2000, ignore_eos=True)))
+    heartbeat = GatewayHeartbeat(gateway=gateway.name, unclaimed=0, unclaimed_tokens=0, active=1)
+    await gateway.nats.publish(gateway_subject(gateway.name), encode(heartbeat))
+    await answer.claimed.wait()
+    await asyncio.sleep(0)
+    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
+    assert answer.finish is None
+    await gateway.wait_until_acknowledged()
+
+
+async def test_frame_larger_than_the_servers_limit_is_split(
+    small_payload_server: NatsServer, small_payload_gateway: TestGateway, make_worker: MakeWorker
+) -> None:
+    await make_worker(url=small_payload_server.url, simulate=5.0)
+    sampling = Sampling(max_tokens=10, ignore_eos=True, logprobs=3)
+    requests = [small_payload_gateway.request(sampling=sampling) for _ in range(40)]
+    answers = [await small_payload_gateway.publish(request) for request in requests]
+    for answer in answers:
+        assert [delta.seq for delta in (await answer.wait()).deltas] == [0, *range(10)]
+
+
+async def test_answer_too_large_for_any_frame_fails_naming_the_field(
+    small_payload_server: NatsServer, small_payload_gateway: TestGateway, make_worker: MakeWorker
+) -> None:
+    worker = await make_worker(url=small_payload_server.url)
+    sampling = Sampling(max_tokens=1000, ignore_eos=True, prompt_logprobs=5)
+    answer = await small_payload_gateway.ask("x " * 200, sampling=sampling)
+    assert (answer.finish.reason, answer.finish.error_param) == ("failed", "prompt_logprobs")
+    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
+
+
+async def test_deltas_that_cannot_be_sent_are_reported(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    nats = await connect(server.url, role="worker", name="w")
+    outbox = Outbox(nats, "w")
+    unsent: list[Delta] = []
+    outbox.on_unsent = unsent.extend
+    server.kill()
+    await wait_until(lambda: not nats.is_connected)
+    delta = Delta("r", 0, 0, text="x" * 1_000_000)
+    for _ in range(10):
+        outbox.put("hr.tok.g", delta)
+        await outbox.flush()
+    assert unsent
+    assert set(unsent) == {delta}
+    server.restart()
+    await wait_until(lambda: nats.stats["reconnects"] == 1)
+    await nats.close()
