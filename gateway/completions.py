@@ -19,7 +19,7 @@ from gateway.body import ClientGoneError, read_body
 from gateway.chunks import Identity
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
-from gateway.event_stream import StreamLimits
+from gateway.event_stream import DONE, StreamLimits, error_event
 from gateway.exchange import EXTENSION, Exchange
 from gateway.flush import Flusher
 from gateway.generation import Generation
@@ -94,6 +94,10 @@ class Completions:
         except ApiError as error:
             status = error.status
             exchange.respond(status, head.headers(error.response_headers()), error.body())
+        except Exception:
+            _logger.exception("a request failed")
+            status = 500
+            _report_internal_error(exchange, head)
         finally:
             self._metrics.active_streams -= 1
         self._metrics.requests[(route, status)] += 1
@@ -172,6 +176,14 @@ class Completions:
             metrics.slow_readers += 1
             return 408
         return 200 if answer.error is None else answer.error.status
+
+
+def _report_internal_error(exchange: Exchange, head: ResponseHead) -> None:
+    error = ApiError(500, "The gateway failed to serve this request. The failure was logged.", code="internal_error")
+    if exchange.started:
+        exchange.finish_and_close(error_event(error) + DONE)
+    else:
+        exchange.respond(error.status, head.headers(error.response_headers()), error.body())
 
 
 def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:

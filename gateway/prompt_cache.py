@@ -46,10 +46,12 @@ def cache_key(tenant: str, generation: Generation) -> CacheKey:
     sampling = generation.sampling
     if sampling.temperature == 0:
         sampling = msgspec.structs.replace(sampling, seed=0, top_p=1.0, top_k=0, min_p=0.0)
+    # In a fixed order, because a map's own order is how the client wrote it.
+    biases = sorted(sampling.logit_bias.items())
+    sampling = msgspec.structs.replace(sampling, logit_bias={})
     prompts = [(prompt.messages, prompt.text, prompt.token_ids) for prompt in generation.prompts]
-    material = (FORMAT_VERSION, tenant, generation.model, prompts, sampling, generation.n, generation.echo)
-    encoder = msgspec.msgpack.Encoder(order="deterministic")
-    return CacheKey(tenant, hashlib.sha256(encoder.encode(material)).digest())
+    material = (FORMAT_VERSION, tenant, generation.model, prompts, sampling, biases, generation.n, generation.echo)
+    return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
 
 
 class PromptCache:

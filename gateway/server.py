@@ -27,6 +27,7 @@ from gateway.completions import Completions
 from gateway.config import GatewayConfig
 from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
+from gateway.fleet_metrics import FleetCollector
 from gateway.generator import Generator
 from gateway.http_server import Entrance, HttpServer
 from gateway.limits import RateLimiter
@@ -139,6 +140,8 @@ async def _assemble(stack: contextlib.AsyncExitStack, config: GatewayConfig, ind
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes)
     generator = Generator(dispatcher, shedder, cache, metrics, config.default_timeout_s)
     completions = Completions(config, keys, limiter, shedder, generator, metrics)
+    registry = make_registry(metrics, index)
+    registry.register(FleetCollector(dispatcher.fleet))
     services = RouteServices(
         config=config,
         keys=keys,
@@ -148,7 +151,7 @@ async def _assemble(stack: contextlib.AsyncExitStack, config: GatewayConfig, ind
         tokenizer=TokenizerClient(nats),
         redis=redis,
         metrics=metrics,
-        registry=make_registry(metrics, index),
+        registry=registry,
     )
     entrance = Entrance(completions, create_app(services), config.max_connections)
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)

@@ -52,9 +52,7 @@ def _stream(system: System, index: int, texts: dict[int, list[str]], finishes: d
 def _run_streams(system: System, disturb: signal.Signals | None) -> tuple[dict[int, str], dict[int, str | None]]:
     texts: dict[int, list[str]] = {index: [] for index in range(NUM_STREAMS)}
     finishes: dict[int, str | None] = dict.fromkeys(range(NUM_STREAMS))
-    threads = [
-        threading.Thread(target=_stream, args=(system, index, texts, finishes)) for index in range(NUM_STREAMS)
-    ]
+    threads = [threading.Thread(target=_stream, args=(system, index, texts, finishes)) for index in range(NUM_STREAMS)]
     for thread in threads:
         thread.start()
     if disturb is not None:

@@ -46,12 +46,14 @@ class System:
         return {"Authorization": f"Bearer {self.info['api_key']}"}
 
     def client(self, **options: Any) -> openai.OpenAI:
-        settings: dict[str, Any] = {"max_retries": 0, "timeout": 60.0} | options
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.info["api_key"], **settings)
+        return openai.OpenAI(**self._client_settings() | options)
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        settings: dict[str, Any] = {"max_retries": 0, "timeout": 60.0} | options
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.info["api_key"], **settings)
+        return openai.AsyncOpenAI(**self._client_settings() | options)
+
+    def _client_settings(self) -> dict[str, Any]:
+        info = self.info
+        return {"base_url": f"{info['url']}/v1", "api_key": info["api_key"], "max_retries": 0, "timeout": 60.0}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def _gauge(system: System, name: str) -> float:
 
 
 def test_disconnect_gives_blocks_back_within_250_ms(simulated: System) -> None:
-    idle_free = _gauge(simulated, "headrace_worker_free_blocks")
+    idle_free = _gauge(simulated, "headrace_fleet_free_blocks")
     stream = simulated.client().completions.create(
         model=simulated.model,
         prompt="x " * 400,
@@ -24,9 +24,9 @@ def test_disconnect_gives_blocks_back_within_250_ms(simulated: System) -> None:
         extra_body={"ignore_eos": True},
     )
     next(iter(stream))
-    while _gauge(simulated, "headrace_worker_free_blocks") == idle_free:
+    while _gauge(simulated, "headrace_fleet_free_blocks") == idle_free:
         time.sleep(0.05)
     stream.close()
     time.sleep(0.25 + 0.25)  # the blocks, and the heartbeat that says so
-    assert _gauge(simulated, "headrace_worker_running") == 0
-    assert _gauge(simulated, "headrace_worker_free_blocks") == idle_free
+    assert _gauge(simulated, "headrace_fleet_running") == 0
+    assert _gauge(simulated, "headrace_fleet_free_blocks") == idle_free

@@ -104,7 +104,7 @@ def test_conflicting_fields_name_the_parameter(http: httpx2.Client, simulated: S
 
 
 def test_no_key_and_wrong_key_learn_nothing(simulated: System) -> None:
-    for headers in [{}, {"Authorization": "Bearer x"}, {"Authorization": "Basic eDp4"}, {"Authorization": "Bearer "}]:
+    for headers in [{}, {"Authorization": "Bearer x"}, {"Authorization": "Basic eDp4"}]:
         for path in ["/v1/models", "/v1/models/x", "/metrics", "/nowhere"]:
             answer = httpx2.get(simulated.url + path, headers=headers)
             assert answer.status_code in {401, 404}, (path, answer.status_code)

@@ -84,7 +84,9 @@ def test_token_id_prompt_equals_text_prompt(system: System) -> None:
 
 
 def _tokenize(system: System, text: str) -> list[int]:
-    answer = httpx2.post(f"{system.url}/tokenize", headers=system.headers(), json={"model": system.model, "prompt": text})
+    answer = httpx2.post(
+        f"{system.url}/tokenize", headers=system.headers(), json={"model": system.model, "prompt": text}
+    )
     assert answer.status_code == 200, answer.text
     tokens: list[int] = answer.json()["tokens"]
     return tokens
@@ -121,9 +123,7 @@ def test_stop_string_split_over_chunks_is_never_sent(system: System) -> None:
     client, model = system.client(), system.model
     free = client.completions.create(model=model, prompt=PROMPT, max_tokens=32, temperature=0).choices[0].text
     stop = free[5:20]
-    chunks = client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=32, temperature=0, stop=stop, stream=True
-    )
+    chunks = client.completions.create(model=model, prompt=PROMPT, max_tokens=32, temperature=0, stop=stop, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == free[: free.index(stop)]
 
 
@@ -134,7 +134,9 @@ def test_chat_logprobs_are_probabilities_of_the_text(system: System) -> None:
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode() == answer.choices[0].message.content
+    assert (
+        b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode() == answer.choices[0].message.content
+    )
     for entry in logprobs.content:
         assert len(entry.top_logprobs) == 3
         assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
