@@ -14,6 +14,8 @@ import pytest
 
 from tests.integration.system import System, running_system
 
+GIVE_UP_S = 15.0
+
 pytestmark = [pytest.mark.chaos]
 
 
@@ -26,6 +28,16 @@ def stack(tmp_path: Path) -> Iterator[System]:
 def _ask(system: System, text: str = "x = ") -> str:
     answer = system.client().completions.create(model=system.model, prompt=text, max_tokens=4, temperature=0)
     return answer.choices[0].text
+
+
+def _is_served(system: System) -> bool:
+    try:
+        _ask(system)
+    except openai.APIStatusError as error:
+        if error.status_code in {503, 504}:
+            return False
+        raise
+    return True
 
 
 def test_killed_redis_causes_no_error(stack: System) -> None:
@@ -59,14 +71,8 @@ def test_restarted_nats_ends_streams_explicitly_and_serves_again_within_5_s(stac
     time.sleep(0.5)
     os.kill(stack.info["pids"]["nats"][0], signal.SIGKILL)
     killed = time.monotonic()
-    while True:
-        try:
-            _ask(stack)
-            break
-        except openai.APIStatusError as error:
-            assert error.status_code in {503, 504}, error
-            assert time.monotonic() - killed < 15, "no new request was served within 15 s"
-            time.sleep(0.1)
+    while not _is_served(stack) and time.monotonic() - killed < GIVE_UP_S:
+        time.sleep(0.1)
     recovery_s = time.monotonic() - killed
     for thread in threads:
         thread.join(30)
