@@ -1,0 +1,200 @@
+"""Load on a gateway: requests/s, tokens/s, TTFT, gaps between tokens, CPU per process and per token, peak memory.
+
+`python -m ops.bench.gateway --ready-file FILE` drives a running system, known by the file that `headrace up
+--ready-file` writes. `--isolated` starts NATS, one gateway and a worker without an engine instead, whose texts carry
+the time they were made, so that the delay of each token is known and the gateway saturates first. Both measure, in the
+same run, the floor: an asyncio server that only writes the same bytes at the same pace. Bounded, and loopback only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+
+from ops.bench.isolated_stack import API_KEY, MODEL, isolated_stack
+from ops.bench.process_usage import cpu_seconds, descendants, peak_rss_bytes
+from ops.bench.record import append_record
+from ops.bench.stream_client import Samples, run_streams
+
+TEXT_MARKER = b'"text":"'
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to drive. `pids` are its processes by role."""
+
+    name: str
+    host: str
+    port: int
+    api_key: str
+    model: str
+    pids: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How hard: `num_rounds` requests of `num_tokens` tokens on each of `concurrency` connections."""
+
+    concurrency: int
+    num_tokens: int
+    num_rounds: int
+
+
+def main() -> None:
+    """Measure what the command line names, print a table, and record each row."""
+    options = _parse_options()
+    uvloop.run(_measure_all(options))
+
+
+async def _measure_all(options: argparse.Namespace) -> None:
+    rows = []
+    with _target(options) as target:
+        for concurrency in options.concurrency:
+            load = Load(concurrency, options.tokens, options.rounds)
+            await _measure(target, Load(concurrency, 4, 1))
+            rows.append(await _measure(target, load))
+            print(_line(rows[-1]) if len(rows) > 1 else f"{_header()}\n{_line(rows[-1])}", flush=True)
+            with _floor(options.step_ms, options.tokens) as floor:
+                rows.append(await _measure(floor, load))
+            print(_line(rows[-1]), flush=True)
+    command = "python -m ops.bench.gateway " + " ".join(sys.argv[1:])
+    for row in rows:
+        append_record("gateway", command, row | {"step_ms": options.step_ms})
+
+
+async def _measure(target: Target, load: Load) -> dict[str, object]:
+    requests = [_request(target, load, index) for index in range(load.concurrency)]
+    cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
+    started = time.perf_counter()
+    samples = await run_streams(target.host, target.port, requests, load.num_rounds, TEXT_MARKER)
+    elapsed_s = time.perf_counter() - started
+    cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
+    return _row(target, load, samples, elapsed_s, cpu_s)
+
+
+def _row(target: Target, load: Load, samples: Samples, elapsed_s: float, cpu_s: dict[str, float]) -> dict[str, object]:
+    row: dict[str, object] = {
+        "target": target.name,
+        "concurrency": load.concurrency,
+        "num_tokens": load.num_tokens,
+        "requests_per_s": round(samples.num_requests / elapsed_s, 1),
+        "tokens_per_s": round(samples.num_tokens / elapsed_s),
+        "failures": samples.num_failures,
+        "us_per_token": round(cpu_s["gateway"] / max(1, samples.num_tokens) * 1e6, 2),
+        "us_per_request": round(cpu_s["gateway"] / max(1, samples.num_requests) * 1e6, 1),
+        "cores": round(cpu_s["gateway"] / elapsed_s, 2),
+        "cpu_s": {role: round(seconds, 2) for role, seconds in cpu_s.items()},
+        "rss_mb": round(peak_rss_bytes(target.pids["gateway"]) / 2**20),
+    }
+    for name, values in (("ttft", samples.ttft_s), ("gap", samples.gaps_s), ("delay", samples.delays_s)):
+        for percentile in (50, 95, 99):
+            row[f"{name}_p{percentile}_ms"] = _percentile_ms(values, percentile)
+    return row
+
+
+def _request(target: Target, load: Load, index: int) -> bytes:
+    body = json.dumps(
+        {
+            "model": target.model,
+            "prompt": f"stream number {index}",
+            "max_tokens": load.num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    ).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}\r\nAuthorization: Bearer {target.api_key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+@contextlib.contextmanager
+def _target(options: argparse.Namespace) -> Iterator[Target]:
+    if options.ready_file is None:
+        with isolated_stack(options.step_ms) as (port, pids):
+            yield Target("isolated", "127.0.0.1", port, API_KEY, MODEL, pids)
+        return
+    ready = json.loads(options.ready_file.read_text())
+    address = urlsplit(ready["url"])
+    if address.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise SystemExit("this benchmark drives loopback only")
+    pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
+    yield Target("system", address.hostname, address.port or 80, ready["api_key"], options.model, pids)
+
+
+@contextlib.contextmanager
+def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
+    command = [sys.executable, "-m", "ops.bench.floor_server", str(step_ms), str(num_tokens)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield Target("floor", "127.0.0.1", port, "", "", {"gateway": [process.pid]})
+    finally:
+        process.kill()
+        process.communicate()
+
+
+_COLUMNS = (
+    ("target", 9),
+    ("concurrency", 11),
+    ("requests_per_s", 14),
+    ("tokens_per_s", 12),
+    ("us_per_token", 12),
+    ("cores", 6),
+    ("ttft_p50_ms", 11),
+    ("ttft_p99_ms", 11),
+    ("gap_p50_ms", 10),
+    ("gap_p99_ms", 10),
+    ("delay_p50_ms", 12),
+    ("delay_p99_ms", 12),
+    ("rss_mb", 6),
+    ("failures", 8),
+)
+
+
+def _header() -> str:
+    return "  ".join(f"{name:>{width}}" for name, width in _COLUMNS)
+
+
+def _line(row: dict[str, object]) -> str:
+    return "  ".join(f"{'-' if row[name] is None else row[name]!s:>{width}}" for name, width in _COLUMNS)
+
+
+def _percentile_ms(values: list[float], percentile: int) -> float | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, len(ordered) * percentile // 100)] * 1000, 2)
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--ready-file", type=Path, help="Drive the running system that this file describes.")
+    source.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
+    parser.add_argument("--concurrency", type=_integers, default=[1, 16, 64, 256], help="Connections: 1,16,64,256.")
+    parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
+    parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
+    parser.add_argument("--model", default="headrace-demo", help="Model of the running system.")
+    return parser.parse_args()
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

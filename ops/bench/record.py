@@ -1,0 +1,41 @@
+"""Benchmark results as JSON lines under `ops/bench/results/`, with what is needed to repeat and to compare them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+_RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("msgspec", "nats-py", "uvicorn", "uvloop", "httptools")
+
+
+def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:
+    """Append one row to the benchmark's file."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=_RESULTS, capture_output=True, text=True, check=False
+    )
+    record = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit.stdout.strip() or None,
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "load_average": round(os.getloadavg()[0], 2),
+        "command": command,
+        **row,
+    }
+    with (_RESULTS / f"{benchmark}.jsonl").open("a") as results:
+        results.write(json.dumps(record) + "\n")
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

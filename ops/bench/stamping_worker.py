@@ -1,0 +1,133 @@
+"""A worker without an engine for measuring gateways: one token per sequence and step, its text the time it was made.
+
+Run as `python -m ops.bench.stamping_worker NATS_URL MODEL STEP_MS`. It speaks the wire as a worker does (pull, claim,
+one frame per gateway and step, heartbeats) and does nothing else, so that the gateway saturates before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from dataclasses import dataclass
+
+import msgspec
+import uvloop
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from ops.bench.stream_client import stamp
+from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
+from shared.nats_connection import connect
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import cancel_subject, worker_subject
+
+NAME = "stamping"
+HEARTBEAT_S = 0.25
+FETCH = 256
+
+
+@dataclass(slots=True)
+class _Running:
+    id: str
+    epoch: int
+    reply: str
+    limit: int
+    position: int = 0
+
+
+class StampingWorker:
+    """Sequences in flight, and the loop that gives each a token per step."""
+
+    def __init__(self, nats: Client, model: str, step_s: float) -> None:
+        """Serve `model` over `nats`."""
+        self._nats = nats
+        self._model = model
+        self._step_s = step_s
+        self._running: dict[str, _Running] = {}
+        self._step = 0
+
+    async def serve(self) -> None:
+        """Serve until killed."""
+        js = self._nats.jetstream()
+        await ensure_streams(js, StreamLimits())
+        await ensure_consumer(js, self._model, "interactive", StreamLimits())
+        await self._nats.subscribe(cancel_subject(self._model), cb=self._cancel)
+        await asyncio.gather(self._pull(), self._beat(), self._run())
+
+    async def _cancel(self, message: Msg) -> None:
+        for request_id in msgspec.msgpack.decode(message.data, type=Cancel).ids:
+            self._running.pop(request_id, None)
+
+    async def _pull(self) -> None:
+        durable = await ensure_consumer(self._nats.jetstream(), self._model, "interactive", StreamLimits())
+        pulling = await self._nats.jetstream().pull_subscribe_bind(durable, stream=INTERACTIVE_STREAM)
+        while True:
+            with contextlib.suppress(NatsTimeoutError):
+                for message in await pulling.fetch(FETCH, timeout=1.0):
+                    await self._admit(message)
+
+    async def _admit(self, message: Msg) -> None:
+        request = decode_request(message.data)
+        assert request.reply is not None
+        running = _Running(request.id, request.epoch, request.reply, request.sampling.max_tokens or 16)
+        self._running[request.id] = running
+        claim = Delta(request.id, request.epoch, 0, prompt_tokens=1)
+        await self._nats.publish(request.reply, encode(Frame(NAME, self._step, [claim])))
+        await message.ack()
+
+    async def _beat(self) -> None:
+        while True:
+            heartbeat = Heartbeat(
+                worker=NAME,
+                model=self._model,
+                step=self._step,
+                running=len(self._running),
+                waiting=0,
+                waiting_tokens=0,
+                free_blocks=1 << 20,
+                total_blocks=1 << 20,
+                block_size=16,
+                max_model_len=1 << 20,
+                max_num_seqs=1 << 16,
+                prefill_rate=1e9,
+                decode_rate=1e9,
+                queue_pending=0,
+            )
+            await self._nats.publish(worker_subject(self._model, NAME), encode(heartbeat))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _run(self) -> None:
+        due = time.monotonic()
+        while True:
+            # After a pause it does not hurry to catch up with more than a few steps.
+            due = max(due + self._step_s, time.monotonic() - 5 * self._step_s)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self._step += 1
+            for reply, deltas in self._deltas().items():
+                await self._nats.publish(reply, encode(Frame(NAME, self._step, deltas)))
+
+    def _deltas(self) -> dict[str, list[Delta]]:
+        text = stamp()
+        frames: dict[str, list[Delta]] = {}
+        for sequence in list(self._running.values()):
+            position = sequence.position
+            sequence.position = position + 1
+            finish = None
+            if sequence.position == sequence.limit:
+                finish = Finish("length", Usage(1, sequence.limit))
+                del self._running[sequence.id]
+            delta = Delta(sequence.id, sequence.epoch, position, (position,), text, finish)
+            frames.setdefault(sequence.reply, []).append(delta)
+        return frames
+
+
+async def main(nats_url: str, model: str, step_ms: float) -> None:
+    """Connect and serve."""
+    await StampingWorker(await connect(nats_url, role="worker", name=NAME), model, step_ms / 1000).serve()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
