@@ -69,8 +69,7 @@ class Planner:
                 return
             num_tokens_left = self._config.max_num_batched_tokens - self._running.num_tokens_before(lane)
             while (sequence := queue.peek()) is not None:
-                # What was preempted in this step stays out of it: the runner must see it leave.
-                if num_tokens_left <= 0 or sequence in preempted or not self._make_room(sequence, preempted):
+                if num_tokens_left <= 0 or not self._make_room(sequence, preempted):
                     return
                 queue.pop()
                 self._blocks.admit(sequence)

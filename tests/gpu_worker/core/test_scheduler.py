@@ -40,6 +40,15 @@ def test_prompts_share_the_budget_in_order_of_priority_then_arrival() -> None:
     assert shares(harness.schedule()) == [(urgent.id, 10), (first.id, 6)]
 
 
+def test_sequence_that_the_budget_does_not_reach_is_not_started() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    first, second = make_sequence(16), make_sequence(4)
+    harness.add(first, second)
+    harness.schedule()
+    assert (first.status, second.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    assert second.block_table == []
+
+
 def test_sequences_start_in_order_of_arrival_when_slots_are_few() -> None:
     harness = Harness(max_num_seqs=1)
     sequences = [make_sequence(3, max_tokens=1) for _ in range(5)]
@@ -165,6 +174,31 @@ def test_shared_prefix_is_computed_once() -> None:
     harness.run()
     harness.assert_reference(first, second)
     assert (harness.scheduler.stats.num_prefix_hits, harness.scheduler.stats.num_prefix_queries) == (24, 58)
+
+
+def test_output_of_a_running_sequence_is_findable_as_its_blocks_fill() -> None:
+    harness = Harness(max_num_batched_tokens=64)
+    first = make_sequence(6, max_tokens=100)
+    harness.add(first)
+    for _ in range(8):
+        harness.step()
+    follow_up = make_sequence([*first.token_ids, 7, 7])
+    harness.add(follow_up)
+    plan = harness.schedule()
+    assert first.status is SequenceStatus.RUNNING
+    assert follow_up.num_cached_tokens == (len(first.token_ids) - 1) // BLOCK * BLOCK == 12
+    harness.settle(plan)
+    harness.run()
+    harness.assert_reference(first, follow_up)
+
+
+def test_blocks_shared_with_a_running_sequence_are_not_counted_twice_at_admission() -> None:
+    harness = Harness(num_blocks=16, max_num_batched_tokens=100)
+    first, second = make_sequence(range(100, 140), max_tokens=4), make_sequence(range(100, 142), max_tokens=4)
+    harness.add(first)
+    harness.step()
+    harness.add(second)
+    assert shares(harness.schedule()) == [(first.id, 1), (second.id, 2)]
 
 
 def test_disabled_prefix_cache_finds_nothing() -> None:

@@ -158,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert max(map(key, started)) < min(map(key, passed_by))
 
     def _check_lanes(self, plan: StepPlan) -> None:
-        """No batch sequence keeps what an interactive one could start with."""
+        """While batch sequences run, an interactive one waits only for more blocks than all of them hold."""
         people = self._with(SequenceStatus.WAITING, SequenceStatus.PREEMPTED, lane="interactive")
         people = [sequence for sequence in people if sequence not in plan.preempted]
         running = self._with(SequenceStatus.RUNNING)
@@ -166,7 +166,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         wanted = sum(s.num_uncomputed_tokens for s in running if s.lane == "interactive")
         if not people or not background or wanted >= self.scheduler.config.max_num_batched_tokens:
             return
-        assert len(running) < self.scheduler.config.max_num_seqs
         person = min(people, key=lambda s: (-s.priority, s.arrival))
         num_tokens = min(person.num_tokens + self.scheduler.config.headroom_tokens, person.max_num_tokens)
         needed = -(-num_tokens // BLOCK)
