@@ -40,6 +40,8 @@ def main(config: WorkerConfig) -> int:
         identity = _identity(config)
         configure_logging(config.log_level, role="worker", worker=identity.worker)
         return _serve(config, identity)
+    except KeyboardInterrupt:  # while loading; later, SIGINT drains
+        return 130
     except HeadraceError as error:
         print(f"headrace worker: {error}", file=sys.stderr)  # noqa: T201 - the operator's own mistake, in plain words
         return 1
@@ -93,6 +95,10 @@ async def _run(
         if worker is not None:
             worker.consumer.reconnected()
 
+    async def gone() -> None:
+        if worker is not None:
+            worker.consumer.disconnected_for_good()
+
     nats = await connect(
         config.nats_url,
         role="worker",
@@ -101,16 +107,13 @@ async def _run(
         password=config.nats_password,
         on_disconnect=lost,
         on_reconnect=back,
+        on_close=gone,
     )
     worker = Worker(identity, nats, setup, directory, tokenizer, StreamLimits())
     try:
         await worker.start()
         _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
-        failed = asyncio.ensure_future(worker.consumer.has_failed.wait())
-        stopped = asyncio.ensure_future(stopping.wait())
-        await asyncio.wait([failed, stopped], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        failed.cancel()
+        await _wait_for_any(stopping, worker.consumer.has_failed)
         _log.info("draining", extra={"timeout_s": config.drain_timeout_s})
         await worker.consumer.drain(config.drain_timeout_s)
     finally:
@@ -119,6 +122,13 @@ async def _run(
     has_failed = worker.consumer.has_failed.is_set()
     _log.info("stopped", extra={"has_failed": has_failed})
     return 1 if has_failed else 0
+
+
+async def _wait_for_any(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def _stop_signals() -> asyncio.Event:

@@ -49,6 +49,7 @@ async def connect(
     on_error: ErrorCallback | None = None,
     on_disconnect: AsyncCallback | None = None,
     on_reconnect: AsyncCallback | None = None,
+    on_close: AsyncCallback | None = None,
     timeout_s: float = 10.0,
 ) -> Client:
     """Connect to NATS and check the server's version.
@@ -62,6 +63,7 @@ async def connect(
         on_error: Told of errors nobody waits for, such as a slow subscription that lost messages. They are logged too.
         on_disconnect: Called when the connection is lost; published messages are buffered from then on.
         on_reconnect: Called when it is back and all subscriptions are restored.
+        on_close: Called when the connection is over for good: closed by us, or by a server that no longer accepts us.
         timeout_s: How long the server may take to appear; once connected, reconnecting never ends.
 
     Raises:
@@ -91,6 +93,7 @@ async def connect(
                 error_cb=report,
                 disconnected_cb=_coroutine_function(on_disconnect),
                 reconnected_cb=_coroutine_function(on_reconnect),
+                closed_cb=_coroutine_function(on_close),
                 inbox_prefix=inbox_prefix(role),
                 ping_interval=PING_INTERVAL_S,
                 max_outstanding_pings=MAX_OUTSTANDING_PINGS,

@@ -119,8 +119,15 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits) -> None:
 
 
 async def ensure_consumer(js: JetStreamContext, model: str, lane: Lane, limits: StreamLimits) -> str:
-    """Make or update the consumer of one lane of one model, and return its name."""
+    """Make or update the consumer of one lane of one model, and return its name.
+
+    Raises:
+        DependencyError: NATS does not let us.
+    """
     config = consumer_config(model, lane, limits)
     assert config.durable_name is not None
-    await js.add_consumer(STREAM_OF_LANE[lane], config)
+    try:
+        await js.add_consumer(STREAM_OF_LANE[lane], config)
+    except (APIError, NatsTimeoutError) as error:
+        raise DependencyError(f"NATS consumer {config.durable_name} could not be created: {error!r}") from error
     return config.durable_name

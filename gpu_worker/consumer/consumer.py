@@ -28,7 +28,7 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
-from shared.messages import Cancel, Delta, Finish, Lane, encode
+from shared.messages import Cancel, Delta, Lane, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import STREAM_OF_LANE, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, worker_subject
@@ -42,7 +42,7 @@ class Consumer:
     """One worker's side of the queues.
 
     Attributes:
-        has_failed: Set when the engine has failed for good.
+        has_failed: Set when the engine or the connection has failed for good.
     """
 
     def __init__(
@@ -108,9 +108,10 @@ class Consumer:
             if held is None:
                 continue  # cancelled while the step was in flight
             try:
-                if held.prelude is not None:
-                    self._take_note_of_start(held)
+                is_starting = held.prelude is not None
                 delta = self._writer.delta(held, event)
+                if is_starting and held.prelude is None:
+                    self._take_note_of_start(held)
                 if held.request.lane == "batch":
                     self._batch.advance(held, delta)
                 else:
@@ -134,6 +135,12 @@ class Consumer:
         if not self._is_closed:
             _log.warning("connection to NATS lost")
 
+    def disconnected_for_good(self) -> None:
+        """Take note that NATS will not have us again, unless we left it ourselves."""
+        if not self._is_closed:
+            _log.error("NATS has closed the connection for good")
+            self.has_failed.set()
+
     def reconnected(self) -> None:
         """Start over with the queues, which NATS may have lost."""
         _log.warning("connection to NATS is back")
@@ -144,7 +151,8 @@ class Consumer:
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let running requests finish for so long, and give back the rest."""
         self._source.is_draining = True
-        await self.send_heartbeat()
+        with contextlib.suppress(*SEND_ERRORS):
+            await self.send_heartbeat()
         await asyncio.gather(self._interactive_queue.drain(), self._batch_queue.drain())
         self._interactive.give_back_waiting()
         with contextlib.suppress(TimeoutError):
@@ -191,7 +199,7 @@ class Consumer:
         if held.request.lane == "batch":
             self._batch.fail(held, error)
         else:
-            self._interactive.end(held, Finish("failed", error=error, error_param=param))
+            self._interactive.fail(held, error, param)
 
     def _abandon(self, deltas: list[Delta]) -> None:
         """Leave requests to the queue whose deltas could not be sent: the gateway misses something now."""

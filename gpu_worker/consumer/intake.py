@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import ChatMessage, Request
 
+_log = logging.getLogger(__name__)
+
 
 class Lane(Protocol):
     """What intake tells a lane about a request."""
@@ -25,6 +28,9 @@ class Lane(Protocol):
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
         """It can never run."""
+
+    def fail(self, held: HeldRequest, error: str) -> None:
+        """Something went wrong here that is not the request's fault."""
 
     def give_back(self, held: HeldRequest) -> None:
         """It cannot run here any more."""
@@ -70,17 +76,24 @@ class Intake:
                 task = asyncio.create_task(self._encode_and_admit(held, lane, prompt), name=f"encode {request.id}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        except BadRequestError as error:
-            lane.refuse(held, error)
+        except Exception as error:
+            self._reject(held, lane, error)
 
     async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: str | tuple[ChatMessage, ...]) -> None:
         try:
             prompt_ids = await self._encoder.encode(prompt)
             if self._held.is_current(held):
                 self._admit(held, lane, prompt_ids)
-        except BadRequestError as error:
+        except Exception as error:
             if self._held.is_current(held):
-                lane.refuse(held, error)
+                self._reject(held, lane, error)
+
+    def _reject(self, held: HeldRequest, lane: Lane, error: Exception) -> None:
+        if isinstance(error, BadRequestError):
+            lane.refuse(held, error)
+            return
+        _log.error("request not admitted", extra={"id": held.request.id}, exc_info=error)
+        lane.fail(held, "the worker could not read the request")
 
     def _check(self, request: Request) -> None:
         if request.model != self._model:

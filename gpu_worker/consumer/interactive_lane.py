@@ -86,6 +86,10 @@ class InteractiveLane:
         """End a request that can never run."""
         self.end(held, Finish("failed", error=str(error), error_param=error.param or "prompt"))
 
+    def fail(self, held: HeldRequest, error: str, param: str | None = None) -> None:
+        """End a request that failed here; `param` names its field that is at fault, if one is."""
+        self.end(held, Finish("failed", error=error, error_param=param))
+
     def give_back(self, held: HeldRequest) -> None:
         """Let another worker do it: the gateway dispatches it again at once."""
         self.end(held, Finish("handoff"))

@@ -1,0 +1,142 @@
+"""A worker as a process: what it says, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from nats.aio.msg import Msg
+
+from shared.messages import Heartbeat, Sampling
+from shared.nats_connection import connect
+from shared.subjects import ALL_WORKERS
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TestGateway, fresh_name, wait_until
+
+SIMULATED_WITHOUT_TORCH = """
+import sys
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine_setup import build_engine
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+import gpu_worker.worker
+directory = read_model_directory(__import__("pathlib").Path(sys.argv[1]))
+build_engine(WorkerConfig(simulate=1.0), directory, ModelTokenizer(directory))
+assert "torch" not in sys.modules
+"""
+
+
+@contextlib.asynccontextmanager
+async def _worker_process(**settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    variables = {f"HEADRACE_{name.upper()}": value for name, value in settings.items()}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gpu_worker", env=environ | variables, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def _wait_until_serving(gateway: TestGateway) -> None:
+    heard = asyncio.Event()
+
+    async def hear(message: Msg) -> None:
+        if msgspec.msgpack.decode(message.data, type=Heartbeat).model == gateway.model:
+            heard.set()
+
+    await gateway.nats.subscribe(ALL_WORKERS, cb=hear)
+    await asyncio.wait_for(heard.wait(), 20)
+
+
+@pytest.fixture
+async def gateway(nats_url: str) -> AsyncIterator[TestGateway]:
+    nats = await connect(nats_url, role="gateway", name="test")
+    gateway = TestGateway(nats, fresh_name("m"))
+    await gateway.start()
+    yield gateway
+    await nats.close()
+
+
+def _settings(nats_url: str, gateway: TestGateway, **more: str) -> dict[str, str]:
+    base = {"model": str(DEMO_MODEL), "served_model_name": gateway.model, "nats_url": nats_url, "simulate": "5"}
+    return base | more
+
+
+async def test_sigterm_finishes_what_runs_and_exits_cleanly(nats_url: str, gateway: TestGateway) -> None:
+    async with _worker_process(**_settings(nats_url, gateway)) as process:
+        await _wait_until_serving(gateway)
+        answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=60, ignore_eos=True)))
+        await answer.wait_for_tokens(1)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert answer.finish.reason == "length"
+    await gateway.wait_until_acknowledged()
+
+
+async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) -> None:
+    async with _worker_process(**_settings(nats_url, gateway, simulate="100")) as process:
+        await _wait_until_serving(gateway)
+        answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=1500, ignore_eos=True)))
+        await answer.wait_for_tokens(1)
+        process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.2)
+        assert process.returncode is None
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert await asyncio.wait_for(process.wait(), 5) == 1
+        assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "HEADRACE_MODEL: is required"),
+        ({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere is not a directory"),
+        ({"model": str(DEMO_MODEL), "max_num_seqs": "0"}, "HEADRACE_MAX_NUM_SEQS: 0 is too small"),
+        ({"model": str(DEMO_MODEL), "served_model_name": "x\x01" * 99, "simulate": "1"}, "must be 1 to 128 bytes"),
+        (
+            {"model": str(DEMO_MODEL), "simulate": "1", "max_num_seqs": "64", "max_num_batched_tokens": "8"},
+            "HEADRACE_MAX_NUM_BATCHED_TOKENS",
+        ),
+    ],
+)
+async def test_unusable_setting_is_named_and_ends_the_process(settings: dict[str, str], message: str) -> None:
+    async with _worker_process(**settings) as process:
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 1
+        assert message in errors.decode()
+        assert "Traceback" not in errors.decode()
+
+
+async def test_simulated_worker_imports_no_torch() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SIMULATED_WITHOUT_TORCH, str(DEMO_MODEL))
+    assert await process.wait() == 0
+
+
+async def test_broken_engine_fails_its_requests_and_is_reported(
+    nats_url: str, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_worker.execution.simulated_runner import SimulatedRunner
+    from tests.gpu_worker.consumer.harness import start_worker
+
+    def explode(*_: Any) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(SimulatedRunner, "execute", explode)
+    worker = await start_worker(nats_url, gateway.model)
+    for _ in range(3):
+        answer = await gateway.ask()
+        assert (answer.finish.reason, answer.finish.error_param) == ("failed", None)
+    await wait_until(worker.worker.consumer.has_failed.is_set)
+    await worker.close()
