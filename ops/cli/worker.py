@@ -12,8 +12,8 @@ def run(config: WorkerConfig) -> int:
 
     It pulls from the queue what its cache can hold. Run one per GPU, or one per group of CPU cores.
     """
-    if config.simulate is None:
-        require("worker", "torch", "numpy", "safetensors", "tokenizers", "jinja2")
+    real = ("torch", "numpy", "safetensors") if config.simulate is None else ()
+    require("worker", "tokenizers", "jinja2", *real)
     from gpu_worker.worker import main
 
     return main(config)

@@ -24,7 +24,7 @@ class UpConfig:
     gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)
     simulate: float | None = setting(
         None,
-        "Simulate the engine: one token per sequence every so many milliseconds, no model.",
+        "Simulate the engine: one token per sequence every so many milliseconds; only the model's tokenizer is used.",
         minimum=0,
         maximum=60_000,
     )

@@ -51,7 +51,7 @@ class NatsAccess:
         if self.user is None:
             return self.url
         scheme, _, place = self.url.partition("://")
-        return f"{scheme}://{quote(self.user)}:{quote(self.password or '')}@{place}"
+        return f"{scheme}://{quote(self.user, safe='')}:{quote(self.password or '', safe='')}@{place}"
 
 
 @dataclass(frozen=True, slots=True)

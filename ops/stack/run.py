@@ -24,7 +24,7 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
         DependencyError: A server or another child cannot run.
     """
     model = config.model or DEMO_MODEL
-    if config.simulate is None and not (model / "config.json").is_file():
+    if not (model / "config.json").is_file():
         raise ConfigError("HEADRACE_MODEL", f"{model} is not a model directory: it has no config.json")
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")

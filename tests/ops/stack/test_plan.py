@@ -1,0 +1,99 @@
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops.stack import plan as plan_module
+from ops.stack.config import UpConfig
+from ops.stack.plan import NatsAccess, Plan, make_plan
+from ops.stack.state import StateDirectory
+from shared.config import resolve
+
+Make = Callable[..., Plan]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def plan(environ: dict[str, str] | None = None, **values: object) -> Plan:
+        environ = environ or {}
+        state = StateDirectory(tmp_path / "state")
+        try:
+            return make_plan(resolve(UpConfig, {"port": 0, **values}, environ), state, environ)
+        finally:
+            state.close()
+
+    return plan
+
+
+def test_each_child_gets_only_the_password_of_its_role(make: Make) -> None:
+    plan = make(workers=2)
+    assert plan.nats is not None
+    passwords = {role: plan.nats.environ[f"HEADRACE_NATS_{role.upper()}_PASSWORD"] for role in ("gateway", "worker")}
+    assert len(set(passwords.values())) == 2
+    for spec in (plan.gateway, *plan.workers):
+        others = {value for role, value in passwords.items() if role != spec.role}
+        assert spec.environ["HEADRACE_NATS_USER"] == spec.role
+        assert spec.environ["HEADRACE_NATS_PASSWORD"] == passwords[spec.role]
+        assert others & set(spec.environ.values()) == set()
+
+
+def test_no_secret_is_on_a_command_line(make: Make) -> None:
+    plan = make(api_key="hr-secret")
+    assert plan.nats is not None
+    assert plan.redis is not None
+    assert plan.redis_url is not None
+    redis_password = plan.redis_url.split(":")[2].split("@")[0]
+    secrets = {value for name, value in plan.nats.environ.items() if name.endswith("_PASSWORD")}
+    secrets |= {"hr-secret", redis_password}
+    for spec in (plan.nats, plan.redis, plan.gateway, *plan.workers):
+        assert not [word for word in spec.command for secret in secrets if secret in word]
+    file = Path(plan.redis.command[-1])
+    assert redis_password in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_nats_password_cannot_be_read_as_a_number(make: Make) -> None:
+    plan = make()
+    assert re.fullmatch(r"p[0-9a-f]{32}", plan.admin.password or "")
+
+
+def test_settings_of_the_parts_pass_through_and_ours_do_not(make: Make) -> None:
+    plan = make({"HEADRACE_MAX_NUM_SEQS": "7", "HEADRACE_WORKERS": "3", "HEADRACE_CACHE_TTL_S": "1", "PATH": "/bin"})
+    assert len(plan.workers) == 3
+    for worker in plan.workers:
+        assert (worker.environ["HEADRACE_MAX_NUM_SEQS"], worker.environ["PATH"]) == ("7", "/bin")
+        assert "HEADRACE_WORKERS" not in worker.environ
+    assert plan.gateway.environ["HEADRACE_CACHE_TTL_S"] == "1"
+
+
+def test_several_workers_share_the_cores_unless_told_otherwise(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module.os, "cpu_count", lambda: 8)
+    assert "HEADRACE_THREADS" not in make().workers[0].environ
+    assert make(workers=3).workers[0].environ["HEADRACE_THREADS"] == "2"
+    assert make({"HEADRACE_THREADS": "5"}, workers=3).workers[0].environ["HEADRACE_THREADS"] == "5"
+
+
+def test_system_runs_without_redis_where_there_is_none(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "find_redis_server", lambda: None)
+    plan = make()
+    assert (plan.redis, plan.redis_url) == (None, None)
+    assert plan.gateway.environ["HEADRACE_REDIS_URL"] == ""
+
+
+def test_given_nats_is_used_in_every_role_and_not_run(make: Make) -> None:
+    plan = make(nats_url="nats://n:1", nats_user="u", nats_password="p")
+    assert plan.nats is None
+    assert plan.admin == plan.batch == NatsAccess("nats://n:1", "u", "p")
+    assert plan.workers[0].environ["HEADRACE_NATS_URL"] == "nats://n:1"
+
+
+def test_credentials_are_escaped_in_the_url() -> None:
+    assert NatsAccess("nats://h:1", "a@b", "c/d:e").full_url == "nats://a%40b:c%2Fd%3Ae@h:1"
+
+
+def test_gateway_has_its_drain_time_before_it_is_killed_and_workers_follow(make: Make) -> None:
+    plan = make(drain_timeout_s=20)
+    assert float(plan.gateway.environ["HEADRACE_DRAIN_TIMEOUT_S"]) == 20 < plan.gateway.stop_timeout_s
+    assert float(plan.workers[0].environ["HEADRACE_DRAIN_TIMEOUT_S"]) < plan.workers[0].stop_timeout_s
