@@ -7,7 +7,6 @@ one frame per gateway and step, heartbeats) and does nothing else, so that the g
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ import msgspec
 import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import TimeoutError as NatsTimeoutError
 
+from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
 from ops.bench.stream_client import stamp
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect
@@ -26,7 +26,7 @@ from shared.subjects import cancel_subject, worker_subject
 
 NAME = "stamping"
 HEARTBEAT_S = 0.25
-FETCH = 256
+APPETITE = 4096
 
 
 @dataclass(slots=True)
@@ -47,36 +47,37 @@ class StampingWorker:
         self._model = model
         self._step_s = step_s
         self._running: dict[str, _Running] = {}
+        self._admitted: list[tuple[_Running, QueuedMessage]] = []
         self._step = 0
 
     async def serve(self) -> None:
         """Serve until killed."""
-        js = self._nats.jetstream()
-        await ensure_streams(js, StreamLimits())
-        await ensure_consumer(js, self._model, "interactive", StreamLimits())
+        await ensure_streams(self._nats.jetstream(), StreamLimits())
         await self._nats.subscribe(cancel_subject(self._model), cb=self._cancel)
-        await asyncio.gather(self._pull(), self._beat(), self._run())
+        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: APPETITE, self._admit)
+        await pulling.start()
+        await asyncio.gather(self._beat(), self._run())
+
+    async def _ensure_consumer(self) -> str:
+        return await ensure_consumer(self._nats.jetstream(), self._model, "interactive", StreamLimits())
 
     async def _cancel(self, message: Msg) -> None:
         for request_id in msgspec.msgpack.decode(message.data, type=Cancel).ids:
             self._running.pop(request_id, None)
 
-    async def _pull(self) -> None:
-        durable = await ensure_consumer(self._nats.jetstream(), self._model, "interactive", StreamLimits())
-        pulling = await self._nats.jetstream().pull_subscribe_bind(durable, stream=INTERACTIVE_STREAM)
-        while True:
-            with contextlib.suppress(NatsTimeoutError):
-                for message in await pulling.fetch(FETCH, timeout=1.0):
-                    await self._admit(message)
-
-    async def _admit(self, message: Msg) -> None:
+    def _admit(self, message: QueuedMessage) -> None:
         request = decode_request(message.data)
         assert request.reply is not None
         running = _Running(request.id, request.epoch, request.reply, request.sampling.max_tokens or 16)
         self._running[request.id] = running
-        claim = Delta(request.id, request.epoch, 0, prompt_tokens=1)
-        await self._nats.publish(request.reply, encode(Frame(NAME, self._step, [claim])))
-        await message.ack()
+        self._admitted.append((running, message))
+
+    async def _claim_admitted(self) -> None:
+        admitted, self._admitted = self._admitted, []
+        for running, message in admitted:
+            claim = Delta(running.id, running.epoch, 0, prompt_tokens=1)
+            await self._nats.publish(running.reply, encode(Frame(NAME, self._step, [claim])))
+            await tell(self._nats, message, ACK)
 
     async def _beat(self) -> None:
         while True:
@@ -106,6 +107,7 @@ class StampingWorker:
             due = max(due + self._step_s, time.monotonic() - 5 * self._step_s)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self._step += 1
+            await self._claim_admitted()
             for reply, deltas in self._deltas().items():
                 await self._nats.publish(reply, encode(Frame(NAME, self._step, deltas)))
 
