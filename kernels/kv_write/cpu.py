@@ -11,7 +11,7 @@ def can_run(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor) -> 
     """Return True where the kernel supports these types and layouts: each token's heads lie in one piece."""
     head_dim = key.shape[2]
     return (
-        key.device.type == "cpu"
+        key.is_cpu
         and key.dtype is value.dtype
         and key.dtype in DTYPE_NUMBERS
         and key_cache.dtype in DTYPE_NUMBERS

@@ -73,7 +73,8 @@ inline Floats reduce_each(Floats* partial) {
   }
 }
 
-// Asks for the key and value `j` of the next tile, so that memory works while this tile is computed.
+// Asks for the key and value `j` of the next tile, so that memory works while this tile is computed. Only for items of
+// one token: those of a prompt find the keys in the cache, where the item before has left them.
 inline void prefetch(const Tile& tile, int j) {
   const int64_t offset = j * tile.next_stride_bytes;
   for (int byte = 0; byte < tile.row_bytes; byte += 64) {
@@ -237,7 +238,7 @@ void attend(const Arguments& a, const Item& item, Rows& rows) {
     tile.start = start;
     tile.count = stop - start;
     tile.next_keys = nullptr;
-    if (stop < end) {
+    if (stop < end && item.num_tokens == 1) {
       const int64_t next = offset_of(stop);
       tile.next_keys = reinterpret_cast<const char*>(key_cache + next);
       tile.next_values = reinterpret_cast<const char*>(value_cache + next);

@@ -13,7 +13,7 @@ MAX_QUERY_HEADS_PER_KV_HEAD = 64
 def can_run(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
     """Return True where the kernel supports these shapes and types."""
     return (
-        query.device.type == "cpu"
+        query.is_cpu
         and query.dtype in DTYPE_NUMBERS
         and key_cache.dtype in DTYPE_NUMBERS
         and query.shape[2] <= MAX_HEAD_DIM
@@ -36,8 +36,10 @@ def paged_attention_cpu(
     _, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     num_seqs, max_blocks = block_tables.shape
-    if query.stride(1) != head_dim or query.stride(2) != 1:
+    token_stride, head_stride, element_stride = query.stride()
+    if head_stride != head_dim or element_stride != 1:
         query = query.contiguous()
+        token_stride = num_heads * head_dim
     result = torch.empty_like(query, memory_format=torch.contiguous_format)
     library.paged_attention(
         query.data_ptr(),
@@ -47,7 +49,7 @@ def paged_attention_cpu(
         block_tables.data_ptr(),
         query_starts.data_ptr(),
         context_lens.data_ptr(),
-        query.stride(0),
+        token_stride,
         num_seqs,
         max_blocks,
         num_heads,
