@@ -14,6 +14,7 @@ from collections.abc import Sequence as Values
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 
 _NO_TOKENS = SampledTokens()
+_MASK = 2**64 - 1
 
 
 class SimulatedRunner:
@@ -52,9 +53,9 @@ class SimulatedRunner:
         sampling = sequence.sampling
         sampled = _NO_TOKENS
         if item.samples:
-            # A multiplicative hash; position first, so that consecutive seeds do not walk the same list.
             position = len(sequence.token_ids) - sequence.num_prompt_tokens
-            mixed = (position * 0x9E3779B97F4A7C15 ^ sampling.seed) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+            mixed = (position * 0x9E3779B97F4A7C15 ^ sampling.seed) & _MASK
+            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & _MASK
             sampled = self._sampled[(mixed >> 32) % len(self._sampled)]
         if sampling.logprobs is None and sampling.prompt_logprobs is None:
             return sampled

@@ -1,0 +1,107 @@
+import subprocess
+import sys
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.execution.simulated_runner import SimulatedRunner
+from tests.gpu_worker.core.sequences import make_sequence
+
+TOKENS = range(100, 200)
+
+
+class Clock:
+    """Time that passes only by sleeping, or by hand. Sleeping takes `oversleep_s` longer than asked."""
+
+    def __init__(self, oversleep_s: float = 0.0) -> None:
+        self.now = 50.0
+        self.oversleep_s = oversleep_s
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        assert duration_s > 0
+        self.now += duration_s + self.oversleep_s
+
+
+def plan_of(*sequences: Sequence, start: int | None = None, samples: bool = True) -> StepPlan:
+    items = [ScheduledSequence(s, s.num_tokens - 1 if start is None else start, 1, samples) for s in sequences]
+    return StepPlan(1, items, len(items))
+
+
+def generate(runner: SimulatedRunner, sequence: Sequence, count: int) -> list[int]:
+    for _ in range(count):
+        sequence.token_ids.extend(runner.execute(plan_of(sequence)).sampled[0].token_ids)
+    return sequence.token_ids[sequence.num_prompt_tokens :]
+
+
+def test_tokens_are_allowed_ones_and_depend_on_the_seed() -> None:
+    runner = SimulatedRunner(0, TOKENS)
+    outputs = [generate(runner, make_sequence(3, seed=seed), 200) for seed in (0, 1, -(2**63))]
+    assert all(token in TOKENS for output in outputs for token in output)
+    assert all(len(set(output)) > 60 for output in outputs)
+    assert outputs[0] != outputs[1] != outputs[2]
+
+
+def test_moved_sequence_continues_with_the_same_tokens_in_any_batch() -> None:
+    whole = generate(SimulatedRunner(0, TOKENS), make_sequence(3, seed=7), 50)
+    resumed, other = make_sequence(9, emitted=whole[:20], seed=7), make_sequence(2, seed=8)
+    runner = SimulatedRunner(0, TOKENS)
+    for _ in range(30):
+        result = runner.execute(plan_of(other, resumed))
+        resumed.token_ids.extend(result.sampled[1].token_ids)
+    assert resumed.token_ids[9:] == whole
+
+
+def test_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
+    runner = SimulatedRunner(0, TOKENS)
+    result = runner.execute(plan_of(make_sequence(9), start=0, samples=False))
+    assert result.sampled[0].token_ids == ()
+
+
+def test_logprobs_are_given_when_asked_for() -> None:
+    runner = SimulatedRunner(0, TOKENS)
+    sequence = make_sequence(5, logprobs=2, prompt_logprobs=0)
+    plan = StepPlan(1, [ScheduledSequence(sequence, 2, 3, True)], 3)
+    (sampled,) = runner.execute(plan).sampled
+    assert [entry.token_id for entry in sampled.logprobs] == list(sampled.token_ids)
+    assert len(sampled.logprobs[0].top) == 2
+    assert [entry.token_id for entry in sampled.prompt_logprobs] == sequence.token_ids[3:5]
+
+
+def test_step_rate_is_exact_although_every_sleep_is_too_long() -> None:
+    clock = Clock(oversleep_s=0.0004)
+    runner = SimulatedRunner(1.5, TOKENS, clock, clock.sleep)
+    started = clock.now
+    for _ in range(1000):
+        runner.execute(plan_of())
+        clock.now += 0.0003
+    assert clock.now - started == pytest.approx(1.5, abs=0.001)
+
+
+def test_step_after_a_pause_takes_its_full_time_and_does_not_catch_up() -> None:
+    clock = Clock()
+    runner = SimulatedRunner(10, TOKENS, clock, clock.sleep)
+    runner.execute(plan_of())
+    for _ in range(2):
+        clock.now += 5.0
+        before = clock.now
+        runner.execute(plan_of())
+        assert clock.now - before == pytest.approx(0.010)
+
+
+def test_zero_step_time_never_sleeps() -> None:
+    clock = Clock()
+    runner = SimulatedRunner(0, TOKENS, clock, clock.sleep)
+    runner.execute(plan_of(make_sequence(3)))
+    assert clock.now == 50.0
+
+
+def test_simulated_engine_imports_no_torch() -> None:
+    code = (
+        "import sys, gpu_worker.engine_thread, gpu_worker.execution.simulated_runner as runner;"
+        "sys.exit('torch' in sys.modules or 'nats' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

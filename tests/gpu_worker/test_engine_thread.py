@@ -1,0 +1,202 @@
+import queue
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpu_worker.core.step import SequenceEvent, StepPlan, StepResult
+from gpu_worker.engine import Engine, ModelRunner
+from gpu_worker.engine_thread import EngineStoppedError, EngineThread, StepOutcome
+from gpu_worker.execution.simulated_runner import SimulatedRunner
+from shared.errors import PromptTooLongError
+from tests.gpu_worker.core.sequences import make_sequence
+from tests.gpu_worker.runners import BrokenRunner, GatedRunner, make_scheduler
+
+
+class Running:
+    """An engine thread and the outcomes that it delivered."""
+
+    def __init__(self, runner: ModelRunner, max_num_seqs: int = 4) -> None:
+        self.outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
+        self.thread = EngineThread(Engine(make_scheduler(max_num_seqs), runner), self.outcomes.put)
+
+    def outcome(self) -> StepOutcome:
+        return self.outcomes.get(timeout=10)
+
+    def events_until_finished(self, count: int) -> list[SequenceEvent]:
+        events: list[SequenceEvent] = []
+        while sum(event.finish is not None for event in events) < count:
+            events += self.outcome().events
+        return events
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    """Starts engine threads, and stops them after the test."""
+    started: list[Running] = []
+
+    def start_one(runner: ModelRunner, **options: int) -> Running:
+        running = Running(runner, **options)
+        running.thread.start()
+        started.append(running)
+        return running
+
+    yield start_one
+    for running in started:
+        if isinstance(runner := running.thread._engine._runner, GatedRunner):
+            runner.gate.release(1000)
+        running.thread.stop()
+
+
+Start = Callable[..., Running]
+
+
+def test_added_sequences_are_delivered_step_by_step(start: Start) -> None:
+    running = start(SimulatedRunner(0, range(10, 20)))
+    sequences = [make_sequence(5, max_tokens=7, seed=seed) for seed in range(10)]
+    for sequence in sequences:
+        running.thread.add(sequence)
+    events = running.events_until_finished(10)
+    for sequence in sequences:
+        mine = [event for event in events if event.sequence is sequence]
+        assert [token for event in mine for token in event.token_ids] == sequence.token_ids[5:]
+        assert mine[-1].finish == "length"
+
+
+def test_step_numbers_grow_by_one(start: Start) -> None:
+    running = start(SimulatedRunner(0, range(10, 20)))
+    running.thread.add(make_sequence(5, max_tokens=5))
+    assert [running.outcome().step for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_idle_thread_uses_no_cpu_and_makes_no_steps(start: Start) -> None:
+    running = start(SimulatedRunner(0, range(10, 20)))
+    running.thread.add(make_sequence(5, max_tokens=1))
+    running.events_until_finished(1)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.1
+    assert running.outcomes.empty()
+    assert running.thread.stats.step == 1
+
+
+def test_commands_during_a_step_take_effect_after_it(start: Start) -> None:
+    runner = GatedRunner()
+    running = start(runner)
+    first, second = make_sequence(5, max_tokens=50), make_sequence(5, max_tokens=50)
+    running.thread.add(first)
+    assert runner.entered.acquire(timeout=10)
+    running.thread.add(second)
+    running.thread.abort(first.id)
+    runner.gate.release()
+    assert [event.sequence for event in running.outcome().events] == [first]
+    runner.gate.release()
+    assert [event.sequence for event in running.outcome().events] == [second]
+
+
+def test_abort_frees_blocks_without_another_step(start: Start) -> None:
+    runner = GatedRunner()
+    running = start(runner)
+    sequence = make_sequence(20, max_tokens=50)
+    running.thread.add(sequence)
+    assert runner.entered.acquire(timeout=10)
+    running.thread.abort(sequence.id)
+    runner.gate.release()
+    assert running.outcome().stats.free_blocks < 64
+    running.wait_until(lambda: running.thread.stats.free_blocks == 64)
+    assert running.outcomes.empty()
+
+
+def test_prompt_too_long_is_refused_in_the_callers_thread(start: Start) -> None:
+    running = start(SimulatedRunner(0, range(10, 20)))
+    with pytest.raises(PromptTooLongError):
+        running.thread.add(make_sequence(200))
+
+
+def test_second_sequence_with_an_id_in_use_fails_and_the_first_goes_on(start: Start) -> None:
+    runner = GatedRunner()
+    running = start(runner)
+    first, second = make_sequence(5, id="same", max_tokens=2), make_sequence(5, id="same")
+    running.thread.add(first)
+    running.thread.add(second)
+    runner.gate.release(10)
+    finishes = {id(e.sequence): e.finish for e in running.events_until_finished(2) if e.finish}
+    assert finishes == {id(second): "failed", id(first): "length"}
+
+
+def test_runner_exception_is_delivered_and_the_thread_goes_on(start: Start) -> None:
+    running = start(BrokenRunner({1}))
+    running.thread.add(make_sequence(5))
+    outcome = running.outcome()
+    assert [event.finish for event in outcome.events] == ["failed"]
+    assert isinstance(outcome.error, RuntimeError)
+    assert not outcome.stats.is_fatal
+    running.thread.add(make_sequence(5, max_tokens=2))
+    assert running.events_until_finished(1)[-1].finish == "length"
+
+
+def test_runner_that_keeps_failing_shows_in_the_stats(start: Start) -> None:
+    running = start(BrokenRunner())
+    for _ in range(3):
+        running.thread.add(make_sequence(5))
+        outcome = running.outcome()
+    assert outcome.stats.is_fatal
+    assert running.thread.stats.is_fatal
+
+
+def test_error_in_the_engine_itself_fails_everything_and_closes_it(start: Start) -> None:
+    class LyingRunner:
+        def execute(self, plan: StepPlan) -> StepResult:
+            return StepResult(plan.step + 1, [None] * len(plan.scheduled))  # type: ignore[list-item]
+
+    running = start(LyingRunner(), max_num_seqs=1)
+    running.thread.add(make_sequence(5))
+    running.thread.add(make_sequence(5))
+    outcome = running.outcome()
+    assert {event.finish for event in outcome.events} == {"failed"}
+    assert outcome.stats.is_fatal
+    running.wait_until(lambda: not running.thread.is_alive)
+    with pytest.raises(EngineStoppedError):
+        running.thread.add(make_sequence(5))
+
+
+def test_stop_returns_what_did_not_finish_and_makes_no_event_for_it(start: Start) -> None:
+    runner = GatedRunner()
+    running = start(runner, max_num_seqs=1)
+    active, waiting = make_sequence(5, max_tokens=50), make_sequence(5)
+    running.thread.add(active)
+    running.thread.add(waiting)
+    assert runner.entered.acquire(timeout=10)
+    runner.gate.release()
+    assert running.thread.stop() == [active, waiting]
+    assert not running.thread.is_alive
+    assert running.thread.stats.free_blocks == 64
+    with pytest.raises(EngineStoppedError):
+        running.thread.add(make_sequence(5))
+
+
+def test_draining_stop_finishes_the_work(start: Start) -> None:
+    running = start(SimulatedRunner(1, range(10, 20)))
+    for _ in range(6):
+        running.thread.add(make_sequence(5, max_tokens=10))
+    assert running.thread.stop(drain_s=10) == []
+    assert [event.finish for event in running.events_until_finished(6) if event.finish] == ["length"] * 6
+
+
+def test_draining_stop_gives_up_in_time(start: Start) -> None:
+    running = start(SimulatedRunner(5, range(10, 20)))
+    sequence = make_sequence(5, max_tokens=190)
+    running.thread.add(sequence)
+    started = time.monotonic()
+    assert running.thread.stop(drain_s=0.05) == [sequence]
+    assert time.monotonic() - started < 0.5
+
+
+def test_stopping_a_thread_that_never_started_returns_at_once() -> None:
+    assert Running(SimulatedRunner(0, range(10, 20))).thread.stop() == []

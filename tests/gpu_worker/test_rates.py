@@ -1,0 +1,44 @@
+import pytest
+
+from gpu_worker.rates import Rate, StepRates
+
+
+def test_rate_is_units_per_second_and_forgets() -> None:
+    rate = Rate()
+    assert rate.value == 0
+    for _ in range(100):
+        rate.observe(10, 0.1)
+    assert rate.value == pytest.approx(100)
+    for _ in range(100):
+        rate.observe(30, 0.1)
+    assert rate.value == pytest.approx(300, rel=0.02)
+
+
+def test_rate_weighs_steps_by_their_duration() -> None:
+    rate = Rate()
+    for _ in range(1000):
+        rate.observe(100, 0.001)
+        rate.observe(0, 0.099)
+    assert rate.value == pytest.approx(1000, rel=0.05)
+
+
+def test_short_prompts_alone_say_nothing_about_the_prefill_rate() -> None:
+    rates = StepRates()
+    rates.observe(num_prefilled=10, num_generated=5, is_full=False, duration_s=0.1)
+    assert (rates.prefill, rates.decode) == (0, pytest.approx(50))
+
+
+def test_step_that_ran_out_of_prompts_never_lowers_the_prefill_rate() -> None:
+    rates = StepRates()
+    rates.observe(num_prefilled=1000, num_generated=0, is_full=True, duration_s=0.1)
+    rates.observe(num_prefilled=10, num_generated=0, is_full=False, duration_s=0.1)
+    assert rates.prefill == pytest.approx(10_000)
+    rates.observe(num_prefilled=2000, num_generated=0, is_full=False, duration_s=0.1)
+    assert rates.prefill > 14_000
+
+
+def test_steps_without_decodes_do_not_lower_the_decode_rate() -> None:
+    rates = StepRates()
+    rates.observe(num_prefilled=0, num_generated=10, is_full=False, duration_s=0.1)
+    rates.observe(num_prefilled=500, num_generated=0, is_full=True, duration_s=0.5)
+    assert rates.decode == pytest.approx(100)
