@@ -78,8 +78,8 @@ def choose_num_blocks(
         raise ConfigError(
             variable,
             f"the KV cache would hold {num_blocks * config.block_size} tokens, but a sequence may have "
-            f"{max_model_len}. Allow {blocks_per_sequence * block_bytes} bytes ({blocks_per_sequence} blocks), or lower "
-            f"HEADRACE_MAX_MODEL_LEN to {max(num_blocks * config.block_size, 1)}",
+            f"{max_model_len}. Allow {blocks_per_sequence * block_bytes} bytes ({blocks_per_sequence} blocks), or "
+            f"lower HEADRACE_MAX_MODEL_LEN to {max(num_blocks * config.block_size, 1)}",
         )
     return num_blocks
 
