@@ -8,21 +8,16 @@ from pathlib import Path
 from tests.architecture.source import PACKAGES, ROOT, parsed, place, python_files
 
 MAX_FILE_LINES = 400
-# Forty lines are the aim; past this, signature included and docstring not, it is two functions.
-MAX_FUNCTION_LINES = 50
+MAX_FUNCTION_LINES = 40
 MAX_KERNEL_LINES = 120
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "stuff"}
 
 
 def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Count the lines from the signature to the end, without the docstring."""
+    """Count the lines of code, without signature and docstring, which are long where they should be."""
     assert function.end_lineno is not None
-    lines = function.end_lineno - function.lineno + 1
-    first = function.body[0]
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        assert first.end_lineno is not None
-        lines -= first.end_lineno - first.lineno + 1
-    return lines
+    code = function.body[1:] if ast.get_docstring(function) else function.body
+    return function.end_lineno - code[0].lineno + 1 if code else 0
 
 
 def _limit(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
