@@ -21,7 +21,10 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 
 class ModelRunner(Protocol):
-    """Executes plans. It may read sequences, and writes nothing but `Sequence.row`."""
+    """Executes plans. It may read sequences, and writes nothing but `Sequence.row`.
+
+    A sequence that it keeps state for has left when a plan lists it as preempted or its status is FINISHED.
+    """
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens and sample; called only with a plan that schedules something."""
@@ -104,6 +107,7 @@ class Engine:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for a generated token.
+            BadRequestError: The prompt is empty.
         """
         self._scheduler.validate(sequence)
 
@@ -112,6 +116,7 @@ class Engine:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for a generated token.
+            BadRequestError: The prompt is empty.
             DuplicateSequenceError: Its id is in use.
         """
         self._scheduler.add(sequence)

@@ -77,6 +77,7 @@ class EngineThread:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for a generated token.
+            BadRequestError: The prompt is empty.
             EngineStoppedError: `stop` was called, or the engine broke down.
         """
         self._engine.validate(sequence)

@@ -22,7 +22,7 @@ from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
 from gpu_worker.core.stopping import extend, finish_reason
 from gpu_worker.core.waiting_queue import WaitingQueue
-from shared.errors import PromptTooLongError
+from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import Lane
 
 __all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
@@ -80,16 +80,19 @@ class Scheduler:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for a generated token.
+            BadRequestError: The prompt is empty.
         """
         if sequence.num_prompt_tokens >= self.config.max_num_tokens:
             raise PromptTooLongError(sequence.num_prompt_tokens, self.config.max_num_tokens)
-        assert sequence.num_prompt_tokens > 0, "a sequence needs at least one token to start from"
+        if sequence.num_prompt_tokens == 0:
+            raise BadRequestError("The prompt has no tokens; at least one is needed to start from.", "prompt")
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; one that its emitted tokens have already completed only gets its last event.
 
         Raises:
             PromptTooLongError: The prompt leaves no room for a generated token.
+            BadRequestError: The prompt is empty.
             DuplicateSequenceError: Its id is in use.
         """
         self.validate(sequence)

@@ -3,7 +3,7 @@ import pytest
 from gpu_worker.core.scheduler import DuplicateSequenceError, Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepPlan, StepResult
-from shared.errors import PromptTooLongError
+from shared.errors import BadRequestError, PromptTooLongError
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.sequences import EOS, make_sequence
 
@@ -314,6 +314,12 @@ def test_prompt_that_can_never_fit_is_refused(num_blocks: int, max_model_len: in
     assert not harness.scheduler.has_work()
     harness.add(make_sequence(19))
     harness.run()
+
+
+def test_empty_prompt_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="no tokens") as raised:
+        Harness().scheduler.add(make_sequence([]))
+    assert raised.value.param == "prompt"
 
 
 def test_id_in_use_is_refused() -> None:
