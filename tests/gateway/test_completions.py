@@ -29,11 +29,11 @@ def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFact
 async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
     model = f"m-{uuid.uuid4().hex[:8]}"
     async with WireWorker(nats_url, model, f"w-{model}") as worker:
-        await _is_known(gateway, model)
+        await is_known(gateway, model)
         yield worker
 
 
-async def _is_known(gateway: GatewayProcess, model: str) -> None:
+async def is_known(gateway: GatewayProcess, model: str) -> None:
     for _ in range(200):
         async with connected(gateway) as client:
             client.post("/v1/completions", {"model": model, "prompt": "", "max_tokens": 1})
@@ -278,7 +278,7 @@ async def test_slow_reader_is_cut_and_its_neighbour_is_not(nats_url: str, tmp_pa
             connected(gateway, limit=4096) as slow,
             connected(gateway) as quick,
         ):
-            await _is_known(gateway, model)
+            await is_known(gateway, model)
             slow.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 10000, "stream": True})
             slow_request = await worker.next_request()
             quick.post("/v1/completions", {"model": model, "prompt": "b", "max_tokens": 10000, "stream": True})

@@ -1,0 +1,141 @@
+"""Who is alive, by heartbeats and a clock that the test turns."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gateway.fleet import Fleet, FleetLimits
+from shared.messages import GatewayHeartbeat, Heartbeat
+
+BEAT = Heartbeat(
+    worker="w1",
+    model="m",
+    step=1,
+    running=1,
+    waiting=2,
+    waiting_tokens=20,
+    free_blocks=10,
+    total_blocks=100,
+    block_size=16,
+    max_model_len=1000,
+    max_num_seqs=8,
+    prefill_rate=100.0,
+    decode_rate=10.0,
+    queue_pending=0,
+    started=1.0,
+)
+
+
+class Watched:
+    """A fleet, the time, and who was declared dead."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.dead: list[str] = []
+        self.fleet = Fleet("gw", FleetLimits(), lambda model: (3, 30))
+        self.fleet.on_dead = self.dead.append
+
+    def hear(self, **changes: object) -> None:
+        self.fleet.hear(msgspec.structs.replace(BEAT, **changes), self.now)
+
+    def run(self, seconds: float, **changes: object) -> None:
+        """Let time pass; with changes, a worker beats meanwhile."""
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            if changes:
+                self.hear(**changes)
+            self.fleet.sweep(self.now)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    watched = Watched()
+    watched.fleet.sweep(watched.now)
+    watched.hear()
+    return watched
+
+
+def test_silent_worker_is_dead_after_four_missed_heartbeats(watched: Watched) -> None:
+    watched.run(0.9)
+    assert watched.dead == []
+    watched.run(0.2)
+    assert watched.dead == ["w1"]
+    assert watched.fleet.is_gone("w1")
+    assert watched.fleet.models() == []
+
+
+def test_worker_whose_steps_stand_still_is_dead_although_it_beats(watched: Watched) -> None:
+    watched.run(9.9, running=1, step=1)
+    assert watched.dead == []
+    watched.run(0.3, running=1, step=1)
+    assert watched.dead == ["w1"]
+    watched.run(5, running=1, step=1)
+    assert watched.dead == ["w1"]
+    watched.hear(step=2)
+    assert not watched.fleet.is_gone("w1")
+
+
+def test_idle_worker_may_stand_still(watched: Watched) -> None:
+    watched.run(30, running=0, step=1)
+    assert watched.dead == []
+
+
+def test_restarted_worker_of_the_same_name_is_another(watched: Watched) -> None:
+    watched.hear(started=2.0)
+    assert watched.dead == ["w1"]
+    assert not watched.fleet.is_gone("w1")
+
+
+def test_nobody_dies_while_nothing_can_be_heard(watched: Watched) -> None:
+    watched.fleet.lose_hearing()
+    watched.run(20)
+    assert not watched.fleet.is_gone("w1")
+    watched.fleet.regain_hearing(watched.now)
+    watched.run(1.4)
+    assert watched.dead == []
+    watched.run(0.3)
+    assert watched.dead == ["w1"]
+
+
+def test_own_starvation_proves_nothing_about_others(watched: Watched) -> None:
+    watched.now += 5
+    watched.fleet.sweep(watched.now)
+    assert watched.dead == []
+    watched.run(1.0, step=2)
+    assert watched.dead == []
+
+
+def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
+    watched.hear(worker="w2", free_blocks=5, max_model_len=500)
+    watched.hear(worker="w3", draining=True)
+    watched.hear(worker="w4", model="other")
+    watched.fleet.hear_gateway(GatewayHeartbeat(gateway="gw", unclaimed=9, unclaimed_tokens=9, active=0), watched.now)
+    watched.fleet.hear_gateway(GatewayHeartbeat(gateway="gw2", unclaimed=4, unclaimed_tokens=7, active=0), watched.now)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert (load.num_workers, load.running, load.free_blocks, load.free_slots) == (2, 2, 15, 14)
+    assert (load.queued_requests, load.queued_tokens) == (2 + 2 + 3 + 4, 20 + 20 + 30 + 7)
+    assert (load.max_model_len, load.prefill_rate) == (500, 200.0)
+
+
+def test_unknown_model_has_no_load_and_a_known_one_without_workers_has(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+    assert watched.fleet.load("nobody's") is None
+    watched.run(2, worker="w2", model="other", step=3)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.num_workers == 0
+
+
+def test_nothing_is_unknown_while_no_worker_is_heard() -> None:
+    load = Watched().fleet.load("m")
+    assert load is not None
+    assert load.num_workers == 0
+
+
+def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
+    watched.hear(draining=True)
+    assert not watched.fleet.is_ready("m")
+    assert not watched.fleet.is_gone("w1")
+    assert watched.fleet.models() == ["m"]

@@ -1,0 +1,130 @@
+"""The response cache against a real Redis: what makes requests equal, isolation, bounds, and failures as misses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gateway.generation import Generation, Prompt
+from gateway.metrics import GatewayMetrics
+from gateway.prompt_cache import CacheKey, PromptCache, cache_key
+from gateway.redis_client import RedisCache
+from shared.messages import ChatMessage, Delta, Finish, Sampling, Usage
+
+DELTAS = [
+    Delta("id-1", 3, 0, (5,), "a"),
+    Delta("id-1", 3, 1, (6,), "b", Finish("stop", Usage(7, 2, 1))),
+]
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[RedisCache]:
+    redis = RedisCache(redis_url, 1.0, GatewayMetrics())
+    await redis.start()
+    yield redis
+    await redis.close()
+
+
+def _generation(**changes: object) -> Generation:
+    base = Generation(
+        kind="completion",
+        model="m",
+        prompts=(Prompt(estimated_tokens=1, text="x"),),
+        n=1,
+        sampling=Sampling(temperature=0.0, max_tokens=8),
+        deterministic=True,
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _sampling(**changes: object) -> Sampling:
+    return msgspec.structs.replace(_generation().sampling, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "other"},
+        {"n": 2},
+        {"echo": True},
+        {"prompts": (Prompt(1, text="y"),)},
+        {"prompts": (Prompt(1, token_ids=(1,)),)},
+        {"prompts": (Prompt(1, messages=(ChatMessage(role="user", content="x"),)),)},
+        {"prompts": (Prompt(1, text="x"), Prompt(1, text="x"))},
+        {"sampling": _sampling(max_tokens=9)},
+        {"sampling": _sampling(stop=("x",))},
+        {"sampling": _sampling(logprobs=0)},
+        {"sampling": _sampling(logit_bias={1: 2.0})},
+        {"sampling": _sampling(temperature=0.5, seed=1)},
+    ],
+)
+def test_what_changes_the_answer_changes_the_key(changes: dict[str, object]) -> None:
+    assert cache_key("t", _generation(**changes)) != cache_key("t", _generation())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stream": True, "include_usage": True},
+        {"user": "somebody"},
+        {"timeout_s": 3.0},
+        {"sampling": _sampling(seed=99, top_p=0.5, top_k=3)},
+    ],
+)
+def test_what_does_not_change_the_answer_keeps_the_key(changes: dict[str, object]) -> None:
+    assert cache_key("t", _generation(**changes)) == cache_key("t", _generation())
+
+
+def test_order_of_biases_does_not_matter() -> None:
+    one = _generation(sampling=_sampling(logit_bias={1: 1.0, 2: 2.0}))
+    other = _generation(sampling=_sampling(logit_bias={2: 2.0, 1: 1.0}))
+    assert cache_key("t", one) == cache_key("t", other)
+
+
+async def test_stored_answer_comes_back_as_cached(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("stored", _generation())
+    assert await cache.get(key) is None
+    await cache.put(key, [DELTAS])
+    found = await cache.get(key)
+    assert found is not None
+    assert [delta.text for delta in found[0]] == ["a", "b"]
+    assert found[0][1].finish == Finish("stop", Usage(7, 2, 7))
+
+
+async def test_tenants_do_not_see_each_other(redis: RedisCache) -> None:
+    cache = PromptCache(redis, 60, 10_000)
+    await cache.put(cache_key("tenant-a", _generation()), [DELTAS])
+    assert await cache.get(cache_key("tenant-b", _generation())) is None
+
+
+async def test_value_of_another_request_is_a_miss(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("mixed-up", _generation())
+    await cache.put(key, [DELTAS])
+    assert await cache.get(CacheKey("somebody else", key.digest)) is None
+
+
+async def test_unreadable_value_is_a_miss(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("unreadable", _generation())
+    await redis.set(f"hr:answer:{key.digest.hex()}", b"\xc1", 60)
+    assert await cache.get(key) is None
+
+
+async def test_too_large_an_answer_is_not_stored(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 1000), cache_key("large", _generation())
+    await cache.put(key, [[Delta("i", 0, 0, (1,), "x" * 2000)]])
+    assert await cache.get(key) is None
+
+
+async def test_lifetime_of_zero_turns_the_cache_off(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 0, 10_000), cache_key("off", _generation())
+    await cache.put(key, [DELTAS])
+    assert await PromptCache(redis, 60, 10_000).get(key) is None
+
+
+async def test_without_redis_everything_is_a_miss() -> None:
+    cache, key = PromptCache(None, 60, 10_000), cache_key("t", _generation())
+    await cache.put(key, [DELTAS])
+    assert await cache.get(key) is None
