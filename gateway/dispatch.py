@@ -75,6 +75,7 @@ class Dispatcher:
         self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
         self._stream_created: object = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._restoring: asyncio.Task[None] | None = None
         self.reply = frame_subject(gateway)
         self.on_end: Callable[[Flight, Ending], None] = lambda flight, ending: None
 
@@ -98,9 +99,10 @@ class Dispatcher:
     async def close(self) -> None:
         """Fail what is still in flight, and stop."""
         self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
-        for task in self._tasks:
+        tasks = [*self._tasks, self._restoring] if self._restoring else self._tasks
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._recovery.close()
         await self._revoker.close()
 
@@ -202,6 +204,12 @@ class Dispatcher:
         # A later attempt belongs to an answer that has begun: the sweep publishes it again.
         if epoch == 0 and self._is_current(flight, epoch) and flight.worker is None:
             self.fail(flight, error)
+        if error.code == "queue_unavailable" and self._restoring is None:
+            self._restoring = self._loop.create_task(self.reconnected())
+            self._restoring.add_done_callback(self._restored)
+
+    def _restored(self, task: asyncio.Task[None]) -> None:
+        self._restoring = None
 
     async def _hear_worker(self, message: Msg) -> None:
         self.fleet.hear(self._decode_heartbeat(message.data), self._loop.time())

@@ -55,7 +55,7 @@ def main(config: GatewayConfig) -> int:
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
     if config.processes == 1:
-        configure_logging("info", role="gateway")
+        _configure_logging()
         return _run(config, 0, None)
     configure_logging("info", role="gateway-parent")
     reserved = _bind_public(config, config.port)
@@ -66,12 +66,17 @@ def main(config: GatewayConfig) -> int:
 
 
 def _run_child(config: GatewayConfig, port: int, index: int, parent_pipe: int) -> int:
-    configure_logging("info", role="gateway", process=str(index))
+    _configure_logging(process=str(index))
     try:
         return _run(config, index, parent_pipe, port)
     except HeadraceError as error:
         _logger.error("cannot serve: %s", error)
         return 1
+
+
+def _configure_logging(**fields: str) -> None:
+    configure_logging("info", role="gateway", **fields)
+    logging.getLogger("uvicorn").setLevel("WARNING")
 
 
 def _run(config: GatewayConfig, index: int, parent_pipe: int | None, port: int | None = None) -> int:

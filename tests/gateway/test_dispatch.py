@@ -304,7 +304,6 @@ async def test_cancelled_request_that_nobody_claimed_leaves_the_queue(bench: Ben
             break
         await asyncio.sleep(0.01)
     assert await waiting() == 0
-    assert bench.dispatcher.fleet.load(bench.model) is None
 
 
 async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> None:
@@ -427,3 +426,19 @@ async def test_bytes_that_are_no_frame_harm_nobody(bench: Bench) -> None:
     await worker.end(request, 1)
     await sink.end()
     assert sink.text == expected_text(1)
+
+
+async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        await bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+        refused, accepted = ListSink(), ListSink()
+        await bench.submit(refused)
+        await refused.end()
+        assert refused.error is not None
+        assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
+        await until(lambda: bench.dispatcher._restoring is None)
+        await bench.submit(accepted)
+        await until(lambda: bench.flight.stream_seq is not None)
