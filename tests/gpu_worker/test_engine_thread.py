@@ -200,3 +200,12 @@ def test_draining_stop_gives_up_in_time(start: Start) -> None:
 
 def test_stopping_a_thread_that_never_started_returns_at_once() -> None:
     assert Running(SimulatedRunner(0, range(10, 20))).thread.stop() == []
+
+
+def test_sequence_that_slips_in_while_the_engine_stops_is_returned_as_unfinished() -> None:
+    thread = Running(SimulatedRunner(0, range(10, 20))).thread
+    sequence = make_sequence(5)
+    thread._inbox.put(lambda: thread._begin_stop(0.0))
+    thread.add(sequence)
+    thread.start()
+    assert thread.stop() == [sequence]

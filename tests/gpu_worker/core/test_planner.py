@@ -1,0 +1,206 @@
+from gpu_worker.core.sequence import SequenceStatus
+from gpu_worker.core.step import StepPlan
+from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.sequences import make_sequence
+
+
+def shares(plan: StepPlan) -> list[tuple[str, int]]:
+    return [(item.sequence.id, item.num_tokens) for item in plan.scheduled]
+
+
+def test_long_prompt_is_computed_in_chunks_and_never_delays_a_decode() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    stream, prompt = make_sequence(4, max_tokens=50), make_sequence(100, max_tokens=1)
+    harness.add(stream)
+    harness.step()
+    harness.add(prompt)
+    for chunk in (15, 15, 15, 15, 15, 15, 10):
+        plan = harness.schedule()
+        assert shares(plan) == [(stream.id, 1), (prompt.id, chunk)]
+        assert next(event.sequence for event in harness.settle(plan)) is stream
+    assert harness.finish[prompt.id] == "length"
+
+
+def test_prompts_share_the_budget_in_order_of_priority_then_arrival() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    later, first, urgent = make_sequence(10, arrival=2), make_sequence(10, arrival=1), make_sequence(10, priority=1)
+    harness.add(later, first, urgent)
+    assert shares(harness.schedule()) == [(urgent.id, 10), (first.id, 6)]
+
+
+def test_sequence_that_the_budget_does_not_reach_is_not_started() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    first, second = make_sequence(16), make_sequence(4)
+    harness.add(first, second)
+    harness.schedule()
+    assert (first.status, second.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    assert second.block_table == []
+
+
+def test_sequences_start_in_order_of_arrival_when_slots_are_few() -> None:
+    harness = Harness(max_num_seqs=1)
+    sequences = [make_sequence(3, max_tokens=1) for _ in range(5)]
+    harness.add(*reversed(sequences))
+    harness.run()
+    assert list(harness.finish) == [sequence.id for sequence in sequences]
+
+
+def test_admission_waits_for_blocks_and_passes_nobody_by() -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=100)
+    holder, large, small = make_sequence(40, max_tokens=8), make_sequence(60, max_tokens=4), make_sequence(2)
+    harness.add(holder, large, small)
+    assert shares(harness.schedule()) == [(holder.id, 40)]
+    assert (large.status, small.status) == (SequenceStatus.WAITING, SequenceStatus.WAITING)
+
+
+def test_admission_keeps_headroom_for_what_runs() -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=100)
+    holder, newcomer = make_sequence(8, max_tokens=40), make_sequence(20, max_tokens=20)
+    harness.add(holder, newcomer)
+    assert shares(harness.schedule()) == [(holder.id, 8)]
+    harness = Harness(num_blocks=22, max_num_batched_tokens=100)
+    harness.add(make_sequence(8, max_tokens=40), make_sequence(20, max_tokens=20))
+    assert len(harness.schedule().scheduled) == 2
+    harness.scheduler.check_integrity()
+
+
+def test_outgrowing_the_pool_preempts_the_latest_which_then_continues_identically() -> None:
+    harness = Harness(num_blocks=70, max_num_batched_tokens=64)
+    sequences = [make_sequence(4, max_tokens=200) for _ in range(3)]
+    harness.add(*sequences)
+    harness.run()
+    harness.assert_reference(*sequences)
+    # The first two fit with their headroom and outgrow the pool later; the third has to wait from the start.
+    assert [sequence.num_preemptions for sequence in sequences] == [0, 1, 0]
+    assert harness.scheduler.stats.num_preemptions == 1
+
+
+def test_preempted_sequence_finds_its_own_blocks_again() -> None:
+    harness = Harness(num_blocks=40, max_num_seqs=1, max_num_batched_tokens=64)
+    background = make_sequence(40, max_tokens=30, lane="batch")
+    harness.add(background)
+    harness.step()
+    harness.add(make_sequence(4, max_tokens=1))
+    plan = harness.schedule()
+    assert plan.preempted == [background]
+    harness.settle(plan)
+    plan = harness.schedule()
+    assert [(item.sequence.id, item.start, item.num_tokens) for item in plan.scheduled] == [(background.id, 40, 1)]
+    assert background.num_cached_tokens == 0
+    harness.settle(plan)
+    harness.run()
+    harness.assert_reference(background)
+
+
+def test_interactive_takes_a_batch_slot_within_one_step() -> None:
+    harness = Harness(max_num_seqs=2)
+    older, newer = (make_sequence(4, max_tokens=50, lane="batch") for _ in range(2))
+    harness.add(older, newer)
+    harness.step()
+    person = make_sequence(4)
+    harness.add(person)
+    plan = harness.schedule()
+    assert plan.preempted == [newer]
+    assert [item.sequence for item in plan.scheduled] == [older, person]
+    harness.settle(plan)
+    harness.run()
+    harness.assert_reference(older, newer, person)
+
+
+def test_interactive_takes_batch_blocks_within_one_step() -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=100)
+    background = make_sequence(40, max_tokens=20, lane="batch")
+    harness.add(background)
+    harness.step()
+    person = make_sequence(50, max_tokens=4)
+    harness.add(person)
+    plan = harness.schedule()
+    assert plan.preempted == [background]
+    assert shares(plan) == [(person.id, 50)]
+    harness.settle(plan)
+    harness.run()
+    harness.assert_reference(background, person)
+
+
+def test_batch_is_left_alone_when_its_blocks_would_not_be_enough() -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=100)
+    holder, background = make_sequence(40, max_tokens=4), make_sequence(8, max_tokens=4, lane="batch")
+    harness.add(holder, background)
+    harness.step()
+    harness.add(make_sequence(60, max_tokens=4))
+    assert harness.schedule().preempted == []
+
+
+def test_batch_does_not_start_while_interactive_waits() -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=100)
+    harness.add(make_sequence(40, max_tokens=4))
+    harness.step()
+    harness.add(make_sequence(60, max_tokens=4), make_sequence(4, lane="batch", priority=100))
+    assert len(harness.schedule().scheduled) == 1
+
+
+def test_interactive_prompt_gets_the_budget_before_a_batch_prompt_that_started_earlier() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    background = make_sequence(100, lane="batch")
+    harness.add(background)
+    harness.step()
+    person = make_sequence(20)
+    harness.add(person)
+    assert shares(harness.schedule()) == [(person.id, 16)]
+
+
+def test_shared_prefix_is_computed_once() -> None:
+    harness = Harness(max_num_batched_tokens=64)
+    first, second = make_sequence(range(100, 130)), make_sequence([*range(100, 125), 7, 7, 7])
+    harness.add(first)
+    harness.step()
+    harness.add(second)
+    plan = harness.schedule()
+    assert shares(plan) == [(first.id, 1), (second.id, 28 - 24)]
+    assert second.num_cached_tokens == 24
+    harness.settle(plan)
+    harness.run()
+    harness.assert_reference(first, second)
+    assert (harness.scheduler.stats.num_prefix_hits, harness.scheduler.stats.num_prefix_queries) == (24, 58)
+
+
+def test_output_of_a_running_sequence_is_findable_as_its_blocks_fill() -> None:
+    harness = Harness(max_num_batched_tokens=64)
+    first = make_sequence(6, max_tokens=100)
+    harness.add(first)
+    for _ in range(8):
+        harness.step()
+    follow_up = make_sequence([*first.token_ids, 7, 7])
+    harness.add(follow_up)
+    plan = harness.schedule()
+    assert first.status is SequenceStatus.RUNNING
+    assert follow_up.num_cached_tokens == (len(first.token_ids) - 1) // BLOCK * BLOCK == 12
+    harness.settle(plan)
+    harness.run()
+    harness.assert_reference(first, follow_up)
+
+
+def test_blocks_shared_with_a_running_sequence_are_not_counted_twice_at_admission() -> None:
+    harness = Harness(num_blocks=16, max_num_batched_tokens=100)
+    first, second = make_sequence(range(100, 140), max_tokens=4), make_sequence(range(100, 142), max_tokens=4)
+    harness.add(first)
+    harness.step()
+    harness.add(second)
+    assert shares(harness.schedule()) == [(first.id, 1), (second.id, 2)]
+
+
+def test_disabled_prefix_cache_finds_nothing() -> None:
+    harness = Harness(max_num_batched_tokens=64, enable_prefix_caching=False)
+    sequences = [make_sequence(range(100, 130)) for _ in range(2)]
+    for sequence in sequences:
+        harness.add(sequence)
+        harness.run()
+    assert harness.scheduler.stats.num_prefix_hits == 0
+    harness.assert_reference(*sequences)
+
+
+def test_blocks_being_computed_are_not_findable_before_the_step_settled() -> None:
+    harness = Harness(max_num_batched_tokens=64)
+    first, second = make_sequence(range(100, 120)), make_sequence(range(100, 120))
+    harness.add(first, second)
+    assert shares(harness.schedule()) == [(first.id, 20), (second.id, 20)]
