@@ -16,6 +16,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.engine_setup import EngineSetup
@@ -59,24 +60,17 @@ class Worker:
         appetite = Appetite(
             held, max_num_seqs=sizes.max_num_seqs, num_blocks=sizes.num_blocks, block_size=sizes.block_size
         )
-        intake = Intake(
-            model=identity.model,
-            directory=directory,
-            max_model_len=sizes.max_model_len,
-            tokenizer=tokenizer,
-            encoder=self._encoder,
-            engine=self._engine,
-            held=held,
-            appetite=appetite,
-        )
+        reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer)
+        intake = Intake(reader, self._encoder, self._engine, held, appetite)
         outbox = Outbox(nats, identity.worker)
+        source = HeartbeatSource(
+            identity.worker, identity.model, self._engine, held, sizes.block_size, sizes.max_model_len
+        )
         self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
-            source=HeartbeatSource(
-                identity.worker, identity.model, self._engine, held, sizes.block_size, sizes.max_model_len
-            ),
+            source=source,
             appetite=appetite,
             writer=AnswerWriter(tokenizer),
             outbox=outbox,

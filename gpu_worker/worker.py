@@ -19,6 +19,7 @@ import uvloop
 
 from gpu_worker.assembly import Identity, Worker
 from gpu_worker.config import WorkerConfig
+from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.engine_setup import EngineSetup, build_engine
 from gpu_worker.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -85,31 +86,19 @@ async def _run(
     setup: EngineSetup,
 ) -> int:
     stopping = _stop_signals()
-    worker: Worker | None = None
-
-    async def lost() -> None:
-        if worker is not None:
-            worker.consumer.disconnected()
-
-    async def back() -> None:
-        if worker is not None:
-            worker.consumer.reconnected()
-
-    async def gone() -> None:
-        if worker is not None:
-            worker.consumer.disconnected_for_good()
-
+    news = _ConnectionNews()
     nats = await connect(
         config.nats_url,
         role="worker",
         name=identity.worker,
         user=config.nats_user,
         password=config.nats_password,
-        on_disconnect=lost,
-        on_reconnect=back,
-        on_close=gone,
+        on_disconnect=news.lost,
+        on_reconnect=news.back,
+        on_close=news.closed,
     )
     worker = Worker(identity, nats, setup, directory, tokenizer, StreamLimits())
+    news.consumer = worker.consumer
     try:
         await worker.start()
         _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
@@ -122,6 +111,25 @@ async def _run(
     has_failed = worker.consumer.has_failed.is_set()
     _log.info("stopped", extra={"has_failed": has_failed})
     return 1 if has_failed else 0
+
+
+class _ConnectionNews:
+    """Passes news of the connection on to the consumer, once there is one."""
+
+    def __init__(self) -> None:
+        self.consumer: Consumer | None = None
+
+    async def lost(self) -> None:
+        if self.consumer is not None:
+            self.consumer.disconnected()
+
+    async def back(self) -> None:
+        if self.consumer is not None:
+            self.consumer.reconnected()
+
+    async def closed(self) -> None:
+        if self.consumer is not None:
+            self.consumer.disconnected_for_good()
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 from nats.aio.client import Client
 from nats.errors import AuthorizationError
@@ -23,10 +23,15 @@ AsyncCallback = Callable[[], Awaitable[None]]
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 
 MINIMUM_SERVER_VERSION = (2, 12, 12)
-PING_INTERVAL_S = 2
-MAX_OUTSTANDING_PINGS = 2
-RECONNECT_WAIT_S = 0.2
-PENDING_BYTES = 8 << 20
+
+# Silence is noticed after two pings of two seconds. Numbers the client documents as whole may be fractions.
+_OPTIONS: dict[str, Any] = {
+    "ping_interval": 2,
+    "max_outstanding_pings": 2,
+    "max_reconnect_attempts": -1,
+    "reconnect_time_wait": 0.2,
+    "pending_size": 8 << 20,
+}
 
 # What publishing raises while a connection is away: the client's own errors, and those of the socket under it.
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
@@ -70,19 +75,7 @@ async def connect(
         DependencyError: The server does not appear, refuses us, or is too old.
     """
     client = Client()
-    failures: list[Exception] = []
-    was_connected = False
-
-    async def report(error: Exception) -> None:
-        failures.append(error)
-        del failures[:-10]
-        if client.is_connected:
-            _log.warning("nats error", extra={"error": repr(error)})
-        elif _is_refusal(error) and not was_connected:
-            client.options["allow_reconnect"] = False  # trying again cannot help: makes connect() raise
-        if on_error is not None:
-            await on_error(error)
-
+    log = _ErrorLog(client, on_error)
     try:
         async with asyncio.timeout(timeout_s):
             await client.connect(
@@ -90,23 +83,38 @@ async def connect(
                 name=name,
                 user=user,
                 password=password,
-                error_cb=report,
+                error_cb=log.report,
                 disconnected_cb=_coroutine_function(on_disconnect),
                 reconnected_cb=_coroutine_function(on_reconnect),
                 closed_cb=_coroutine_function(on_close),
                 inbox_prefix=inbox_prefix(role),
-                ping_interval=PING_INTERVAL_S,
-                max_outstanding_pings=MAX_OUTSTANDING_PINGS,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # a float works, finer than its int
-                pending_size=PENDING_BYTES,
+                **_OPTIONS,
             )
     except (TimeoutError, NatsError):
         await _discard(client)
-        raise DependencyError(_failure_message(url, failures, timeout_s)) from None
-    was_connected = True
+        raise DependencyError(_failure_message(url, log.failures, timeout_s)) from None
+    log.was_connected = True
     await _check_version(client)
     return client
+
+
+class _ErrorLog:
+    """Keeps the latest errors of a connection; one that is refused before it ever stood does not try again."""
+
+    def __init__(self, client: Client, on_error: ErrorCallback | None) -> None:
+        self._client = client
+        self._on_error = on_error
+        self.failures: list[Exception] = []
+        self.was_connected = False
+
+    async def report(self, error: Exception) -> None:
+        self.failures = [*self.failures[-9:], error]
+        if self._client.is_connected:
+            _log.warning("nats error", extra={"error": repr(error)})
+        elif _is_refusal(error) and not self.was_connected:
+            self._client.options["allow_reconnect"] = False  # makes connect() raise
+        if self._on_error is not None:
+            await self._on_error(error)
 
 
 def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:

@@ -82,7 +82,7 @@ class BatchLane:
             # Published twice; the first answers both.
             self._outbox.acknowledge(message)
             return
-        held = HeldRequest(key, request, message, time.time())
+        held = HeldRequest(key, request, message)
         self._held.add(held)
         if message.num_delivered > self._max_deliver:
             self._end(held, "failed", error=f"given up after {self._max_deliver} attempts: each lost its worker")
@@ -181,7 +181,7 @@ class BatchLane:
             return
         _, _, model, _, tenant = map(decode_name, message.subject.split("."))
         request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)
-        held = HeldRequest(f"{tenant}/{request.id}", request, message, time.time())
+        held = HeldRequest(f"{tenant}/{request.id}", request, message)
         self._spawn(self._store(request, message, self._result(held, "failed", 0, str(error))))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -35,7 +35,6 @@ class HeldRequest:
         output: The text so far.
         prelude: What is still to be sent with the first token.
         num_blocks: Blocks that it is expected to need beyond those shared with others.
-        started_at: Unix seconds of the pull.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
     """
@@ -43,7 +42,6 @@ class HeldRequest:
     key: str
     request: Request
     message: QueuedMessage
-    started_at: float
     sequence: Sequence | None = None
     output: OutputText | None = None
     prelude: Prelude | None = None

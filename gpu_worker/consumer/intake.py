@@ -1,21 +1,18 @@
-"""From a pulled request to a sequence in the engine: checks, the prompt's tokens, the text already delivered."""
+"""From a pulled request to a sequence in the engine: read, encode, admit, or say why not."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Protocol
 
 from gpu_worker.consumer.appetite import Appetite
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, Prelude
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread
-from gpu_worker.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
-from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, PromptTooLongError
-from shared.messages import ChatMessage, Request
+from shared.messages import ChatMessage
 
 _log = logging.getLogger(__name__)
 
@@ -41,21 +38,14 @@ class Intake:
 
     def __init__(
         self,
-        *,
-        model: str,
-        directory: ModelDirectory,
-        max_model_len: int,
-        tokenizer: ModelTokenizer,
+        reader: RequestReader,
         encoder: PromptEncoder,
         engine: EngineThread,
         held: HeldRequests,
         appetite: Appetite,
     ) -> None:
-        """Admit requests for the model served under the name `model`."""
-        self._model = model
-        self._eos_token_ids = directory.eos_token_ids
-        self._max_model_len = max_model_len
-        self._tokenizer = tokenizer
+        """Admit to `engine` what is in `held`."""
+        self._reader = reader
         self._encoder = encoder
         self._engine = engine
         self._held = held
@@ -64,16 +54,14 @@ class Intake:
 
     def begin(self, held: HeldRequest, lane: Lane) -> None:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""
-        request = held.request
         try:
-            self._check(request)
-            prompt = _prompt(request)
+            prompt = self._reader.prompt(held.request)
             if isinstance(prompt, list):
                 self._admit(held, lane, prompt)
             elif self._encoder.is_short(prompt):
                 self._admit(held, lane, self._encoder.encode_now(prompt))
             else:
-                task = asyncio.create_task(self._encode_and_admit(held, lane, prompt), name=f"encode {request.id}")
+                task = asyncio.create_task(self._encode_and_admit(held, lane, prompt), name=f"encode {held.key}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except Exception as error:
@@ -95,31 +83,12 @@ class Intake:
         _log.error("request not admitted", extra={"id": held.request.id}, exc_info=error)
         lane.fail(held, "the worker could not read the request")
 
-    def _check(self, request: Request) -> None:
-        if request.model != self._model:
-            raise BadRequestError(f"This worker serves {self._model!r}, not {request.model[:64]!r}.", "model")
-        if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
-            raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
-        self._check_ids(request.token_ids or (), "prompt")
-        self._check_ids(request.emitted, "emitted")
-        self._check_ids(tuple(request.sampling.logit_bias), "logit_bias")
-        self._check_ids(request.sampling.stop_token_ids, "stop_token_ids")
-
-    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
-        if not token_ids:
-            return
-        least, largest = min(token_ids), max(token_ids)
-        if least < 0 or largest >= self._tokenizer.vocab_size:
-            wrong = least if least < 0 else largest
-            limit = self._tokenizer.vocab_size - 1
-            raise BadRequestError(
-                f"{param}: token id {wrong} is not one of this model's, which are 0 to {limit}.", param
-            )
-
     def _admit(self, held: HeldRequest, lane: Lane, prompt_ids: list[int]) -> None:
-        request = held.request
-        sequence = self._sequence(held, prompt_ids)
-        output = self._tokenizer.output_text(prompt_ids, request.sampling.stop)
+        request, reader = held.request, self._reader
+        sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids)
+        num_left = sequence.max_tokens - len(request.emitted)
+        output = reader.output(request, prompt_ids)
+        held.prelude = reader.prelude(request, prompt_ids)
         try:
             self._engine.add(sequence)
         except PromptTooLongError as error:
@@ -128,43 +97,5 @@ class Intake:
         except EngineStoppedError:
             lane.give_back(held)
             return
-        output.replay(request.emitted)
-        held.prelude = self._prelude(request, prompt_ids)
-        num_left = sequence.max_tokens - len(request.emitted)
         self._held.admit(held, sequence, output, self._appetite.expected_blocks(sequence.num_tokens, num_left))
         lane.admitted(held)
-
-    def _sequence(self, held: HeldRequest, prompt_ids: list[int]) -> Sequence:
-        request = held.request
-        now = time.monotonic()
-        deadline = None if request.deadline is None else now + request.deadline - time.time()
-        max_tokens = request.sampling.max_tokens
-        return Sequence(
-            id=self._held.next_sequence_id(held),
-            token_ids=[*prompt_ids, *request.emitted],
-            num_prompt_tokens=len(prompt_ids),
-            sampling=request.sampling,
-            max_tokens=self._max_model_len if max_tokens is None else max_tokens,
-            eos_token_ids=self._eos_token_ids,
-            lane=request.lane,
-            priority=request.priority,
-            arrival=now,
-            deadline=deadline,
-            salt=request.tenant.encode(),
-        )
-
-    def _prelude(self, request: Request, prompt_ids: list[int]) -> Prelude:
-        text = ""
-        if request.echo:
-            text = self._tokenizer.decode(prompt_ids) if request.text is None else request.text
-        return Prelude(text, None if request.sampling.prompt_logprobs is None else [None])
-
-
-def _prompt(request: Request) -> str | tuple[ChatMessage, ...] | list[int]:
-    if request.token_ids is not None:
-        if not request.token_ids:
-            raise BadRequestError("The prompt has no tokens.", "prompt")
-        return list(request.token_ids)
-    prompt = request.messages if request.text is None else request.text
-    assert prompt is not None
-    return prompt

@@ -56,7 +56,7 @@ class InteractiveLane:
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return
         request = msgspec.structs.replace(request, lane="interactive")
-        held = HeldRequest(request.id, request, message, time.time())
+        held = HeldRequest(request.id, request, message)
         self._held.add(held)
         self._intake.begin(held, self)
 

@@ -24,7 +24,7 @@ MESSAGE = QueuedMessage("s", b"", "a", 1, 1, 0)
 
 
 def _hold(held: HeldRequests, key: str, num_blocks: int = 0, lane: Lane = "interactive") -> HeldRequest:
-    request = HeldRequest(key, Request(id=key, model="m", text="x", lane=lane), MESSAGE, 0.0)
+    request = HeldRequest(key, Request(id=key, model="m", text="x", lane=lane), MESSAGE)
     held.add(request)
     held.expect_blocks(request, num_blocks)
     return request

@@ -10,8 +10,7 @@ import pytest
 
 from shared.messages import ChatMessage, Sampling, Usage
 from shared.nats_connection import connect
-from shared.streams import StreamLimits
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
+from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
@@ -151,77 +150,6 @@ async def test_deadline_ends_a_running_request(worker: RunningWorker, gateway: T
     assert len(answer.token_ids) > 3
 
 
-@pytest.mark.parametrize("num_emitted", [0, 1, 7, 19])
-async def test_resumed_request_continues_with_exactly_the_missing_text(
-    worker: RunningWorker, gateway: TestGateway, num_emitted: int
-) -> None:
-    sampling = Sampling(max_tokens=20, ignore_eos=True, seed=7)
-    whole = await gateway.ask(sampling=sampling)
-    emitted = tuple(whole.token_ids[:num_emitted])
-    resumed = await gateway.ask(sampling=sampling, emitted=emitted, epoch=1)
-    assert resumed.deltas[0].seq == num_emitted
-    assert resumed.token_ids == whole.token_ids[num_emitted:]
-    assert TOKENIZER.decode(emitted) + resumed.text == whole.text
-    assert resumed.finish.usage.completion_tokens == 20
-
-
-async def test_resumed_request_that_was_complete_only_ends(worker: RunningWorker, gateway: TestGateway) -> None:
-    emitted = tuple(TOKENIZER.encode_text("a b c d"))
-    sampling = Sampling(max_tokens=len(emitted), ignore_eos=True)
-    answer = await gateway.ask(sampling=sampling, emitted=emitted)
-    assert (answer.finish.reason, answer.token_ids, answer.text) == ("length", [], "")
-
-
-async def test_stop_string_cuts_the_text_and_frees_the_sequence(worker: RunningWorker, gateway: TestGateway) -> None:
-    free = await gateway.ask(sampling=Sampling(max_tokens=30, ignore_eos=True, seed=3))
-    stop = free.text[10:16]
-    sampling = Sampling(max_tokens=1500, ignore_eos=True, seed=3, stop=(stop,))
-    answer = await gateway.ask(sampling=sampling)
-    assert answer.text == free.text[: free.text.index(stop)]
-    assert answer.finish.reason == "stop"
-    assert answer.token_ids == free.token_ids[: len(answer.token_ids)]
-    assert answer.finish.usage.completion_tokens == len(answer.token_ids)
-    assert stop in TOKENIZER.decode(answer.token_ids)
-    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
-
-
-async def test_stop_token_counts_but_has_no_text(worker: RunningWorker, gateway: TestGateway) -> None:
-    free = await gateway.ask(sampling=Sampling(max_tokens=10, ignore_eos=True, seed=4))
-    last = free.token_ids[4]
-    sampling = Sampling(max_tokens=10, ignore_eos=True, seed=4, stop_token_ids=(last,))
-    answer = await gateway.ask(sampling=sampling)
-    assert answer.finish.reason == "stop"
-    assert answer.token_ids == free.token_ids[:5]
-    assert answer.text == TOKENIZER.decode(free.token_ids[:4])
-
-
-async def test_echo_and_prompt_logprobs_come_with_the_first_token(worker: RunningWorker, gateway: TestGateway) -> None:
-    text = "def naïve(x):"
-    sampling = Sampling(max_tokens=3, ignore_eos=True, logprobs=2, prompt_logprobs=1)
-    answer = await gateway.ask(text, sampling=sampling, echo=True)
-    prompt_ids = TOKENIZER.encode_text(text)
-    assert answer.deltas[0].text == ""
-    first = answer.deltas[1]
-    assert first.text == text + TOKENIZER.decode(first.token_ids)
-    assert first.prompt_logprobs is not None
-    assert first.prompt_logprobs[0] is None
-    rest = [entry for entry in first.prompt_logprobs if entry is not None]
-    assert [entry.token_id for entry in rest] == prompt_ids[1:]
-    assert text.encode().endswith(b"".join(entry.bytes for entry in rest))
-    for delta in answer.deltas[1:]:
-        assert delta.logprobs is not None
-        assert [entry.token_id for entry in delta.logprobs] == list(delta.token_ids)
-        assert len(delta.logprobs[0].top) == 2
-    assert answer.deltas[2].prompt_logprobs is None
-
-
-async def test_echo_without_new_tokens_comes_with_the_end(worker: RunningWorker, gateway: TestGateway) -> None:
-    answer = await gateway.ask("a b", sampling=Sampling(max_tokens=0, prompt_logprobs=0), echo=True)
-    assert (answer.text, answer.token_ids, answer.finish.reason) == ("a b", [], "length")
-    assert answer.deltas[-1].prompt_logprobs is not None
-    assert len(answer.deltas[-1].prompt_logprobs) == len(TOKENIZER.encode_text("a b"))
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -255,75 +183,3 @@ async def test_chat_request_is_answered(worker: RunningWorker, gateway: TestGate
     answer = await gateway.ask(None, messages=messages)
     assert answer.deltas[0].prompt_tokens == len(TOKENIZER.encode_chat(messages))
     assert answer.finish.reason == "length"
-
-
-async def test_draining_worker_finishes_running_requests_and_hands_over_waiting_ones(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    sampling = Sampling(max_tokens=30, ignore_eos=True)
-    answers = [await gateway.publish(gateway.request(sampling=sampling)) for _ in range(6)]
-    worker = await make_worker(max_num_seqs=2, simulate=10.0)
-    held = worker.worker.consumer._held
-    await wait_until(lambda: len(held) == 3)
-    await answers[1].wait_for_tokens(1)
-    await worker.drain()
-    ended = [await answer.wait() for answer in answers[:3]]
-    assert [answer.finish.reason for answer in ended] == ["length", "length", "handoff"]
-    assert ended[2].token_ids == []
-    assert not any(answer.deltas for answer in answers[3:])
-    assert (await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.draining)).max_num_seqs == 2
-    await make_worker(simulate=0.0)
-    for answer in answers[3:]:
-        assert (await answer.wait()).finish.reason == "length"
-
-
-async def test_drain_timeout_hands_over_what_still_runs_for_another_worker_to_continue(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    worker = await make_worker(simulate=2.0)
-    sampling = Sampling(max_tokens=400, ignore_eos=True, seed=11)
-    request = gateway.request(sampling=sampling)
-    answer = await gateway.publish(request)
-    await answer.wait_for_tokens(5)
-    await worker.drain(0.02)
-    await answer.wait()
-    assert answer.finish.reason == "handoff"
-    assert answer.deltas[-1].seq == len(answer.token_ids)
-    second = await make_worker(simulate=0.0)
-    rest = await gateway.ask(id=request.id, sampling=sampling, epoch=1, emitted=tuple(answer.token_ids))
-    assert set(rest.workers) == {second.name}
-    whole = await gateway.ask(sampling=sampling)
-    assert answer.text + rest.text == whole.text
-
-
-async def test_request_of_a_worker_that_vanished_is_delivered_to_another(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    limits = StreamLimits(ack_wait_s=1.0)
-    first = await make_worker(limits=limits)
-    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=1500, ignore_eos=True)))
-    await answer.wait_for_tokens(3)
-    await first.close()
-    second = await make_worker(limits=limits, simulate=0.0)
-    await answer.wait()
-    assert answer.workers[-1] == second.name
-    assert answer.finish.usage.completion_tokens == 1500
-
-
-async def test_held_request_is_not_delivered_again_while_it_runs(make_worker: MakeWorker, gateway: TestGateway) -> None:
-    limits = StreamLimits(ack_wait_s=0.3)
-    await make_worker(limits=limits, simulate=2.0)
-    await make_worker(limits=limits, simulate=2.0)
-    answer = await gateway.ask(sampling=Sampling(max_tokens=400, ignore_eos=True))
-    assert len(set(answer.workers)) == 1
-    assert [delta.seq for delta in answer.deltas] == [0, *range(400)]
-
-
-async def test_full_worker_leaves_requests_for_others(make_worker: MakeWorker, gateway: TestGateway) -> None:
-    first = await make_worker(max_num_seqs=1)
-    blocking = await gateway.publish(gateway.request(sampling=ENDLESS))
-    await blocking.wait_for_tokens(1)
-    second = await make_worker(max_num_seqs=8)
-    answers = [await gateway.ask() for _ in range(5)]
-    assert {answer.workers[-1] for answer in answers} <= {first.name, second.name}
-    assert sum(answer.workers[-1] == second.name for answer in answers) >= 4

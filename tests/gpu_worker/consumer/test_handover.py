@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from shared.messages import Sampling
+from shared.streams import StreamLimits
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
+
+
+async def test_draining_worker_finishes_running_requests_and_hands_over_waiting_ones(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    sampling = Sampling(max_tokens=30, ignore_eos=True)
+    answers = [await gateway.publish(gateway.request(sampling=sampling)) for _ in range(6)]
+    worker = await make_worker(max_num_seqs=2, simulate=10.0)
+    held = worker.worker.consumer._held
+    await wait_until(lambda: len(held) == 3)
+    await answers[1].wait_for_tokens(1)
+    await worker.drain()
+    ended = [await answer.wait() for answer in answers[:3]]
+    assert [answer.finish.reason for answer in ended] == ["length", "length", "handoff"]
+    assert ended[2].token_ids == []
+    assert not any(answer.deltas for answer in answers[3:])
+    assert (await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.draining)).max_num_seqs == 2
+    await make_worker(simulate=0.0)
+    for answer in answers[3:]:
+        assert (await answer.wait()).finish.reason == "length"
+
+
+async def test_drain_timeout_hands_over_what_still_runs_for_another_worker_to_continue(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker(simulate=2.0)
+    sampling = Sampling(max_tokens=400, ignore_eos=True, seed=11)
+    request = gateway.request(sampling=sampling)
+    answer = await gateway.publish(request)
+    await answer.wait_for_tokens(5)
+    await worker.drain(0.02)
+    await answer.wait()
+    assert answer.finish.reason == "handoff"
+    assert answer.deltas[-1].seq == len(answer.token_ids)
+    second = await make_worker(simulate=0.0)
+    rest = await gateway.ask(id=request.id, sampling=sampling, epoch=1, emitted=tuple(answer.token_ids))
+    assert set(rest.workers) == {second.name}
+    whole = await gateway.ask(sampling=sampling)
+    assert answer.text + rest.text == whole.text
+
+
+async def test_request_of_a_worker_that_vanished_is_delivered_to_another(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    limits = StreamLimits(ack_wait_s=1.0)
+    first = await make_worker(limits=limits)
+    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=1500, ignore_eos=True)))
+    await answer.wait_for_tokens(3)
+    await first.close()
+    second = await make_worker(limits=limits, simulate=0.0)
+    await answer.wait()
+    assert answer.workers[-1] == second.name
+    assert answer.finish.usage.completion_tokens == 1500
+
+
+async def test_held_request_is_not_delivered_again_while_it_runs(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    limits = StreamLimits(ack_wait_s=0.3)
+    await make_worker(limits=limits, simulate=2.0)
+    await make_worker(limits=limits, simulate=2.0)
+    answer = await gateway.ask(sampling=Sampling(max_tokens=400, ignore_eos=True))
+    assert len(set(answer.workers)) == 1
+    assert [delta.seq for delta in answer.deltas] == [0, *range(400)]
+
+
+async def test_full_worker_leaves_requests_for_others(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    first = await make_worker(max_num_seqs=1)
+    blocking = await gateway.publish(gateway.request(sampling=ENDLESS))
+    await blocking.wait_for_tokens(1)
+    second = await make_worker(max_num_seqs=8)
+    answers = [await gateway.ask() for _ in range(5)]
+    assert {answer.workers[-1] for answer in answers} <= {first.name, second.name}
+    assert sum(answer.workers[-1] == second.name for answer in answers) >= 4

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import resolve, setting
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    port: int = setting(8000, "Port.", minimum=0, maximum=65535)
+    rate: float | None = setting(None, "Rate.", minimum=0)
+    kind: str = setting("a", "Kind.", choices=("a", "b"))
+    is_on: bool = setting(True, "On.")
+    place: Path | None = setting(None, "Place.")
+    items: list[str] = setting(list, "Made anew for each.")
+
+
+def test_defaults_hold_when_nothing_is_given() -> None:
+    assert resolve(_Settings, {}, {"HEADRACE_PORT": "", "PORT": "1"}) == _Settings(8000, None, "a", True, None, [])
+
+
+def test_values_win_over_the_environment_which_wins_over_defaults() -> None:
+    environ = {"HEADRACE_PORT": "1", "HEADRACE_KIND": "b", "HEADRACE_IS_ON": "no", "HEADRACE_PLACE": "x"}
+    settings = resolve(_Settings, {"port": 2, "kind": None}, environ)
+    assert (settings.port, settings.kind, settings.is_on, settings.place) == (2, "b", False, Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("PORT", "x", "'x' is not a valid int"),
+        ("PORT", "1.5", "not a valid int"),
+        ("PORT", "-1", "too small; the least allowed is 0"),
+        ("PORT", "70000", "too large; the most allowed is 65535"),
+        ("RATE", "nan", "NaN"),
+        ("KIND", "c", "'c' is not one of a, b"),
+        ("IS_ON", "maybe", "use true or false"),
+    ],
+)
+def test_unusable_value_names_the_variable_and_what_is_allowed(name: str, value: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as raised:
+        resolve(_Settings, {}, {f"HEADRACE_{name}": value})
+    assert raised.value.variable == f"HEADRACE_{name}"
+
+
+@pytest.mark.parametrize("value", [True, "1", "TRUE", "yes", "On"])
+def test_boolean_is_read_in_its_usual_spellings(value: Any) -> None:
+    assert resolve(_Settings, {"is_on": value}, {}).is_on is True

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.messages import Delta, Finish, Frame, Request, Sampling, TokenLogprob, Usage, decode_request, encode
+
+
+def test_request_survives_both_encodings() -> None:
+    request = Request(
+        id="r-1",
+        model="m",
+        text="é\x00",
+        reply="hr.tok.g",
+        emitted=(1, 2),
+        sampling=Sampling(stop=("\n",), logit_bias={5: -1.0}, seed=-(2**62)),
+    )
+    assert decode_request(encode(request)) == request
+    assert decode_request(msgspec.json.encode(request)) == request
+
+
+def test_frame_survives_and_is_small() -> None:
+    logprob = TokenLogprob(1, "a", b"a", -0.5, (TokenLogprob(2, "b", b"b", -1.5),))
+    delta = Delta("r", 1, 7, (1,), "a", Finish("stop", Usage(3, 8, 2)), (logprob,), (None, logprob), 3)
+    frame = Frame("w", 9, [delta])
+    assert msgspec.msgpack.decode(encode(frame), type=Frame) == frame
+    plain = Frame("w", 9, [Delta("x" * 32, 0, 700, (4000,), " token")] * 64)
+    assert len(encode(plain)) / 64 < 64
+
+
+def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
+    payload = msgspec.msgpack.encode({"type": "request", "id": "r", "model": "m", "text": "x", "invented": {"a": 1}})
+    assert decode_request(payload).text == "x"
+    longer = [*msgspec.msgpack.decode(encode(Delta("r", 0, 0))), "new", "fields"]
+    assert msgspec.convert(longer, Delta) == Delta("r", 0, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "a b"},
+        {"id": "x" * 65},
+        {"epoch": -1},
+        {"sampling": {"temperature": -1}},
+        {"sampling": {"stop": [""]}},
+        {"sampling": {"stop": ["x"] * 17}},
+        {"sampling": {"logprobs": 21}},
+        {"token_ids": [-1]},
+        {"model": ""},
+    ],
+)
+def test_value_out_of_range_is_refused_naming_the_field(change: dict[str, object]) -> None:
+    payload = msgspec.json.encode({"type": "request", "id": "r", "model": "m", "text": "x"} | change)
+    with pytest.raises(msgspec.ValidationError, match=next(iter(change))):
+        decode_request(payload)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidNameError
+from shared.subjects import (
+    decode_name,
+    encode_name,
+    frame_subject,
+    lane_filter,
+    request_subject,
+    result_subject,
+    worker_subject,
+)
+
+_names = st.text(min_size=1, max_size=30).filter(
+    lambda name: "\x00" not in name and not any(0xD800 <= ord(char) < 0xE000 for char in name)
+)
+
+
+@given(_names)
+def test_any_name_becomes_one_harmless_token_and_comes_back(name: str) -> None:
+    token = encode_name(name)
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", token)
+    assert decode_name(token) == name
+
+
+@given(_names, _names)
+def test_different_names_have_different_tokens(first: str, second: str) -> None:
+    assert (encode_name(first) == encode_name(second)) == (first == second)
+
+
+@pytest.mark.parametrize("name", ["", "a\x00b", "\ud800", "x" * 129, "é" * 65])
+def test_unusable_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidNameError):
+        encode_name(name)
+
+
+def test_metacharacters_in_names_do_not_reach_other_subjects() -> None:
+    assert request_subject("a.*", "batch", ">") == "hr.req.a_2e_2a.batch._3e"
+    assert request_subject("m", "interactive", "t") == lane_filter("m", "interactive") == "hr.req.m.interactive"
+    assert lane_filter("m", "batch") == "hr.req.m.batch.>"
+    assert frame_subject("g 1") == "hr.tok.g_201"
+    assert worker_subject("m", "w.1") == "hr.worker.m.w_2e1"
+    assert result_subject("t", "id_1") == "hr.result.t.id_5f1"
