@@ -17,7 +17,7 @@ def run() -> int:
         return main(resolve(GatewayConfig, {}, os.environ))
     except HeadraceError as error:
         print(f"headrace gateway: {error}", file=sys.stderr)  # noqa: T201 - this is the command line
-        return 1
+        return 2
 
 
 if __name__ == "__main__":

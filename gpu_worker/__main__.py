@@ -1,4 +1,4 @@
-"""`python -m gpu_worker`: a worker configured by the environment alone."""
+"""`python -m gpu_worker`: run a worker with settings from the environment alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import sys
 from gpu_worker.config import WorkerConfig
 from gpu_worker.worker import main
 from shared.config import resolve
-from shared.errors import ConfigError
+from shared.errors import HeadraceError
+
+
+def run() -> int:
+    """Resolve the settings and work; a setting, a model or a server that is missing is told in one line."""
+    try:
+        return main(resolve(WorkerConfig, {}, os.environ))
+    except HeadraceError as error:
+        print(f"headrace worker: {error}", file=sys.stderr)  # noqa: T201 - this is the command line
+        return 2
+
 
 if __name__ == "__main__":
-    try:
-        settings = resolve(WorkerConfig, {}, os.environ)
-    except ConfigError as error:
-        sys.exit(f"headrace worker: {error}")
-    sys.exit(main(settings))
+    sys.exit(run())

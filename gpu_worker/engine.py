@@ -165,9 +165,11 @@ class Engine:
         num_generated = sum([len(event.token_ids) for event in events])
         # Every sampling sequence computes one token for the one that it samples; what is more is prefill.
         num_prefilled = plan.num_tokens - sum([item.samples for item in plan.scheduled])
+        config = self._scheduler.config
         self._rates.observe(
             num_prefilled=num_prefilled,
             num_generated=num_generated,
-            is_full=plan.num_tokens >= self._scheduler.config.max_num_batched_tokens,
+            is_full=plan.num_tokens >= config.max_num_batched_tokens,
+            is_batch_full=len(plan.scheduled) >= config.max_num_seqs or self._scheduler.num_waiting > 0,
             duration_s=duration_s,
         )

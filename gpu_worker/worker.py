@@ -23,7 +23,7 @@ from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.engine_setup import EngineSetup, build_engine
 from gpu_worker.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.errors import ConfigError, HeadraceError
+from shared.errors import ConfigError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
 from shared.subjects import encode_name
@@ -36,16 +36,17 @@ _log = logging.getLogger(__name__)
 
 
 def main(config: WorkerConfig) -> int:
-    """Run a worker until it is told to stop; return the process's exit status."""
+    """Run a worker until it is told to stop; return the process's exit status.
+
+    Raises:
+        HeadraceError: A setting is wrong, the model cannot be loaded, or a server we need is missing.
+    """
     try:
         identity = _identity(config)
         configure_logging(config.log_level, role="worker", worker=identity.worker)
         return _serve(config, identity)
     except KeyboardInterrupt:  # while loading; later, SIGINT drains
         return 130
-    except HeadraceError as error:
-        print(f"headrace worker: {error}", file=sys.stderr)  # noqa: T201 - the operator's own mistake, in plain words
-        return 1
 
 
 def _identity(config: WorkerConfig) -> Identity:

@@ -67,6 +67,11 @@ class Scheduler:
         )
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences that found no place in the batch yet."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
     def sequences(self) -> list[Sequence]:
         """The sequences that have not finished, best first."""
         return sorted(self._sequences.values(), key=attrgetter("order"))
@@ -190,8 +195,7 @@ class Scheduler:
             flying = [item.sequence for item in self._in_flight.scheduled]
             holders += [sequence for sequence in flying if sequence.status is SequenceStatus.FINISHED]
         self._blocks.check_integrity(holders)
-        num_waiting = sum(map(len, self._waiting.values()))
-        assert len(self._running) + num_waiting == len(self._sequences)
+        assert len(self._running) + self.num_waiting == len(self._sequences)
         assert self._running.num_batch == sum(sequence.lane == "batch" for sequence in self._running)
         for sequence in self._running.decoding.values():
             assert sequence.num_uncomputed_tokens == 1

@@ -87,7 +87,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         "HEADRACE_PORT": str(port),
         "HEADRACE_PROCESSES": str(config.gateways),
         "HEADRACE_METRICS_PORT": str(metrics_port),
-        "HEADRACE_KEYS_FILE": str(state.keys_file),
+        "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
         "HEADRACE_REDIS_URL": redis_url or "",
     }
@@ -154,9 +154,9 @@ def _worker_settings(config: UpConfig, base: Mapping[str, str]) -> dict[str, str
     settings["HEADRACE_MODEL"] = str((config.model or DEMO_MODEL).absolute())
     if config.model is None:
         settings["HEADRACE_SERVED_MODEL_NAME"] = base.get("HEADRACE_SERVED_MODEL_NAME", DEMO_MODEL_NAME)
-    if config.workers > 1 and "HEADRACE_THREADS" not in base:
+    if config.workers > 1 and "HEADRACE_NUM_THREADS" not in base:
         # Engines with more threads than cores between them make each other wait in every operation.
-        settings["HEADRACE_THREADS"] = str(max(1, (os.cpu_count() or 1) // config.workers))
+        settings["HEADRACE_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // config.workers))
     return settings
 
 

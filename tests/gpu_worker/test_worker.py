@@ -114,7 +114,7 @@ async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) 
 async def test_unusable_setting_is_named_and_ends_the_process(settings: dict[str, str], message: str) -> None:
     async with _worker_process(**settings) as process:
         _, errors = await asyncio.wait_for(process.communicate(), 20)
-        assert process.returncode == 1
+        assert process.returncode == 2
         assert message in errors.decode()
         assert "Traceback" not in errors.decode()
 

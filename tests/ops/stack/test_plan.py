@@ -70,9 +70,9 @@ def test_settings_of_the_parts_pass_through_and_ours_do_not(make: Make) -> None:
 
 def test_several_workers_share_the_cores_unless_told_otherwise(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module.os, "cpu_count", lambda: 8)
-    assert "HEADRACE_THREADS" not in make().workers[0].environ
-    assert make(workers=3).workers[0].environ["HEADRACE_THREADS"] == "2"
-    assert make({"HEADRACE_THREADS": "5"}, workers=3).workers[0].environ["HEADRACE_THREADS"] == "5"
+    assert "HEADRACE_NUM_THREADS" not in make().workers[0].environ
+    assert make(workers=3).workers[0].environ["HEADRACE_NUM_THREADS"] == "2"
+    assert make({"HEADRACE_NUM_THREADS": "5"}, workers=3).workers[0].environ["HEADRACE_NUM_THREADS"] == "5"
 
 
 def test_system_runs_without_redis_where_there_is_none(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
