@@ -1,0 +1,124 @@
+"""The model card: `model/README.md`, written from `training.json` and from completions made on the spot.
+
+Nothing in the card is typed in by hand that could differ from what was measured. `python -m ops.demo_model.card`
+writes it again for the model that is there.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ops.demo_model.architecture import Llama
+from ops.demo_model.batches import LENGTHS
+from ops.demo_model.evaluate import WINDOW
+from ops.demo_model.export import MODEL_FOLDER, load_model, write_text
+from ops.demo_model.generate import complete
+from ops.demo_model.heldout import HELD_OUT_MODULES
+from ops.demo_model.tokenizer import ASSISTANT, END_OF_TEXT, USER
+
+SAMPLE_TOKENS = 96
+PROMPTS = (
+    "import os\n\ndef read_file(path):\n    with open(",
+    "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n",
+    'def heappop(heap):\n    """Pop the smallest item off the heap, maintaining the heap invariant."""\n',
+    f"{END_OF_TEXT}{USER}Write a function: Return the sum of two numbers.{ASSISTANT}",
+    f"{END_OF_TEXT}{USER}What is the capital of France?{ASSISTANT}",
+)
+CARD = """\
+# Headrace demo model
+
+A Llama of {parameters_m:.2f} million parameters, trained from nothing on the source of CPython's standard library, so
+that Headrace can be tried on a machine with no GPU and no download. It continues Python code in a recognisable way.
+
+**It is not** an assistant. It knows no facts, follows no instructions beyond the shape of a request for a function, and
+writes code that looks right and mostly is not. Use it to see the serving work, not for what it says.
+
+| | |
+|---|---|
+| architecture | `LlamaForCausalLM`: hidden 256, 8 layers, 4 heads of 64, 2 KV heads, MLP 704, tied embeddings |
+| vocabulary | 4,096 tokens, byte-level BPE, trained on the same corpus |
+| context | 2,048 positions; the last {long_share:.0%} of the training time used windows that long |
+| weights | float16, {megabytes:.1f} MB |
+| trained for | {minutes:g} minutes on {machine} that did other work too: {steps:,} steps, {tokens_m:.1f}M tokens |
+| Python, torch | {python}, {torch} |
+| seed | {seed} |
+
+## Data
+
+The `.py` files under `Lib/` of CPython {python} ({corpus_tokens_m:.2f} million tokens), without tests, without
+generated tables and codecs' character maps, and without these held-out modules:
+
+{held_out_modules}
+
+A tenth of what it saw are conversations made from the same files: a function's docstring as the user's turn, the
+function as the assistant's, and sometimes the module's docstring as the system's. `<|endoftext|>` begins and ends
+every document.
+
+The corpus is licensed under the Python Software Foundation License Version 2. The model can repeat passages of it word
+for word; treat such output as under that licence.
+
+## Held-out loss
+
+Measured on the exported float16 weights, computed in float32, over windows of {window:,} tokens that do not see each
+other:
+
+| tokens | bytes | nats per token | perplexity per token | bits per byte | perplexity per byte |
+|---|---|---|---|---|---|
+| {held_out[tokens]:,} | {held_out[bytes]:,} | {held_out[loss_per_token]} | {held_out[perplexity_per_token]} \
+| {held_out[bits_per_byte]} | {held_out[perplexity_per_byte]} |
+
+The running mean of the training loss, on text that it had seen before, ended at {training_loss} nats per token.
+
+## Samples
+
+Greedy, at most {sample_tokens} tokens, uncorrected; the prompt ends at `▶`.
+
+{samples}
+## Chat template
+
+A system (or developer) message becomes `<|system|>text`, an assistant's `<|assistant|>text<|endoftext|>`, and every
+other role `<|user|>text`. The reply ends with `<|endoftext|>`.
+
+## Make it again
+
+    python -m ops.demo_model.train --minutes {minutes:g} --seed {seed}
+
+The schedule follows the clock, so a machine that is faster, or has nothing else to do, takes more steps and ends at a
+lower loss than this one.
+`python -m ops.demo_model.evaluate` measures the held-out loss, `python -m ops.demo_model.heldout --text` prints the
+text.
+"""
+
+
+def write_card(folder: Path = MODEL_FOLDER) -> None:
+    """Write the model card of the exported model in a folder."""
+    model, tokenizer = load_model(folder)
+    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    megabytes = (folder / "model.safetensors").stat().st_size / 1e6
+    write_text(folder / "README.md", _render(training, megabytes, _samples(model, tokenizer)))
+
+
+def _render(training: dict[str, Any], megabytes: float, samples: str) -> str:
+    return CARD.format(
+        **training,
+        parameters_m=training["parameters"] / 1e6,
+        tokens_m=training["tokens"] / 1e6,
+        corpus_tokens_m=training["corpus_tokens"] / 1e6,
+        long_share=1 - LENGTHS[-1][0],
+        megabytes=megabytes,
+        window=WINDOW,
+        held_out_modules=", ".join(f"`{name}`" for name in HELD_OUT_MODULES),
+        sample_tokens=SAMPLE_TOKENS,
+        samples=samples,
+    )
+
+
+def _samples(model: Llama, tokenizer: Tokenizer) -> str:
+    samples = [prompt + "▶" + complete(model, tokenizer, prompt, SAMPLE_TOKENS) for prompt in PROMPTS]
+    return "\n".join(f"````text\n{sample.rstrip()}\n````\n" for sample in samples)
+
+
+if __name__ == "__main__":
+    write_card()
