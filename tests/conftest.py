@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.servers import NatsServer, RedisServer, Server
+
+
+def pytest_configure() -> None:
+    # Where there is no GPU, Triton kernels run in its interpreter. Triton reads this when it is first imported, which
+    # any test may cause, through transformers for example.
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
