@@ -1,0 +1,53 @@
+"""What the Triton kernels' launch tables need to know about a GPU: its generation and its size.
+
+Each op keeps its own table, keyed by generation, beside its kernel. There is no autotuner at run time: a table is read
+once per launch, and changes only in the source.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from dataclasses import dataclass
+
+import torch
+
+
+class GpuGeneration(enum.Enum):
+    """GPUs that want the same tile sizes, with the shared memory one program may use in kilobytes."""
+
+    AMPERE = 163
+    """Compute capability 8.0 and 8.7: mma.sync and cp.async."""
+    ADA = 99
+    """Compute capabilities 8.6, 8.9 and 12: the same instructions, less shared memory."""
+    HOPPER = 227
+    """Compute capabilities 9 to 11: wgmma where a tile has 64 rows or more."""
+
+    @property
+    def max_shared_bytes(self) -> int:
+        """Return the shared memory that one program may use."""
+        return self.value * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The GPU that a launch is configured for."""
+
+    generation: GpuGeneration
+    num_multiprocessors: int
+
+
+def generation_of(major: int, minor: int) -> GpuGeneration:
+    """Return the generation of a compute capability; older ones than 8.0 are treated as the smallest."""
+    if 9 <= major <= 11:
+        return GpuGeneration.HOPPER
+    if (major, minor) in ((8, 0), (8, 7)):
+        return GpuGeneration.AMPERE
+    return GpuGeneration.ADA
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """Return the description of a CUDA device, read once per process."""
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(generation_of(properties.major, properties.minor), properties.multi_processor_count)
