@@ -15,7 +15,7 @@ class ClientGoneError(Exception):
 
 
 async def read_body(
-    headers: Iterable[tuple[bytes, bytes]], receive: Receive, max_bytes: int, timeout_s: float
+    headers: Iterable[tuple[bytes, bytes]], receive: Receive, max_bytes: int, timeout_s: float | None
 ) -> bytes:
     """Return the whole body.
 
@@ -23,7 +23,7 @@ async def read_body(
         headers: The request's headers; an announced length that is too large is refused before a byte is read.
         receive: The connection's ASGI `receive`.
         max_bytes: Largest body allowed.
-        timeout_s: Time the client has.
+        timeout_s: Time the client has; None when the body is known to be here already.
 
     Raises:
         ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compressed one.

@@ -116,7 +116,7 @@ class Completions:
             message = f"This gateway answers {config.max_streams} requests at once, and does. Try again shortly."
             raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
         principal = self._keys.authenticate(scope["headers"])
-        body = await read_body(scope["headers"], receive, config.max_body_bytes, config.body_timeout_s)
+        body = await self._read(scope, receive, exchange)
         generation = parse(body)
         principal.check_model(generation.model)
         lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
@@ -142,6 +142,12 @@ class Completions:
         finally:
             self._forget(answer)
             await lease.release(tokens_used)
+
+    async def _read(self, scope: Scope, receive: Receive, exchange: Exchange) -> bytes:
+        config = self._config
+        # What is here already needs no timer.
+        timeout_s = None if exchange.has_whole_body else config.body_timeout_s
+        return await read_body(scope["headers"], receive, config.max_body_bytes, timeout_s)
 
     def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
         identity = Identity(answer_id(generation), generation.kind, generation.model, int(time.time()))

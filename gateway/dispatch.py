@@ -65,7 +65,7 @@ class Dispatcher:
         self._flights = FlightTable()
         self._revoker = Revoker(nats, self._js)
         self._publisher = Publisher(nats)
-        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unclaimed)
+        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unshown)
         self._recovery = Recovery(
             self._flights, self.fleet, self._publisher, self._revoker, self.fail, recovery_limits or RecoveryLimits()
         )
@@ -89,7 +89,7 @@ class Dispatcher:
         self._stream_created = await self._created()
         self._publisher.on_stored = self._stored
         self._publisher.on_refused = self._refused
-        self.fleet.on_dead = self._recovery.lose_worker
+        self.fleet.on_dead = self._lose_worker
         await self._publisher.start()
         await self._nats.subscribe(self.reply, cb=self._frames.receive)
         await self._nats.subscribe(ALL_WORKERS, cb=self._hear_worker)
@@ -211,8 +211,14 @@ class Dispatcher:
     def _restored(self, task: asyncio.Task[None]) -> None:
         self._restoring = None
 
+    def _lose_worker(self, worker: str) -> None:
+        self._recovery.lose_worker(worker)
+        self._flights.forget_worker(worker)
+
     async def _hear_worker(self, message: Msg) -> None:
-        self.fleet.hear(self._decode_heartbeat(message.data), self._loop.time())
+        heartbeat = self._decode_heartbeat(message.data)
+        self._flights.note_heartbeat(heartbeat.model, heartbeat.worker)
+        self.fleet.hear(heartbeat, self._loop.time())
 
     async def _hear_gateway(self, message: Msg) -> None:
         self.fleet.hear_gateway(self._decode_gateway(message.data), self._loop.time())

@@ -22,6 +22,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 class ResponseCycle(Protocol):
     """The part of uvicorn's request/response cycle that must know what was written around it."""
 
+    more_body: bool
     response_started: bool
     response_complete: bool
     keep_alive: bool
@@ -99,6 +100,11 @@ class Exchange:
         self._cycle = cycle
         self._chunked = http_version == "1.1"
         self._is_head = method == "HEAD"
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether the request's body has arrived completely, so that reading it does not wait."""
+        return self._cycle is not None and not self._cycle.more_body
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response in one write."""

@@ -7,6 +7,7 @@ connection is down, or its own process was starved), nobody is declared dead.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -49,13 +50,15 @@ class Fleet:
         on_dead: Called with a worker's name when it is found dead.
     """
 
-    def __init__(self, gateway: str, limits: FleetLimits, unclaimed: Callable[[str], tuple[int, int]]) -> None:
-        """Start empty. `unclaimed` gives this gateway's own waiting requests of a model, and their tokens."""
+    def __init__(self, gateway: str, limits: FleetLimits, unshown: Callable[[str], tuple[int, int]]) -> None:
+        """Start empty. `unshown` gives this gateway's requests of a model that no heartbeat shows, and their tokens."""
         self._gateway = gateway
         self._limits = limits
-        self._unclaimed = unclaimed
+        self._unshown = unshown
         self._workers: dict[str, _WorkerView] = {}
         self._known_models: set[str] = set()
+        # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
+        self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self._is_deaf = False
         self._judge_after = 0.0
@@ -64,6 +67,7 @@ class Fleet:
 
     def hear(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
+        self._loads.clear()
         view = self._workers.get(heartbeat.worker)
         if view is None or view.heartbeat.started != heartbeat.started:
             if view is not None:
@@ -80,6 +84,7 @@ class Fleet:
     def hear_gateway(self, heartbeat: GatewayHeartbeat, now: float) -> None:
         """Take in another gateway's heartbeat."""
         if heartbeat.gateway != self._gateway:
+            self._loads.clear()
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
     def lose_hearing(self) -> None:
@@ -99,6 +104,7 @@ class Fleet:
             self.regain_hearing(now)
         if self._is_deaf or now < self._judge_after:
             return
+        self._loads.clear()
         for name, view in list(self._workers.items()):
             if now - view.seen_at > self._limits.silence_s:
                 del self._workers[name]
@@ -129,24 +135,19 @@ class Fleet:
 
         While no worker at all can be heard, no model is unknown: it has no workers.
         """
-        workers = [h for h in self._live() if h.model == model and not h.draining]
-        if not workers and model not in self._known_models and any(True for _ in self._live()):
-            return None
-        own_requests, own_tokens = self._unclaimed(model)
-        others = [heartbeat for heartbeat, _ in self._gateways.values()]
-        return FleetLoad(
-            model=model,
-            num_workers=len(workers),
-            running=sum(h.running for h in workers),
-            queued_requests=sum(h.waiting for h in workers) + own_requests + sum(g.unclaimed for g in others),
-            queued_tokens=sum(h.waiting_tokens for h in workers) + own_tokens + sum(g.unclaimed_tokens for g in others),
-            prefill_rate=sum(h.prefill_rate for h in workers),
-            decode_rate=sum(h.decode_rate for h in workers),
-            free_blocks=sum(h.free_blocks for h in workers),
-            total_blocks=sum(h.total_blocks for h in workers),
-            block_size=max((h.block_size for h in workers), default=1),
-            max_model_len=min((h.max_model_len for h in workers), default=0),
-            free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
+        load = self._loads.get(model)
+        if load is None:
+            workers = [h for h in self._live() if h.model == model and not h.draining]
+            if not workers and model not in self._known_models and any(True for _ in self._live()):
+                return None
+            load = self._loads[model] = _sum(model, workers, [heartbeat for heartbeat, _ in self._gateways.values()])
+        own_requests, own_tokens = self._unshown(model)
+        if own_requests == 0:
+            return load
+        return dataclasses.replace(
+            load,
+            queued_requests=load.queued_requests + own_requests,
+            queued_tokens=load.queued_tokens + own_tokens,
         )
 
     def can_claim(self, model: str) -> bool:
@@ -163,3 +164,20 @@ class Fleet:
     def _declare_dead(self, worker: str, why: str) -> None:
         _logger.warning("worker %s is dead: %s", worker, why)
         self.on_dead(worker)
+
+
+def _sum(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat]) -> FleetLoad:
+    return FleetLoad(
+        model=model,
+        num_workers=len(workers),
+        running=sum(h.running for h in workers),
+        queued_requests=sum(h.waiting for h in workers) + sum(g.unclaimed for g in gateways),
+        queued_tokens=sum(h.waiting_tokens for h in workers) + sum(g.unclaimed_tokens for g in gateways),
+        prefill_rate=sum(h.prefill_rate for h in workers),
+        decode_rate=sum(h.decode_rate for h in workers),
+        free_blocks=sum(h.free_blocks for h in workers),
+        total_blocks=sum(h.total_blocks for h in workers),
+        block_size=max((h.block_size for h in workers), default=1),
+        max_model_len=min((h.max_model_len for h in workers), default=0),
+        free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
+    )

@@ -1,12 +1,12 @@
 """The sequences this gateway answers for: for each the truth (prompt and emitted tokens), its attempt and its holder.
 
-Owns the table and the counts of unclaimed requests. Frames, recovery and the dispatcher write it, all on the event
-loop's thread.
+Owns the table and the counts of requests that no heartbeat shows yet. Frames, recovery and the dispatcher write it, all
+on the event loop's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,6 +31,7 @@ class Flight:
         num_lost: Attempts that were claimed and then lost.
         num_moves: Publications after the first, whatever their reason.
         has_prompt_output: The echoed prompt or its log probabilities have been delivered.
+        counted_in: Written by the table alone.
     """
 
     request: Request
@@ -47,6 +48,7 @@ class Flight:
     num_moves: int = 0
     prompt_tokens: int = 0
     has_prompt_output: bool = False
+    counted_in: _Count | None = None
 
     @property
     def id(self) -> str:
@@ -73,6 +75,16 @@ class Flight:
         )
 
 
+@dataclass(slots=True)
+class _Count:
+    requests: int = 0
+    tokens: int = 0
+
+    def change(self, flight: Flight, sign: int) -> None:
+        self.requests += sign
+        self.tokens += sign * flight.estimated_tokens
+
+
 class FlightTable:
     """All flights by request id.
 
@@ -83,7 +95,9 @@ class FlightTable:
     def __init__(self) -> None:
         """Start empty."""
         self.by_id: dict[str, Flight] = {}
-        self._unclaimed: dict[str, dict[str, int]] = {}
+        self._unclaimed: dict[str, _Count] = {}
+        # Claims that the holder's heartbeats do not show yet, by model and worker.
+        self._unshown: dict[str, dict[str, _Count]] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -95,24 +109,62 @@ class FlightTable:
     def add(self, flight: Flight) -> None:
         """Take in a flight that nobody has claimed yet."""
         self.by_id[flight.id] = flight
-        self._unclaimed.setdefault(flight.request.model, {})[flight.id] = flight.estimated_tokens
+        self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
 
     def remove(self, flight: Flight) -> bool:
         """Let go of a flight; False if it had ended already."""
-        self._unclaimed.get(flight.request.model, {}).pop(flight.id, None)
-        return self.by_id.pop(flight.id, None) is not None
+        if self.by_id.pop(flight.id, None) is None:
+            return False
+        self._count_out(flight)
+        return True
 
     def claim(self, flight: Flight, worker: str) -> None:
         """Note who holds a flight."""
+        self._count_out(flight)
         flight.worker = worker
-        self._unclaimed[flight.request.model].pop(flight.id, None)
+        unshown = self._unshown.setdefault(flight.request.model, {})
+        self._count_in(flight, unshown.setdefault(worker, _Count()))
 
     def release(self, flight: Flight) -> None:
         """Note that nobody holds a flight any more."""
+        self._count_out(flight)
         flight.worker = None
-        self._unclaimed[flight.request.model][flight.id] = flight.estimated_tokens
+        self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
 
-    def unclaimed(self, model: str | None = None) -> tuple[int, int]:
-        """Return how many requests wait to be claimed, of one model or of all, and their prompt tokens."""
-        waiting = self._unclaimed.values() if model is None else [self._unclaimed.get(model, {})]
-        return sum(map(len, waiting)), sum(sum(tokens.values()) for tokens in waiting)
+    def note_heartbeat(self, model: str, worker: str) -> None:
+        """Note that a worker's own numbers now show everything it has claimed."""
+        # What was counted there keeps its old count, which nobody reads any more.
+        self._unshown.get(model, {}).pop(worker, None)
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop what is counted for a worker that is dead."""
+        for counts in self._unshown.values():
+            counts.pop(worker, None)
+
+    def unclaimed(self) -> tuple[int, int]:
+        """Return how many requests wait to be claimed, and their prompt tokens."""
+        return _sum(self._unclaimed.values())
+
+    def unshown(self, model: str) -> tuple[int, int]:
+        """Return how many requests of a model no worker's heartbeat shows, claimed or not, and their prompt tokens."""
+        counts = [*self._unshown.get(model, {}).values()]
+        if model in self._unclaimed:
+            counts.append(self._unclaimed[model])
+        return _sum(counts)
+
+    def _count_in(self, flight: Flight, count: _Count) -> None:
+        count.change(flight, 1)
+        flight.counted_in = count
+
+    def _count_out(self, flight: Flight) -> None:
+        if flight.counted_in is not None:
+            flight.counted_in.change(flight, -1)
+            flight.counted_in = None
+
+
+def _sum(counts: Iterable[_Count]) -> tuple[int, int]:
+    requests = tokens = 0
+    for count in counts:
+        requests += count.requests
+        tokens += count.tokens
+    return requests, tokens

@@ -18,10 +18,11 @@ from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
 from gateway.inflight import Flight
-from shared.messages import encode
+from shared.messages import Request, encode
 from shared.subjects import request_subject
 
 RETRY_AFTER_S = 2.0
+MAX_SUBJECTS = 1000
 
 _logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
+        self._subjects: dict[str, str] = {}
         self._waiting: dict[str, tuple[Flight, int]] = {}
         self._decode = msgspec.json.Decoder(_PublishAck).decode
         self.on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None
@@ -78,12 +80,19 @@ class Publisher:
         self._waiting[reply] = (flight, flight.epoch)
         flight.published_at = self._loop.time()
         flight.ack = reply
-        request = flight.request
         try:
-            await self._nats.publish(request_subject(request.model, request.lane, request.tenant), payload, reply=reply)
+            await self._nats.publish(self._subject(flight.request), payload, reply=reply)
         except NatsError as error:
             self.forget(flight)
             raise queue_unavailable() from error
+
+    def _subject(self, request: Request) -> str:
+        subject = self._subjects.get(request.model)
+        if subject is None:
+            if len(self._subjects) >= MAX_SUBJECTS:
+                self._subjects.clear()
+            subject = self._subjects[request.model] = request_subject(request.model, "interactive", request.tenant)
+        return subject
 
     def forget(self, flight: Flight) -> None:
         """Give up waiting for an acknowledgement."""
