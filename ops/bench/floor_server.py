@@ -31,11 +31,17 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._transport.write(_HEAD)
-        self._running[self._transport] = 0
+        event = _event()
+        self._transport.write(_HEAD + event)
+        self._running[self._transport] = 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._running.pop(self._transport, None)
+
+
+def _event() -> bytes:
+    event = _PREFIX + stamp().encode() + _SUFFIX
+    return b"%x\r\n%b\r\n" % (len(event), event)
 
 
 async def serve(step_s: float, num_tokens: int) -> None:
@@ -48,8 +54,7 @@ async def serve(step_s: float, num_tokens: int) -> None:
     while True:
         due += step_s
         await asyncio.sleep(max(0.0, due - loop.time()))
-        event = _PREFIX + stamp().encode() + _SUFFIX
-        chunk = b"%x\r\n%b\r\n" % (len(event), event)
+        chunk = _event()
         for transport, count in list(running.items()):
             if count + 1 < num_tokens:
                 running[transport] = count + 1

@@ -61,22 +61,24 @@ async def _measure_all(options: argparse.Namespace) -> None:
     with _target(options) as target:
         for concurrency in options.concurrency:
             load = Load(concurrency, options.tokens, options.rounds)
-            await _measure(target, Load(concurrency, 4, 1))
-            rows.append(await _measure(target, load))
+            # Streams that all begin at once would measure how long a crowd waits at the door.
+            spread_s = min(5.0, options.tokens * options.step_ms / 1000)
+            await _measure(target, Load(concurrency, 4, 1), 0.0)
+            rows.append(await _measure(target, load, spread_s))
             print(_line(rows[-1]) if len(rows) > 1 else f"{_header()}\n{_line(rows[-1])}", flush=True)
             with _floor(options.step_ms, options.tokens) as floor:
-                rows.append(await _measure(floor, load))
+                rows.append(await _measure(floor, load, spread_s))
             print(_line(rows[-1]), flush=True)
     command = "python -m ops.bench.gateway " + " ".join(sys.argv[1:])
     for row in rows:
         append_record("gateway", command, row | {"step_ms": options.step_ms})
 
 
-async def _measure(target: Target, load: Load) -> dict[str, object]:
+async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
     requests = [_request(target, load, index) for index in range(load.concurrency)]
     cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
     started = time.perf_counter()
-    samples = await run_streams(target.host, target.port, requests, load.num_rounds, TEXT_MARKER)
+    samples = await run_streams(target.host, target.port, requests, load.num_rounds, TEXT_MARKER, spread_s)
     elapsed_s = time.perf_counter() - started
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
     return _row(target, load, samples, elapsed_s, cpu_s)

@@ -48,6 +48,7 @@ class StampingWorker:
         self._step_s = step_s
         self._running: dict[str, _Running] = {}
         self._admitted: list[tuple[_Running, QueuedMessage]] = []
+        self._has_admitted = asyncio.Event()
         self._step = 0
 
     async def serve(self) -> None:
@@ -56,7 +57,7 @@ class StampingWorker:
         await self._nats.subscribe(cancel_subject(self._model), cb=self._cancel)
         pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: APPETITE, self._admit)
         await pulling.start()
-        await asyncio.gather(self._beat(), self._run())
+        await asyncio.gather(self._beat(), self._run(), self._begin_admitted())
 
     async def _ensure_consumer(self) -> str:
         return await ensure_consumer(self._nats.jetstream(), self._model, "interactive", StreamLimits())
@@ -69,15 +70,24 @@ class StampingWorker:
         request = decode_request(message.data)
         assert request.reply is not None
         running = _Running(request.id, request.epoch, request.reply, request.sampling.max_tokens or 16)
-        self._running[request.id] = running
         self._admitted.append((running, message))
+        self._has_admitted.set()
 
-    async def _claim_admitted(self) -> None:
-        admitted, self._admitted = self._admitted, []
-        for running, message in admitted:
-            claim = Delta(running.id, running.epoch, 0, prompt_tokens=1)
-            await self._nats.publish(running.reply, encode(Frame(NAME, self._step, [claim])))
-            await tell(self._nats, message, ACK)
+    async def _begin_admitted(self) -> None:
+        """Send the first token of each request at once: what is left of its time to first token is not the engine's."""
+        while True:
+            await self._has_admitted.wait()
+            self._has_admitted.clear()
+            admitted, self._admitted = self._admitted, []
+            frames: dict[str, list[Delta]] = {}
+            for running, _ in admitted:
+                first = Delta(running.id, running.epoch, 0, (0,), stamp(), prompt_tokens=1)
+                frames.setdefault(running.reply, []).append(first)
+                running.position = 1
+                self._running[running.id] = running
+            await self._send(frames)
+            for _, message in admitted:
+                await tell(self._nats, message, ACK)
 
     async def _beat(self) -> None:
         while True:
@@ -107,9 +117,11 @@ class StampingWorker:
             due = max(due + self._step_s, time.monotonic() - 5 * self._step_s)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self._step += 1
-            await self._claim_admitted()
-            for reply, deltas in self._deltas().items():
-                await self._nats.publish(reply, encode(Frame(NAME, self._step, deltas)))
+            await self._send(self._deltas())
+
+    async def _send(self, frames: dict[str, list[Delta]]) -> None:
+        for reply, deltas in frames.items():
+            await self._nats.publish(reply, encode(Frame(NAME, self._step, deltas)))
 
     def _deltas(self) -> dict[str, list[Delta]]:
         text = stamp()
@@ -118,7 +130,7 @@ class StampingWorker:
             position = sequence.position
             sequence.position = position + 1
             finish = None
-            if sequence.position == sequence.limit:
+            if sequence.position >= sequence.limit:
                 finish = Finish("length", Usage(1, sequence.limit))
                 del self._running[sequence.id]
             delta = Delta(sequence.id, sequence.epoch, position, (position,), text, finish)

@@ -101,12 +101,16 @@ class StreamConnection(asyncio.Protocol):
             self._transport.close()
 
 
-async def run_streams(host: str, port: int, requests: list[bytes], num_rounds: int, marker: bytes) -> Samples:
-    """Run one connection per request, `num_rounds` times each, and return what they saw."""
+async def run_streams(
+    host: str, port: int, requests: list[bytes], num_rounds: int, marker: bytes, spread_s: float = 0.0
+) -> Samples:
+    """Run one connection per request, `num_rounds` times each, their starts spread evenly; return what they saw."""
     samples = Samples()
     loop = asyncio.get_running_loop()
     connections = []
-    for request in requests:
+    started = loop.time()
+    for index, request in enumerate(requests):
+        await asyncio.sleep(max(0.0, started + spread_s * index / len(requests) - loop.time()))
         make = partial(StreamConnection, request, num_rounds, samples, marker)
         _, connection = await loop.create_connection(make, host, port)
         connections.append(connection)
