@@ -41,7 +41,7 @@ class StepRates:
 
     @property
     def decode(self) -> float:
-        """Generated tokens per second of a batch as full as it can be; a lower bound until there was one."""
+        """Generated tokens per second of a batch as full as it can be; 0 until there was one."""
         return self._decode.value
 
     def observe(
@@ -54,12 +54,12 @@ class StepRates:
             num_generated: Tokens sampled.
             is_full: The step had as many tokens as a step may have. A step that ran out of prompts only shows a lower
                 bound of the prefill rate: it may raise the estimate, never lower it, and is no estimate by itself.
-            is_batch_full: No more sequences could run. A smaller batch only shows a lower bound of the decode rate.
+            is_batch_full: No more sequences could run. A smaller batch shows a lower bound of the decode rate likewise.
             duration_s: Wall time of the step.
         """
         if duration_s <= 0:
             return
         if num_prefilled and (is_full or 0 < self._prefill.value < num_prefilled / duration_s):
             self._prefill.observe(num_prefilled, duration_s)
-        if num_generated and (is_batch_full or num_generated / duration_s > self._decode.value):
+        if num_generated and (is_batch_full or 0 < self._decode.value < num_generated / duration_s):
             self._decode.observe(num_generated, duration_s)

@@ -172,7 +172,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     Attributes:
         waiting_tokens: Prompt tokens of the worker's requests that are not computed yet.
         prefill_rate: Prompt tokens per second, measured recently while prefilling; 0 while unknown.
-        decode_rate: Generated tokens per second, measured recently while decoding; 0 while unknown.
+        decode_rate: Generated tokens per second of a full batch, as last measured; 0 while unknown.
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
     """
 

@@ -93,5 +93,5 @@ def test_taken_port_is_named(nats_url: str, tmp_path: Path) -> None:
         second = subprocess.run(
             [sys.executable, "-m", "gateway"], env=environ, capture_output=True, text=True, timeout=20, check=False
         )
-        assert second.returncode == 1
+        assert second.returncode == 2
         assert "HEADRACE_PORT" in second.stderr

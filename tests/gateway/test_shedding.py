@@ -79,7 +79,7 @@ def test_full_kv_cache_waits_for_the_blocks_of_departing_sequences(shedder: Shed
 def test_prediction_beyond_the_objective_is_refused_until_the_excess_has_drained(
     shedder: Shedder, metrics: GatewayMetrics
 ) -> None:
-    load = replace(IDLE, queued_requests=10, queued_tokens=25_000)
+    load = replace(IDLE, queued_requests=5, queued_tokens=25_000)
     error = refused(shedder, load, generation(1000))
     assert (error.status, error.code) == (503, "overloaded")
     assert error.retry_after_s == pytest.approx(25 + 1 - 10)
@@ -89,7 +89,7 @@ def test_prediction_beyond_the_objective_is_refused_until_the_excess_has_drained
 
 
 def test_own_timeout_replaces_the_objective(shedder: Shedder) -> None:
-    load = replace(IDLE, queued_requests=10, queued_tokens=25_000)
+    load = replace(IDLE, queued_requests=5, queued_tokens=25_000)
     assert shedder.admit(load, generation(1000, timeout_s=30)).ttft_s == pytest.approx(26)
     assert refused(shedder, replace(IDLE, queued_tokens=2000), generation(100, timeout_s=1.5)).code == "overloaded"
 
@@ -171,9 +171,29 @@ def test_retry_after_is_always_between_one_and_sixty_seconds(
 
 
 def test_jitter_spreads_retries_by_a_quarter() -> None:
-    load = replace(IDLE, queued_requests=10, queued_tokens=30_000)
+    load = replace(IDLE, queued_requests=5, queued_tokens=30_000)
     waits = [
         refused(Shedder(CONFIG, GatewayMetrics(), uniform=lambda u=u: u), load, generation(0)).retry_after_s  # type: ignore[misc]
         for u in (0.0, 0.5, 1.0)
     ]
     assert waits == pytest.approx([15, 20, 25])
+
+
+def test_burst_on_an_idle_fleet_waits_for_slots_before_heartbeats_show_it(shedder: Shedder) -> None:
+    burst = replace(IDLE, queued_requests=27, prefill_rate=0)
+    # 20 sequences of 128 tokens must leave at 100 tokens a second.
+    error = refused(shedder, burst, generation(1))
+    assert (error.code, error.retry_after_s) == ("overloaded", pytest.approx(20 * 1.28 - 10))
+
+
+def test_refused_clients_are_told_to_return_one_after_another() -> None:
+    now = [100.0]
+    shedder = Shedder(CONFIG, GatewayMetrics(), uniform=lambda: 0.5, clock=lambda: now[0])
+    full = replace(IDLE, running=8, free_slots=0, queued_requests=9)
+    # A sequence leaves every 1.28 s; the tenth in the queue is 2.9 s beyond the objective.
+    waits = [refused(shedder, full, generation(1)).retry_after_s for _ in range(3)]
+    assert waits == pytest.approx([2.8, 2.8 + 1.28, 2.8 + 2 * 1.28], rel=0.01)
+    now[0] += 30
+    assert refused(shedder, full, generation(1)).retry_after_s == pytest.approx(2.8, rel=0.01)
+    far = [refused(shedder, full, generation(1)).retry_after_s for _ in range(100)]
+    assert max(wait for wait in far if wait is not None) == 60

@@ -46,6 +46,12 @@ def test_short_prompts_alone_say_nothing_about_the_prefill_rate() -> None:
     assert (rates.prefill, rates.decode) == (0, pytest.approx(50))
 
 
+def test_small_batches_alone_say_nothing_about_the_decode_rate() -> None:
+    rates = StepRates()
+    _observe(rates, num_generated=5, is_batch_full=False)
+    assert rates.decode == 0
+
+
 def test_step_that_ran_out_of_prompts_never_lowers_the_prefill_rate() -> None:
     rates = StepRates()
     _observe(rates, num_prefilled=1000, is_full=True)

@@ -1,0 +1,133 @@
+"""Overload and limits: refusals are honest, carry Retry-After, and the official SDK can live with them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.integration.system import System, running_system
+
+MAX_TOKENS = 40
+STEP_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system that runs four sequences at a time, 20 ms a step, and promises a first token within 2 s."""
+    environ = {"HEADRACE_MAX_NUM_SEQS": "4", "HEADRACE_INTERACTIVE_TTFT_SLO_S": "2"}
+    with running_system(tmp_path_factory.mktemp("small"), "--simulate", str(STEP_S * 1000), environ=environ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+@pytest.fixture(scope="module")
+def with_keys(tmp_path_factory: pytest.TempPathFactory, keys_file: Path) -> Iterator[System]:
+    _keys(keys_file, "create", "--tenant", "first")
+    environ = {"HEADRACE_KEYS_FILE": str(keys_file)}
+    with running_system(tmp_path_factory.mktemp("with-keys"), "--simulate", "5", environ=environ) as running:
+        yield running
+
+
+def _keys(keys_file: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "ops.cli", "keys", "--keys-file", str(keys_file), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _new_key(keys_file: Path, *limits: str) -> str:
+    output = _keys(keys_file, "create", "--tenant", "limited", *limits)
+    return next(word for word in output.split() if word.startswith("hr-"))
+
+
+async def _ask(client: openai.AsyncOpenAI, model: str) -> float:
+    """Return the time to first token of one request in seconds."""
+    started = time.monotonic()
+    stream = await client.completions.create(
+        model=model, prompt="x = ", max_tokens=MAX_TOKENS, stream=True, extra_body={"ignore_eos": True}
+    )
+    first = None
+    async for chunk in stream:
+        if first is None and chunk.choices:
+            first = time.monotonic() - started
+    assert first is not None
+    return first
+
+
+async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(small: System) -> None:
+    model = small.model
+    async with small.async_client() as client:
+        await asyncio.gather(*(_ask(client, model) for _ in range(8)))  # the fleet's rates are now known
+        outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(120)), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, openai.InternalServerError)]
+    served = [outcome for outcome in outcomes if isinstance(outcome, float)]
+    assert len(refused) + len(served) == 120
+    assert served
+    assert refused
+    for error in refused:
+        assert error.status_code == 503
+        assert 1 <= int(error.response.headers["retry-after"]) <= 60
+    # Twice the promise: heartbeats, on which the prediction rests, are a quarter of a second old.
+    assert max(served) < 4
+
+
+async def test_sdk_that_honours_retry_after_gets_every_answer_in_the_end(small: System) -> None:
+    model = small.model
+    async with small.async_client(max_retries=8) as client:
+        await asyncio.gather(*(_ask(client, model) for _ in range(30)))
+
+
+async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, keys_file: Path) -> None:
+    key = _new_key(keys_file, "--requests-per-minute", "3")
+    model = with_keys.model
+    await asyncio.sleep(1.1)  # until the gateway has seen the new key
+    async with with_keys.async_client(api_key=key) as client:
+        for _ in range(3):
+            await _ask(client, model)
+        with pytest.raises(openai.RateLimitError) as raised:
+            await _ask(client, model)
+    assert 1 <= int(raised.value.response.headers["retry-after"]) <= 60
+    assert raised.value.response.headers["x-ratelimit-limit-requests"] == "3"
+    assert raised.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_concurrency_of_a_key_is_limited(with_keys: System, keys_file: Path) -> None:
+    key = _new_key(keys_file, "--max-concurrent", "2")
+    model = with_keys.model
+    await asyncio.sleep(1.1)
+    async with with_keys.async_client(api_key=key) as client:
+        outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(6)), return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
+        assert len(refused) == 4
+        await _ask(client, model)
+
+
+async def test_revoked_key_is_refused(with_keys: System, keys_file: Path) -> None:
+    key = _new_key(keys_file)
+    await asyncio.sleep(1.1)
+    async with with_keys.async_client(api_key=key) as client:
+        assert (await client.models.list()).data
+        listed = _keys(keys_file, "list")
+        key_id = next(word for word in reversed(listed.split()) if word.startswith("key"))
+        _keys(keys_file, "revoke", key_id)
+        await asyncio.sleep(1.1)
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+
+
+async def test_key_for_another_model_is_refused(with_keys: System, keys_file: Path) -> None:
+    key = _new_key(keys_file, "--allow-model", "some-other-model")
+    model = with_keys.model
+    await asyncio.sleep(1.1)
+    async with with_keys.async_client(api_key=key) as client:
+        with pytest.raises((openai.PermissionDeniedError, openai.NotFoundError)):
+            await _ask(client, model)
