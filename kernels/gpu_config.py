@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -51,3 +52,9 @@ def gpu_of(device: torch.device) -> Gpu:
     """Return the description of a CUDA device, read once per process."""
     properties = torch.cuda.get_device_properties(device)
     return Gpu(generation_of(properties.major, properties.minor), properties.multi_processor_count)
+
+
+@functools.cache
+def is_triton_installed() -> bool:
+    """Return True where Triton kernels can be imported; torch brings it along with CUDA on Linux."""
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,32 @@
+"""Chooses the implementation of RMS normalisation for the tensors at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.rms_norm.reference import rms_norm_reference
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """Scale each row to a root mean square of one, then by a learned weight; first add the row to its residual.
+
+    The sum is rounded to the residual's type, and what is normalised is the rounded sum. Squares, mean and products
+    are fp32, rounded once. Source: Zhang and Sennrich, arXiv 1910.07467, equation 4.
+
+    Args:
+        x: Rows may be strided.
+        weight: Contiguous.
+        eps: Added to the mean square.
+        residual: Replaced by `residual + x`, in place; None normalises `x` itself. Contiguous.
+
+    Shapes:
+        x, residual, result: `[num_rows, size]`
+        weight: `[size]`
+    """
+    if x.is_cuda and is_triton_installed():
+        from kernels.rms_norm import triton_kernel
+
+        if triton_kernel.can_run(x):
+            return triton_kernel.rms_norm_triton(x, weight, eps, residual, gpu_of(x.device))
+    return rms_norm_reference(x, weight, eps, residual)

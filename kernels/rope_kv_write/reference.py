@@ -1,0 +1,48 @@
+"""Rotation, head normalisation and KV write in plain torch: the oracle of the kernel, and what runs without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormWeights:
+    """The weights of qk-norm, `[head_dim]` each: RMS normalisation of every query and key head before the rotation."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
+
+
+def rope_kv_write_reference(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    head_norm: HeadNormWeights | None = None,
+) -> torch.Tensor:
+    """Do what `kernels.rope_kv_write.rope_kv_write` promises, in fp32, rounded once."""
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    query, key, value = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
+    is_written = slot_mapping >= 0
+    slots = slot_mapping[is_written]
+    rotated_key = _rotate(_normalise(key, head_norm.key, head_norm.eps) if head_norm else key.float(), cos, sin)
+    key_cache.view(-1, num_kv_heads, head_dim)[slots] = rotated_key[is_written].to(key_cache.dtype)
+    value_cache.view(-1, num_kv_heads, head_dim)[slots] = value[is_written].to(value_cache.dtype)
+    query.copy_(_rotate(_normalise(query, head_norm.query, head_norm.eps) if head_norm else query.float(), cos, sin))
+    return query
+
+
+def _normalise(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.rms_norm(heads.float(), weight.shape, weight.float(), eps)
+
+
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second, rest = heads.split((cos.shape[-1], cos.shape[-1], heads.shape[-1] - 2 * cos.shape[-1]), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -1,0 +1,38 @@
+"""Where the Triton kernels of the tests run: on a GPU, or in the interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The GPU if there is one, else the CPU, where kernels run in Triton's interpreter."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreter_takes_loop_bounds() -> Iterator[None]:
+    """Let the interpreter of Triton 3.6 loop to a bound that was loaded, which numpy 2.4 refuses.
+
+    It holds scalars as arrays of one element, and those no longer turn into integers by themselves.
+    """
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+        yield

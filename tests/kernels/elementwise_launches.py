@@ -1,0 +1,41 @@
+"""The launches of the memory-bound kernels that compile checks look at, in the shapes of Llama-3-8B and Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.gpu_config import Gpu
+from kernels.rms_norm.triton_kernel import rms_norm_triton
+from kernels.rope_kv_write.reference import HeadNormWeights
+from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+from kernels.silu_mul.triton_kernel import silu_mul_triton
+
+
+def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype)
+
+
+def launch_norm(gpu: Gpu, size: int) -> torch.Tensor:
+    return rms_norm_triton(empty(16, size), empty(size), 1e-6, empty(16, size), gpu)
+
+
+def launch_rope(gpu: Gpu, has_norm: bool) -> torch.Tensor:
+    weights = HeadNormWeights(empty(128), empty(128), 1e-6) if has_norm else None
+    indices = empty(16, dtype=torch.int64)
+    angles = empty(64, 128, dtype=torch.float32)
+    cache = empty(2, 16, 8, 128)
+    return rope_kv_write_triton(empty(16, 48, 128), indices, angles, cache, cache.clone(), indices, weights, gpu)
+
+
+def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
+    return {
+        "norm_4096": partial(launch_norm, gpu, 4096),
+        "norm_5120": partial(launch_norm, gpu, 5120),
+        "norm_16384": partial(launch_norm, gpu, 16384),
+        "rope": partial(launch_rope, gpu, False),
+        "rope_norm": partial(launch_rope, gpu, True),
+        "silu_mul": lambda: silu_mul_triton(empty(16, 2 * 14336), gpu),
+    }

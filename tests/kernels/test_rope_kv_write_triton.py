@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
+from kernels.rope_kv_write.reference import rope_kv_write_reference
+from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+from tests.kernels.tolerances import assert_close
+
+GPU = Gpu(GpuGeneration.HOPPER, 132)
+MAX_POSITIONS = 50
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotated_dim: int
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+
+
+SHAPES = [
+    Shape(4, 2, 64, 64),
+    Shape(14, 2, 64, 64, torch.float16),
+    Shape(5, 1, 80, 80),
+    Shape(3, 3, 96, 24),
+    Shape(17, 5, 128, 128, torch.float16, torch.float32),
+    Shape(1, 1, 256, 64, torch.float16),
+]
+
+
+@dataclass
+class Step:
+    qkv: torch.Tensor
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    slot_mapping: torch.Tensor
+    head_norm: HeadNormWeights | None
+
+    def copy(self) -> Step:
+        return replace(
+            self, qkv=self.qkv.clone(), key_cache=self.key_cache.clone(), value_cache=self.value_cache.clone()
+        )
+
+
+def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.device) -> Step:
+    """A step whose second token is padding, over a cache of NaN with 8 slots to spare."""
+    generator = torch.Generator().manual_seed(num_tokens)
+
+    def rand(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator)
+
+    num_blocks = -(-(num_tokens + 8) // 4)
+    cache = torch.full((num_blocks, 4, shape.num_kv_heads, shape.head_dim), float("nan"))
+    cache = cache.to(device, shape.cache_dtype or shape.dtype)
+    slots = torch.randperm(num_blocks * 4, generator=generator)[:num_tokens]
+    slots[1:2] = -1
+    angles = rand(MAX_POSITIONS, shape.rotated_dim // 2)
+    weights = rand(2, shape.head_dim).to(device, shape.dtype)
+    return Step(
+        rand(num_tokens, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(device, shape.dtype),
+        torch.randint(MAX_POSITIONS, (num_tokens,), generator=generator).to(device),
+        torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
+        cache,
+        cache.clone(),
+        slots.to(device),
+        HeadNormWeights(weights[0], weights[1], 1e-6) if has_norm else None,
+    )
+
+
+def check(shape: Shape, num_tokens: int, has_norm: bool, device: torch.device) -> None:
+    actual = make_step(shape, num_tokens, has_norm, device)
+    expected = actual.copy()
+    query = rope_kv_write_triton(*vars(actual).values(), GPU)
+    assert query.data_ptr() == actual.qkv.data_ptr()
+    assert_close(query, rope_kv_write_reference(*vars(expected).values()))
+    assert torch.equal(actual.qkv[:, shape.num_heads :], expected.qkv[:, shape.num_heads :])
+    for mine, theirs in ((actual.key_cache, expected.key_cache), (actual.value_cache, expected.value_cache)):
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        assert_close(mine.nan_to_num(), theirs.nan_to_num())
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_step_equals_reference(shape: Shape, has_norm: bool, device: torch.device) -> None:
+    check(shape, 5, has_norm, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 77, 8192])
+@pytest.mark.parametrize("shape", [replace(shape, dtype=torch.bfloat16) for shape in SHAPES], ids=str)
+def test_bfloat16_step_equals_reference(shape: Shape, num_tokens: int, has_norm: bool, device: torch.device) -> None:
+    check(shape, num_tokens, has_norm, device)
+
+
+def test_reference_equals_rotation_of_complex_numbers() -> None:
+    step = make_step(Shape(3, 2, 16, 16, torch.float64), 4, False, torch.device("cpu"))
+    first, second = step.qkv.chunk(2, dim=2)
+    cos, sin = step.cos_sin[step.positions].double().unsqueeze(1).chunk(2, dim=2)
+    rotated = torch.complex(first, second) * torch.complex(cos, sin)
+    expected = torch.cat((rotated.real, rotated.imag), dim=2)
+    query = rope_kv_write_reference(*vars(step).values())
+    torch.testing.assert_close(query, expected[:, :3], atol=1e-6, rtol=1e-6)
+    keys = step.key_cache.flatten(0, 1)[step.slot_mapping[2:]]
+    torch.testing.assert_close(keys, expected[2:, 3:5], atol=1e-6, rtol=1e-6)
+
+
+def test_strided_tokens_equal_contiguous_tokens(device: torch.device) -> None:
+    expected = make_step(SHAPES[0], 3, True, device)
+    actual = expected.copy()
+    wide = torch.full((3, 12, 64), float("nan"), device=device)
+    wide[:, 2:10] = actual.qkv
+    actual.qkv = wide[:, 2:10]
+    query = rope_kv_write_triton(*vars(actual).values(), GPU)
+    assert torch.equal(query, rope_kv_write_triton(*vars(expected).values(), GPU))
+    assert wide[:, :2].isnan().all()
+    assert wide[:, 10:].isnan().all()
+
+
+def test_cpu_tensors_use_reference() -> None:
+    actual = make_step(SHAPES[0], 3, True, torch.device("cpu"))
+    expected = actual.copy()
+    assert torch.equal(rope_kv_write(*vars(actual).values()), rope_kv_write_reference(*vars(expected).values()))

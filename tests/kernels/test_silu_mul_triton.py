@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.silu_mul import silu_mul
+from kernels.silu_mul.reference import silu_mul_reference
+from kernels.silu_mul.triton_kernel import silu_mul_triton
+from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.tolerances import assert_close
+
+GPU = Gpu(GpuGeneration.HOPPER, 132)
+
+
+def check(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(size)
+    gate_up = torch.randn(num_tokens, 2 * size, generator=generator).to(device, dtype)
+    expected = silu_mul_reference(gate_up.double()).to(dtype)
+    with poisoned_memory():
+        actual = silu_mul_triton(gate_up, GPU)
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (3, 77), (5, 1024), (2, 2500)])
+def test_rows_of_any_size_equal_reference(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    check(num_tokens, size, dtype, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_tokens", "size"), [(1, 14336), (77, 3072), (4096, 9728), (70_000, 40)])
+def test_bfloat16_rows_equal_reference(num_tokens: int, size: int, device: torch.device) -> None:
+    check(num_tokens, size, torch.bfloat16, device)
+
+
+def test_large_gates_stay_finite(device: torch.device) -> None:
+    gate_up = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]], device=device)
+    expected = torch.tensor([[0.0, 0.0, 0.0, 200.0, 1e4]])
+    assert torch.equal(silu_mul_triton(gate_up, GPU).cpu(), expected)
+
+
+def test_reference_equals_equation() -> None:
+    gate, up = torch.randn(2, 3, 20, dtype=torch.float64)
+    torch.testing.assert_close(silu_mul_reference(torch.cat((gate, up), dim=1)), gate / (1 + (-gate).exp()) * up)
+
+
+def test_cpu_tensors_use_reference() -> None:
+    gate_up = torch.randn(3, 8)
+    assert torch.equal(silu_mul(gate_up), silu_mul_reference(gate_up))
