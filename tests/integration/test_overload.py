@@ -63,6 +63,12 @@ async def _ask(client: openai.AsyncOpenAI, model: str) -> float:
     return first
 
 
+async def test_sdk_that_honours_retry_after_gets_every_answer_in_the_end(small: System) -> None:
+    model = small.model
+    async with small.async_client(max_retries=8) as client:
+        await asyncio.gather(*(_ask(client, model) for _ in range(30)))
+
+
 async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(small: System) -> None:
     model = small.model
     async with small.async_client() as client:
@@ -78,12 +84,6 @@ async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(
         assert 1 <= int(error.response.headers["retry-after"]) <= 60
     # Twice the promise: heartbeats, on which the prediction rests, are a quarter of a second old.
     assert max(served) < 4
-
-
-async def test_sdk_that_honours_retry_after_gets_every_answer_in_the_end(small: System) -> None:
-    model = small.model
-    async with small.async_client(max_retries=8) as client:
-        await asyncio.gather(*(_ask(client, model) for _ in range(30)))
 
 
 async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, keys_file: Path) -> None:
