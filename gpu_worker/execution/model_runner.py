@@ -52,6 +52,11 @@ class TorchModelRunner:
         return self._model.config
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self._model.dtype
+
+    @property
     def num_blocks(self) -> int:
         """KV blocks to schedule with."""
         return self._cache.num_blocks

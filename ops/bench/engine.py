@@ -1,0 +1,157 @@
+"""Measures the engine alone, without queue, gateway or tokenizer: real scheduler, real runner, random prompts.
+
+A measurement fills a batch from empty, which gives the prefill rate, then decodes with all sequences running. Prompts
+share no beginning, so the prefix cache is on and never hits.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine import Engine
+from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.models.config import ModelConfig
+from shared.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of an engine: `batch` sequences of `prompt` tokens, and `new` decode steps of all of them."""
+
+    batch: int
+    prompt: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What an engine did under a load.
+
+    Attributes:
+        prefill_rate: Prompt tokens per second while any prompt was unfinished.
+        decode_rate: Tokens per second while every sequence was decoding.
+        step_s: Median time of those decode steps; None for a peer that does not tell.
+    """
+
+    prefill_rate: float
+    decode_rate: float
+    step_s: float | None = None
+
+
+class EngineBench:
+    """Owns a runner that serves one load after another."""
+
+    def __init__(
+        self, model: Path, *, dtype: str, num_threads: int | None, max_load: Load, token_budget: int, block_size: int
+    ) -> None:
+        """Load the model, with a KV cache for `max_load`."""
+        self._max_len = max_load.prompt + max_load.new + max_load.batch + 1
+        self._max_num_seqs = max_load.batch
+        self._token_budget = token_budget
+        blocks_per_sequence = -(-self._max_len // block_size) + 1
+        self._runner: TorchModelRunner = build_runner(
+            RunnerConfig(
+                model,
+                dtype=dtype,
+                block_size=block_size,
+                num_blocks=blocks_per_sequence * max_load.batch,
+                max_num_seqs=max_load.batch,
+                max_model_len=self._max_len,
+                num_threads=num_threads,
+            )
+        )
+        self._runner.warm_up(token_budget)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's configuration."""
+        return self._runner.model_config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model runs in."""
+        return self._runner.dtype
+
+    def measure(self, load: Load, *, temperature: float = 0.0) -> Measurement:
+        """Serve a load once, beginning with an empty engine."""
+        scheduler = Scheduler(
+            SchedulerConfig(
+                block_size=self._runner.block_size,
+                num_blocks=self._runner.num_blocks,
+                max_num_seqs=self._max_num_seqs,
+                max_num_batched_tokens=self._token_budget,
+                max_model_len=self._max_len,
+            )
+        )
+        engine = Engine(scheduler, self._runner)
+        for sequence in self._sequences(load, temperature):
+            engine.add(sequence)
+        prefill_s = 0.0
+        while engine.stats.waiting_tokens > load.batch or engine.stats.running < load.batch:
+            prefill_s += _timed(engine)
+        steps = [_timed(engine) for _ in range(load.new)]
+        return Measurement(
+            load.batch * load.prompt / prefill_s, load.batch * load.new / sum(steps), statistics.median(steps)
+        )
+
+    def _sequences(self, load: Load, temperature: float) -> list[Sequence]:
+        """Make sequences that outlast the measurement: those prefilled first decode while others are prefilled."""
+        generator = random.Random(load.batch)
+        vocabulary = range(3, self.model_config.vocab_size)
+        max_tokens = load.new + load.batch + 1
+        return [
+            Sequence(
+                id=f"sequence-{index}",
+                token_ids=generator.choices(vocabulary, k=load.prompt),
+                num_prompt_tokens=load.prompt,
+                sampling=Sampling(temperature=temperature, seed=index),
+                max_tokens=max_tokens,
+            )
+            for index in range(load.batch)
+        ]
+
+
+def _timed(engine: Engine) -> float:
+    """Take a step and return how long it took.
+
+    Raises:
+        RuntimeError: The step failed.
+    """
+    started = time.perf_counter()
+    engine.step()
+    elapsed = time.perf_counter() - started
+    if engine.last_error is not None:
+        raise RuntimeError("the engine failed") from engine.last_error
+    return elapsed
+
+
+def median_of(measure: Callable[[], Measurement], rounds: int) -> Measurement:
+    """Measure several times and take the median of each figure, since other processes come and go."""
+    results = [measure() for _ in range(rounds)]
+    step_times = [result.step_s for result in results if result.step_s is not None]
+    return Measurement(
+        statistics.median(result.prefill_rate for result in results),
+        statistics.median(result.decode_rate for result in results),
+        statistics.median(step_times) if step_times else None,
+    )
+
+
+def bytes_per_decode_step(model: ModelConfig, dtype: torch.dtype, load: Load) -> int:
+    """Return what a decode step reads at least: every multiplied weight, and the KV of the mean context."""
+    size, head_dim = model.hidden_size, model.head_dim
+    attention = 2 * size * head_dim * (model.num_heads + model.num_kv_heads)
+    weights = model.num_layers * (attention + 3 * size * model.intermediate_size) + model.vocab_size * size
+    context = load.prompt + load.new // 2
+    kv = 2 * model.num_layers * model.num_kv_heads * head_dim * context * load.batch
+    return (weights + kv) * dtype.itemsize

@@ -1,0 +1,114 @@
+"""`headrace bench`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from shared.config import setting
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ops.bench.engine import EngineBench, Load
+
+
+@dataclass(frozen=True, slots=True)
+class BenchEngineConfig:
+    """What to measure."""
+
+    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
+    batch: str = setting("1,4,16,32", "Batch sizes, separated by commas.")
+    prompt: int = setting(512, "Tokens of each prompt.", minimum=1)
+    new: int = setting(64, "Decode steps.", minimum=1)
+    rounds: int = setting(3, "How often each is measured; the medians are shown.", minimum=1)
+    temperature: float = setting(0.0, "0 takes the most likely token.", minimum=0)
+    dtype: str = setting(
+        "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
+    block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
+    max_num_batched_tokens: int = setting(512, "Token budget of a step.", minimum=1)
+    json: Path | None = setting(None, "Write the results to this file, one JSON line a batch size.")
+
+
+def run(config: BenchEngineConfig) -> int:
+    """Measure the engine alone, without queue and gateway.
+
+    It prints prefill and decode rates, the median time of a decode step, and what share of the memory bandwidth that
+    this machine's threads reach in a plain read the step's reads of weights and KV make up.
+    """
+    require("worker", "torch", "numpy", "safetensors")
+    from ops.bench.engine import EngineBench, Load
+    from ops.bench.engine_ceiling import read_bandwidth
+
+    if config.model is None:
+        raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")
+    batches = _batches(config.batch)
+    bench = EngineBench(
+        config.model,
+        dtype=config.dtype,
+        num_threads=config.num_threads,
+        max_load=Load(max(batches), config.prompt, config.new),
+        token_budget=max(config.max_num_batched_tokens, *batches),
+        block_size=config.block_size,
+    )
+    ceiling = read_bandwidth()
+    click.echo(f"{bench.dtype}, memory read at {ceiling / 1e9:.1f} GB/s")
+    click.echo(f"{'batch':>6} {'prefill tok/s':>14} {'decode tok/s':>13} {'step ms':>8} {'of bandwidth':>13}")
+    loads = [Load(batch, config.prompt, config.new) for batch in batches]
+    lines = [_measure(bench, load, ceiling, config) for load in loads]
+    if config.json is not None:
+        config.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return 0
+
+
+def _measure(bench: EngineBench, load: Load, ceiling: float, config: BenchEngineConfig) -> dict[str, object]:
+    """Measure a load, print its row and return it."""
+    from ops.bench.engine import bytes_per_decode_step, median_of
+
+    result = median_of(lambda: bench.measure(load, temperature=config.temperature), config.rounds)
+    step_s = load.batch / result.decode_rate if result.step_s is None else result.step_s
+    fraction = bytes_per_decode_step(bench.model_config, bench.dtype, load) / step_s / ceiling
+    rates = f"{load.batch:>6} {result.prefill_rate:>14.0f} {result.decode_rate:>13.1f}"
+    click.echo(f"{rates} {step_s * 1e3:>8.2f} {fraction:>13.0%}")
+    return {
+        "command": " ".join(sys.argv),
+        "dtype": str(bench.dtype).removeprefix("torch."),
+        "batch": load.batch,
+        "prompt": load.prompt,
+        "new": load.new,
+        "prefill_tokens_per_s": round(result.prefill_rate, 1),
+        "decode_tokens_per_s": round(result.decode_rate, 1),
+        "step_ms": round(step_s * 1e3, 3),
+        "bandwidth_fraction": round(fraction, 3),
+        "read_gb_per_s": round(ceiling / 1e9, 1),
+    }
+
+
+def _batches(text: str) -> list[int]:
+    """Read the list of batch sizes.
+
+    Raises:
+        ConfigError: It is not a list of positive numbers.
+    """
+    try:
+        batches = [int(part) for part in text.split(",")]
+    except ValueError:
+        batches = []
+    if not batches or min(batches) < 1:
+        raise ConfigError("HEADRACE_BATCH", f"{text!r} is not a list of batch sizes like 1,4,16,32")
+    return batches
+
+
+command = click.Group(
+    "bench",
+    commands=[settings_command(BenchEngineConfig, "engine", run)],
+    help="Measure parts of the system on this machine.",
+)
