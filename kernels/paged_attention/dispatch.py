@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
+from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.paged_attention.cpu import can_run, paged_attention_cpu
 from kernels.paged_attention.reference import paged_attention_reference
 
@@ -20,6 +21,7 @@ def paged_attention(
     max_context_len: int,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Attend from each query token to its sequence's cached tokens, causally.
 
@@ -37,6 +39,7 @@ def paged_attention(
         max_context_len: Largest of `context_lens`.
         scale: Multiplies the scores.
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
+        soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
 
     Shapes:
         query, result: `[num_tokens, num_heads, head_dim]`
@@ -45,7 +48,17 @@ def paged_attention(
         query_starts: `[num_seqs + 1]` int32
         context_lens: `[num_seqs]` int32
     """
-    if can_run(query, key_cache) and (library := cpu_library()) is not None:
+    if query.is_cuda and is_triton_installed():
+        from kernels.paged_attention import triton_attention
+
+        if triton_attention.can_run(query, key_cache):
+            batch = triton_attention.PagedAttentionBatch(
+                query, key_cache, value_cache, block_tables, query_starts, context_lens
+            )
+            return triton_attention.paged_attention_triton(
+                batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)
+            )
+    if soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
         return paged_attention_cpu(
             library, query, key_cache, value_cache, block_tables, query_starts, context_lens, scale, sliding_window
         )
@@ -60,4 +73,5 @@ def paged_attention(
         max_context_len,
         scale,
         sliding_window,
+        soft_cap,
     )

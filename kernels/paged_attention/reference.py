@@ -16,9 +16,13 @@ def paged_attention_reference(
     max_context_len: int,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32."""
-    result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32.
+
+    An empty context, which padding rows of a batch have, yields zeros.
+    """
+    result = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
     starts, lengths = query_starts.tolist(), context_lens.tolist()
     block_size = key_cache.shape[1]
     for sequence, context_len in enumerate(lengths):
@@ -26,12 +30,18 @@ def paged_attention_reference(
         blocks = block_tables[sequence, : -(-context_len // block_size)].long()
         keys = key_cache[blocks].flatten(0, 1)[:context_len]
         values = value_cache[blocks].flatten(0, 1)[:context_len]
-        result[rows] = _attend(query[rows], keys, values, scale, sliding_window)
+        if context_len > 0 and starts[sequence] < starts[sequence + 1]:
+            result[rows] = _attend(query[rows], keys, values, scale, sliding_window, soft_cap)
     return result
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, sliding_window: int | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """Attend from the last `len(query)` tokens of a sequence to all of its `len(keys)` tokens."""
     num_queries, _, head_dim = query.shape
@@ -39,6 +49,8 @@ def _attend(
     # [kv_head, group * num_queries, head_dim]: the query heads that share a KV head are one matrix.
     grouped = query.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
     scores = grouped @ keys.float().permute(1, 2, 0) * scale
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
     distance = torch.arange(context_len - num_queries, context_len, device=query.device)[:, None]
     distance = distance - torch.arange(context_len, device=query.device)
     hidden = distance < 0

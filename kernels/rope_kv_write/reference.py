@@ -28,7 +28,7 @@ def rope_kv_write_reference(
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, in fp32, rounded once."""
     num_kv_heads, head_dim = key_cache.shape[2:]
     num_heads = qkv.shape[1] - 2 * num_kv_heads
-    query, key, value = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    query, key, value = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
     cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
     is_written = slot_mapping >= 0
     slots = slot_mapping[is_written]
@@ -40,9 +40,11 @@ def rope_kv_write_reference(
 
 
 def _normalise(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.rms_norm(heads.float(), weight.shape, weight.float(), eps)
+    normalised: torch.Tensor = torch.rms_norm(heads.float(), weight.shape, weight.float(), eps)
+    return normalised
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second, rest = heads.split((cos.shape[-1], cos.shape[-1], heads.shape[-1] - 2 * cos.shape[-1]), dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

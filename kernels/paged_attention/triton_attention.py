@@ -1,0 +1,212 @@
+"""Paged attention on a GPU: launches the split-KV kernel for few query tokens, the chunk kernel for many, or both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from kernels.gpu_config import Gpu
+from kernels.paged_attention.triton_chunk import chunk_attention_kernel
+from kernels.paged_attention.triton_config import (
+    ChunkConfig,
+    SplitConfig,
+    choose_num_splits,
+    chunk_config,
+    split_config,
+)
+from kernels.paged_attention.triton_split import reduce_splits_kernel, split_attention_kernel
+
+MAX_HEAD_DIM = 256
+MAX_QUERY_HEADS_PER_KV_HEAD = 128
+# Up to this many packed rows (tokens times heads of a group) a batch without chunks is bound by reading the cache.
+_MAX_SPLIT_ROWS = 64
+# The least rows that a tensor core multiplies.
+_MIN_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttentionBatch:
+    """The tensors of one call, as `kernels.paged_attention.paged_attention` describes them."""
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    """Arguments that both kernels share."""
+
+    score_scale: float
+    shared: dict[str, object]
+
+
+def can_run(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
+    """Return True where the kernels support these shapes."""
+    group = query.shape[1] // key_cache.shape[2]
+    return query.shape[2] <= MAX_HEAD_DIM and group <= MAX_QUERY_HEADS_PER_KV_HEAD
+
+
+def paged_attention_triton(
+    batch: PagedAttentionBatch,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    gpu: Gpu,
+    split: SplitConfig | None = None,
+    chunk: ChunkConfig | None = None,
+) -> torch.Tensor:
+    """Compute what `kernels.paged_attention.paged_attention` promises, and zeros for a query that sees no token.
+
+    Nothing is read back from the device, and every grid follows from tensor shapes and `max_query_len`: the call can be
+    captured in a CUDA graph, and replayed with other lengths up to those. How many splits share a sequence depends on
+    `num_seqs`, so the last bits of a row may differ from one batch size to another.
+
+    Args:
+        batch: Tensors on one device; caches contiguous, the query strided in its first dimension at most.
+        max_query_len: Largest number of query rows of a sequence.
+        scale: Multiplies the scores.
+        sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
+        soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
+        gpu: What to configure the launch for.
+        split: Instead of the table's entry for decodes.
+        chunk: Instead of the table's entry for chunks.
+
+    Shapes:
+        result: `[num_tokens, num_heads, head_dim]`
+    """
+    query = batch.query if batch.query.stride()[1:] == (batch.query.shape[2], 1) else batch.query.contiguous()
+    batch = PagedAttentionBatch(
+        query, batch.key_cache, batch.value_cache, batch.block_tables, batch.query_starts, batch.context_lens
+    )
+    padded_head_dim = max(16, triton.next_power_of_2(query.shape[2]))
+    split = split or split_config(gpu.generation, padded_head_dim, query.dtype)
+    chunk = chunk or chunk_config(gpu.generation, padded_head_dim, query.dtype)
+    constants = _constants(batch, padded_head_dim, scale, sliding_window, soft_cap)
+    result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    group = query.shape[1] // batch.key_cache.shape[2]
+    if group * max_query_len <= max(_MAX_SPLIT_ROWS, group):
+        _launch_split(batch, result, constants, max_query_len, split, gpu)
+        return result
+    # In a mixed batch the tokens of short sequences go where the cache is split: one program a sequence would be late.
+    short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 else 0
+    if short_len:
+        _launch_split(batch, result, constants, short_len, split, gpu)
+    _launch_chunk(batch, result, constants, short_len + 1, chunk)
+    return result
+
+
+def _constants(
+    batch: PagedAttentionBatch, padded_head_dim: int, scale: float, sliding_window: int | None, soft_cap: float | None
+) -> _Constants:
+    _, block_size, num_kv_heads, head_dim = batch.key_cache.shape
+    return _Constants(
+        scale / soft_cap if soft_cap else scale * math.log2(math.e),
+        {
+            "GROUP": batch.query.shape[1] // num_kv_heads,
+            "NUM_KV_HEADS": num_kv_heads,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "SLIDING_WINDOW": sliding_window or 0,
+            "SOFT_CAP": soft_cap or 0.0,
+            # Full precision where fp32 was asked for; 16-bit products are exact either way.
+            "PRECISION": "ieee",
+            "BLOCK_D": padded_head_dim,
+        },
+    )
+
+
+def _launch_split(
+    batch: PagedAttentionBatch,
+    result: torch.Tensor,
+    constants: _Constants,
+    max_query_len: int,
+    config: SplitConfig,
+    gpu: Gpu,
+) -> None:
+    """Attend from the sequences with at most `max_query_len` query tokens."""
+    num_seqs, num_kv_heads = len(batch.context_lens), batch.key_cache.shape[2]
+    num_heads, head_dim = batch.query.shape[1:]
+    capacity = batch.block_tables.shape[1] * batch.key_cache.shape[1]
+    num_splits = choose_num_splits(config, num_seqs, num_kv_heads, capacity, gpu.num_multiprocessors)
+    num_rows = num_seqs * num_splits * num_heads * max_query_len if num_splits > 1 else 0
+    partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=result.device)
+    partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
+    splits = {
+        "MAX_QUERY_LEN": max_query_len,
+        "NUM_SPLITS": num_splits,
+        "MIN_TILES": -(-config.min_split_tokens // config.block_n),
+        "BLOCK_N": config.block_n,
+    }
+    split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
+        result,
+        partial,
+        partial_lse,
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        batch.block_tables,
+        batch.query_starts,
+        batch.context_lens,
+        constants.score_scale,
+        batch.query.stride(0),
+        batch.block_tables.stride(0),
+        BLOCK_M=max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len)),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **constants.shared,
+        **splits,
+    )
+    if num_splits == 1:
+        return
+    shared = {name: constants.shared[name] for name in _REDUCE_CONSTANTS}
+    reduce_splits_kernel[(num_heads * max_query_len, num_seqs)](
+        result,
+        partial,
+        partial_lse,
+        batch.query_starts,
+        batch.context_lens,
+        BLOCK_S=triton.next_power_of_2(num_splits),
+        num_warps=4,
+        **shared,
+        **splits,
+    )
+
+
+_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "HEAD_DIM", "SLIDING_WINDOW", "BLOCK_D")
+
+
+def _launch_chunk(
+    batch: PagedAttentionBatch, result: torch.Tensor, constants: _Constants, min_query_len: int, config: ChunkConfig
+) -> None:
+    """Attend from the sequences with at least `min_query_len` query tokens."""
+    num_tokens, num_heads, _ = batch.query.shape
+    num_seqs, num_kv_heads = len(batch.context_lens), batch.key_cache.shape[2]
+    group = num_heads // num_kv_heads
+    block_m = max(config.block_m, triton.next_power_of_2(group))
+    chunk_attention_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_seqs)](
+        result,
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        batch.block_tables,
+        batch.query_starts,
+        batch.context_lens,
+        constants.score_scale,
+        batch.query.stride(0),
+        batch.block_tables.stride(0),
+        num_seqs,
+        MIN_QUERY_LEN=min_query_len,
+        BLOCK_M=block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **constants.shared,
+    )

@@ -1,0 +1,108 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""The Triton code that both paged attention kernels share: attention of packed query rows over tiles of the cache.
+
+A program's query rows are the query tokens of one sequence times the query heads that share one KV head: row `r` is
+token `r // group`, head `r % group` of the group. So one read of a key serves every head that needs it.
+The softmax is kept online, in base 2. Source: Dao, arXiv 2307.08691, algorithm 1; Ringlein et al., arXiv 2511.11581.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tiles(
+    query,
+    accumulator,
+    row_max,
+    row_sum,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    first_tile,
+    end_tile,
+    row_positions,
+    context_len,
+    score_scale,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Fold the tiles `first_tile : end_tile` of a sequence's cached tokens into the running softmax of the rows.
+
+    Args:
+        query: `[BLOCK_M, BLOCK_D]`, zero beyond the head.
+        accumulator: `[BLOCK_M, BLOCK_D]` fp32, not yet divided by `row_sum`.
+        row_max: `[BLOCK_M]` fp32, in units of log2; -inf before the first visible token.
+        row_sum: `[BLOCK_M]` fp32.
+        key_ptr: The key cache, at this program's KV head.
+        value_ptr: The value cache, likewise.
+        table_ptr: The sequence's row of the block table.
+        first_tile: In units of BLOCK_N tokens.
+        end_tile: Likewise.
+        row_positions: `[BLOCK_M]` int32, position of each row's token in its sequence; -1 for a row that is padding.
+        context_len: Tokens in the cache; beyond them nothing is read.
+        score_scale: With a soft cap, what the scores are multiplied with before tanh; else their scale times log2(e).
+        MASKED: False where every row sees every token of the tiles.
+        BLOCK_SIZE: Tokens per block.
+        SLOT_STRIDE: Elements from one cached token to the next.
+        HEAD_DIM: Elements of a head, at most BLOCK_D.
+        SLIDING_WINDOW: Tokens that a row sees, its own included; 0 is unlimited.
+        SOFT_CAP: Bound of the scores; 0 is none.
+        PRECISION: Of the products, as `tl.dot` names it.
+        BLOCK_N: Tokens per tile.
+        BLOCK_D: Power of two.
+    """
+    offsets = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    for tile in tl.range(first_tile, end_tile):
+        positions = tile * BLOCK_N + offsets
+        if MASKED:
+            # A tile may reach beyond the context, where table and cache hold anything.
+            is_cached = positions < context_len
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_cached, other=0)
+            load_mask = is_cached[:, None]
+            if HEAD_DIM < BLOCK_D:
+                load_mask = load_mask & (dims < HEAD_DIM)[None, :]
+        else:
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+            load_mask = None if HEAD_DIM == BLOCK_D else (dims < HEAD_DIM)[None, :]
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+        elements = slots[:, None] * SLOT_STRIDE + dims[None, :]
+        if load_mask is None:
+            key = tl.load(key_ptr + elements)
+            value = tl.load(value_ptr + elements)
+        else:
+            key = tl.load(key_ptr + elements, mask=load_mask, other=0.0)
+            value = tl.load(value_ptr + elements, mask=load_mask, other=0.0)
+
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION) * score_scale
+        if SOFT_CAP > 0:
+            # tanh by way of a decaying exponential, which cannot overflow; 2.885 = 2 log2(e).
+            decay = tl.exp2(tl.abs(scores) * -2.8853900817779268)
+            capped = (1.0 - decay) / (1.0 + decay) * (SOFT_CAP * 1.4426950408889634)
+            scores = tl.where(scores < 0, -capped, capped)
+        if MASKED:
+            is_visible = positions[None, :] <= row_positions[:, None]
+            if SLIDING_WINDOW > 0:
+                is_visible = is_visible & (positions[None, :] > row_positions[:, None] - SLIDING_WINDOW)
+            scores = tl.where(is_visible, scores, float("-inf"))
+
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # A row that has seen nothing yet: exp2(-inf - 0) is the zero it needs, exp2(-inf - -inf) would be NaN.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
+        weights = tl.exp2(scores - shift[:, None])
+        correction = tl.exp2(row_max - shift)
+        row_sum = row_sum * correction + tl.sum(weights, 1)
+        accumulator = accumulator * correction[:, None]
+        accumulator = tl.dot(weights.to(query.dtype), value.to(query.dtype), accumulator, input_precision=PRECISION)
+        row_max = new_max
+    return accumulator, row_max, row_sum

@@ -1,0 +1,49 @@
+"""The attention launches that compile checks look at: decodes and chunks of the shapes that models have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.gpu_config import Gpu
+from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+
+
+def launch(
+    gpu: Gpu,
+    num_seqs: int,
+    query_len: int,
+    head_dim: int,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    num_kv_heads: int = 8,
+    block_size: int = 16,
+) -> torch.Tensor:
+    """Launch attention over caches that are never read, of as few blocks as will do."""
+    cache = torch.empty(2, block_size, num_kv_heads, head_dim, dtype=dtype)
+    batch = PagedAttentionBatch(
+        torch.empty(num_seqs * query_len, 4 * num_kv_heads, head_dim, dtype=dtype),
+        cache,
+        torch.empty_like(cache),
+        torch.empty(num_seqs, 2048, dtype=torch.int32),
+        torch.empty(num_seqs + 1, dtype=torch.int32),
+        torch.empty(num_seqs, dtype=torch.int32),
+    )
+    return paged_attention_triton(batch, query_len, head_dim**-0.5, sliding_window, soft_cap, gpu)
+
+
+def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
+    chunk = 64
+    return {
+        "decode_one": partial(launch, gpu, 1, 1, 128),
+        "decode_many": partial(launch, gpu, 256, 1, 128),
+        "decode_256": partial(launch, gpu, 64, 1, 256, 1024, 50.0),
+        "decode_80": partial(launch, gpu, 256, 1, 80),
+        "verify": partial(launch, gpu, 256, 5, 128),
+        "chunk_64": partial(launch, gpu, 1, chunk, 64),
+        "chunk_128": partial(launch, gpu, 1, chunk, 128),
+        "chunk_256": partial(launch, gpu, 1, chunk, 256, 1024, 50.0),
+    }

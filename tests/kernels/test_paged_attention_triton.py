@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.gpu_config import Gpu, GpuGeneration, gpu_of
+from kernels.paged_attention import paged_attention
+from kernels.paged_attention.reference import paged_attention_reference
+from kernels.paged_attention.triton_attention import PagedAttentionBatch, can_run, paged_attention_triton
+from kernels.paged_attention.triton_config import MAX_SPLITS, ChunkConfig, SplitConfig, choose_num_splits
+from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
+from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.tolerances import assert_close
+
+# With one multiprocessor a sequence is not divided; with 64, as often as its shortest splits allow.
+ONE_SPLIT, SPLITS = Gpu(GpuGeneration.HOPPER, 1), Gpu(GpuGeneration.HOPPER, 64)
+SPLIT = SplitConfig(block_n=16, num_warps=4, num_stages=2, programs_per_multiprocessor=1, min_split_tokens=32)
+CHUNK = ChunkConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
+SHAPES = [
+    Shape(4, 2, 64, 16),
+    Shape(6, 2, 80, 16),
+    Shape(3, 3, 128, 32),
+    Shape(7, 1, 96, 64, torch.float16),
+    Shape(20, 1, 16, 8),
+    Shape(2, 1, 256, 16, torch.float16),
+    Shape(4, 2, 24, 4, torch.float32, torch.float16),
+]
+GPU_SHAPES = [
+    replace(shape, dtype=torch.bfloat16, cache_dtype=None)
+    for shape in [*SHAPES, Shape(32, 8, 128, 16), Shape(32, 8, 128, 64), Shape(14, 2, 64, 32), Shape(16, 16, 256, 16)]
+]
+SMALL = SHAPES[0]
+
+
+def on_device(batch: PagedBatch, device: torch.device) -> PagedAttentionBatch:
+    tensors = (batch.query, batch.key_cache, batch.value_cache)
+    integers = (batch.block_tables, batch.query_starts, batch.context_lens)
+    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)))
+
+
+def check(
+    batch: PagedBatch,
+    device: torch.device,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    gpu: Gpu = SPLITS,
+) -> None:
+    """Compare with small tiles, so that short contexts have many."""
+    options = (sliding_window, soft_cap)
+    with poisoned_memory():
+        actual = paged_attention_triton(
+            on_device(batch, device), batch.max_query_len, batch.scale, *options, gpu, SPLIT, CHUNK
+        )
+    assert_close(actual, paged_attention_reference(*batch.arguments(), *options))
+
+
+def batch_of(shape: Shape, lengths: list[int], query_lens: list[int]) -> PagedBatch:
+    return make_batch([make_sequence(n, shape, seed=n) for n in lengths], query_lens, shape)
+
+
+@pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decodes_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -> None:
+    check(batch_of(shape, [1, 150, 17], [1, 1, 1]), device, gpu=gpu)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> None:
+    check(batch_of(shape, [70, 33, 1, 40], [1, 33, 1, 35]), device)
+
+
+@pytest.mark.parametrize("shape", [SMALL, SHAPES[1], SHAPES[4]], ids=str)
+def test_verified_drafts_equal_reference(shape: Shape, device: torch.device) -> None:
+    check(batch_of(shape, [70, 3, 40], [3, 3, 2]), device)
+
+
+def test_one_long_chunk_equals_reference(device: torch.device) -> None:
+    check(batch_of(SMALL, [90], [80]), device)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("sliding_window", [1, 8, 50])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 45, 20]], ids=["decodes", "mixed"])
+def test_window_and_cap_equal_reference(
+    query_lens: list[int], sliding_window: int, soft_cap: float | None, device: torch.device
+) -> None:
+    check(batch_of(SMALL, [100, 45, 70], query_lens), device, sliding_window, soft_cap)
+
+
+def test_soft_cap_without_window_equals_reference(device: torch.device) -> None:
+    check(batch_of(SMALL, [50, 40], [1, 40]), device, None, 2.0)
+
+
+def test_large_scores_stay_finite(device: torch.device) -> None:
+    batch = batch_of(SMALL, [50, 40], [1, 40])
+    batch.scale = 20.0
+    check(batch, device, soft_cap=30.0)
+    with poisoned_memory():
+        attended = paged_attention_triton(on_device(batch, device), 40, 1e3, None, None, SPLITS, SPLIT, CHUNK)
+    assert attended.isfinite().all()
+
+
+@pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
+def test_padding_rows_yield_zeros(gpu: Gpu, device: torch.device) -> None:
+    batch = batch_of(SMALL, [40, 5, 9], [1, 1, 1])
+    batch.context_lens[1:] = 0
+    batch.block_tables[1:] = 0
+    check(batch, device, gpu=gpu)
+    assert not paged_attention_reference(*batch.arguments())[1:].any()
+
+
+def test_sequences_without_queries_are_left_alone(device: torch.device) -> None:
+    batch = batch_of(SMALL, [40, 5, 30, 9], [1, 1, 20, 1])
+    batch.query = torch.cat((batch.query[:1], batch.query[2:22]))
+    batch.query_starts = torch.tensor([0, 1, 1, 21, 21], dtype=torch.int32)
+    check(batch, device)
+
+
+def test_strided_query_equals_contiguous_query(device: torch.device) -> None:
+    batch = batch_of(SMALL, [40, 30], [1, 20])
+    wide = torch.full((21, 8, 64), float("nan"))
+    wide[:, 2:6] = batch.query
+    batch.query = wide[:, 2:6]
+    check(batch, device)
+    batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
+    check(batch, device)
+
+
+def test_reference_caps_scores() -> None:
+    batch = batch_of(Shape(1, 1, 8, 4), [3], [1])
+    keys, values = (
+        cache[batch.block_tables[0].long()].flatten(0, 1)[:3, 0] for cache in (batch.key_cache, batch.value_cache)
+    )
+    scores = 0.5 * torch.tanh(keys @ batch.query[0, 0] * batch.scale / 0.5)
+    expected = torch.softmax(scores, dim=0) @ values
+    torch.testing.assert_close(paged_attention_reference(*batch.arguments(), None, 0.5)[0, 0], expected)
+
+
+def test_cpu_tensors_with_cap_use_reference() -> None:
+    batch = batch_of(SMALL, [40, 5], [1, 5])
+    expected = paged_attention_reference(*batch.arguments(), None, 2.0)
+    assert torch.equal(paged_attention(*batch.arguments(), None, 2.0), expected)
+
+
+def test_splits_fill_the_gpu_but_stay_long() -> None:
+    config = SplitConfig(64, 4, 3, programs_per_multiprocessor=4, min_split_tokens=128)
+    assert choose_num_splits(config, 256, 8, 131072, 132) == 1
+    assert choose_num_splits(config, 64, 8, 131072, 132) == 2
+    assert choose_num_splits(config, 4, 8, 131072, 132) == 17
+    assert choose_num_splits(config, 1, 8, 131072, 132) == MAX_SPLITS
+    assert choose_num_splits(config, 1, 8, 1000, 132) == 8
+
+
+def test_unsupported_shapes_are_refused() -> None:
+    assert can_run(torch.empty(1, 128, 256), torch.empty(1, 16, 1, 256))
+    assert not can_run(torch.empty(1, 1, 264), torch.empty(1, 16, 1, 264))
+    assert not can_run(torch.empty(1, 129, 64), torch.empty(1, 16, 1, 64))
+
+
+def check_dispatched(
+    batch: PagedBatch, device: torch.device, sliding_window: int | None, soft_cap: float | None
+) -> None:
+    """Compare with the tiles of the launch tables."""
+    moved = on_device(batch, device)
+    arguments = (batch.max_query_len, batch.max_context_len, batch.scale, sliding_window, soft_cap)
+    with poisoned_memory():
+        actual = paged_attention(
+            moved.query,
+            moved.key_cache,
+            moved.value_cache,
+            moved.block_tables,
+            moved.query_starts,
+            moved.context_lens,
+            *arguments,
+        )
+    assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window, soft_cap))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (100, None), (None, 30.0), (1000, 30.0)])
+@pytest.mark.parametrize(
+    "query_lens", [[1, 1, 1, 1], [5, 5, 2, 5], [1, 700, 1, 333]], ids=["decodes", "drafts", "mixed"]
+)
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
+def test_bfloat16_batch_equals_reference(
+    shape: Shape, query_lens: list[int], sliding_window: int | None, soft_cap: float | None, device: torch.device
+) -> None:
+    check_dispatched(batch_of(shape, [2500, 700, 17, 1333], query_lens), device, sliding_window, soft_cap)
+
+
+@pytest.mark.gpu
+def test_odd_large_batch_equals_reference(device: torch.device) -> None:
+    lengths = torch.randint(1, 300, (201,), generator=torch.Generator().manual_seed(0)).tolist()
+    check_dispatched(batch_of(GPU_SHAPES[7], lengths, [1] * 201), device, None, None)
+
+
+@pytest.mark.gpu
+def test_blocks_beyond_32_bits_equal_reference(device: torch.device) -> None:
+    batch = batch_of(GPU_SHAPES[7], [100, 50], [1, 50])
+    num_blocks = 2**31 // batch.key_cache[0].numel() + len(batch.key_cache)
+    moved = on_device(batch, device)
+    caches = torch.empty(2, num_blocks, *batch.key_cache.shape[1:], dtype=torch.bfloat16, device=device)
+    shift = num_blocks - len(batch.key_cache)
+    caches[0, shift:], caches[1, shift:] = moved.key_cache, moved.value_cache
+    moved = replace(moved, key_cache=caches[0], value_cache=caches[1], block_tables=moved.block_tables + shift)
+    actual = paged_attention_triton(moved, 50, batch.scale, None, None, gpu_of(moved.query.device))
+    assert_close(actual, paged_attention_reference(*batch.arguments()))
+
+
+@pytest.mark.gpu
+def test_captured_decode_follows_changed_lengths(device: torch.device) -> None:
+    batches = [batch_of(GPU_SHAPES[7], lengths, [1] * 4) for lengths in ([900, 3, 40, 1], [5, 900, 77, 2])]
+    batches[1].context_lens[3] = 0
+    # As wide as the longest context that may come, whatever the contexts were at capture.
+    static = replace(
+        on_device(batches[0], device),
+        key_cache=torch.full((80, *batches[0].key_cache.shape[1:]), float("nan"), dtype=torch.bfloat16, device=device),
+        value_cache=torch.full(
+            (80, *batches[0].key_cache.shape[1:]), float("nan"), dtype=torch.bfloat16, device=device
+        ),
+        block_tables=torch.zeros(4, 256, dtype=torch.int32, device=device),
+        context_lens=torch.zeros(4, dtype=torch.int32, device=device),
+    )
+    gpu, scale = gpu_of(static.query.device), batches[0].scale
+    paged_attention_triton(static, 1, scale, None, None, gpu)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = paged_attention_triton(static, 1, scale, None, None, gpu)
+    for batch in batches:
+        static.query.copy_(batch.query)
+        static.key_cache[: len(batch.key_cache)] = batch.key_cache.to(device)
+        static.value_cache[: len(batch.value_cache)] = batch.value_cache.to(device)
+        static.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables.to(device)
+        static.context_lens.copy_(batch.context_lens)
+        graph.replay()
+        assert_close(result, paged_attention_reference(*batch.arguments()))
