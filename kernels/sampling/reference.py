@@ -1,0 +1,100 @@
+"""Sampling in plain torch, by a full sort and in float64: the oracle of the kernels, and what runs without a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+
+def sample_tokens_reference(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    parameters: SamplingParameters,
+    penalties: PenaltyTable | None = None,
+    *,
+    may_truncate: bool = True,
+) -> torch.Tensor:
+    """Do what `kernels.sampling.sample_tokens` promises; `may_truncate` changes nothing here."""
+    if penalties is not None:
+        apply_penalties_reference(logits, slots, penalties)
+    inverse_temperature = parameters.inverse_temperature[slots]
+    is_greedy = inverse_temperature == 0
+    highest = logits.amax(dim=-1, keepdim=True)
+    scaled = (logits - highest) * torch.where(is_greedy, 1.0, inverse_temperature)[:, None]
+    weights = scaled.double().exp()
+    is_valid = weights.sum(1).isfinite()
+    if may_truncate:
+        weights.masked_fill_(scaled < _least(scaled, weights, slots, parameters), 0.0)
+    uniform = uniforms_reference(parameters.seed[slots], parameters.position[slots])
+    cumulative = weights.cumsum(1)
+    target = (uniform * cumulative[:, -1])[:, None]
+    drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    token_ids = torch.where(is_greedy, logits.argmax(dim=-1), drawn).masked_fill_(~is_valid, INVALID_TOKEN)
+    if penalties is not None:
+        penalties.output_counts.index_put_((slots, token_ids.clamp(min=0)), is_valid.to(torch.int32), accumulate=True)
+    return token_ids
+
+
+def _least(
+    scaled: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor, parameters: SamplingParameters
+) -> torch.Tensor:
+    """Return the smallest scaled logit that each row keeps, `[num_rows, 1]`.
+
+    All are thresholds, so tokens that tie stand or fall together, whatever order a sort leaves them in.
+    """
+    vocab_size = scaled.shape[1]
+    ordered, order = scaled.sort(dim=1, descending=True)
+    top_k = parameters.top_k[slots][:, None].long()
+    kth = ordered.gather(1, top_k.clamp(1, vocab_size) - 1)
+    least = torch.where(top_k > 0, kth, float("-inf")).maximum(parameters.log_min_p[slots][:, None])
+    survivors = weights.gather(1, order).masked_fill_(ordered < least, 0.0)
+    cumulative = survivors.cumsum(1)
+    top_p = parameters.top_p[slots][:, None]
+    is_enough = cumulative >= top_p.double() * cumulative[:, -1:]
+    nucleus = ordered.gather(1, is_enough.int().argmax(dim=1, keepdim=True))
+    return least.maximum(torch.where(top_p < 1.0, nucleus, float("-inf")))
+
+
+def apply_penalties_reference(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable) -> None:
+    """Penalise logits in place: repetition first, then frequency, then presence."""
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    counts = penalties.output_counts[slots]
+    in_prompt = (penalties.prompt_bits[slots][:, token_ids // 32] >> (token_ids % 32)) & 1 > 0
+    repetition, frequency, presence = (
+        values[slots][:, None] for values in (penalties.repetition, penalties.frequency, penalties.presence)
+    )
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    penalised = torch.where(in_prompt | (counts > 0), repeated, logits)
+    penalised -= frequency * counts
+    penalised -= presence * (counts > 0)
+    logits.copy_(penalised)
+
+
+def uniforms_reference(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Return one uniform number in [0, 1) with 53 random bits for each (seed, position), float64.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), Philox4x32 with 10 rounds; the
+    counter is the position, the key is the seed, low words first.
+    """
+    c0, c1 = position & _MASK, position >> 32 & _MASK
+    c2 = c3 = torch.zeros_like(position)
+    k0, k1 = seed & _MASK, seed >> 32 & _MASK
+    for _ in range(_ROUNDS):
+        high0, low0 = _product(_MULTIPLIERS[0], c0)
+        high1, low1 = _product(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return ((c0 >> 5) << 26 | c1 >> 6).double() * 2.0**-53
+
+
+def _product(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return high and low 32 bits of a product; torch has signed 64-bit integers only, so half a word at a time."""
+    low = multiplier * (word & 0xFFFF)
+    high = multiplier * (word >> 16) + (low >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
