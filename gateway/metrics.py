@@ -52,6 +52,7 @@ class GatewayMetrics:
         shed: Requests refused for lack of capacity, by reason (`overloaded`, `queue_full`, `no_worker`).
         limited: Requests refused with a 429, by limit (`requests`, `tokens`, `concurrency`).
         redispatches: Sequences sent to another worker, by reason (`worker_dead`, `gap`, `handoff`, ...).
+        sequences: Sequences that were dispatched, by how they ended (`completed`, `failed`, `cancelled`).
         cache_hits, cache_misses, cache_shared: Response cache lookups; `shared` joined a generation in flight.
         disconnects: Requests whose client left early; `slow_readers` were cut by us.
         redis_failures: Redis calls that failed or came too late; `is_redis_open` while the breaker is open.
@@ -76,6 +77,7 @@ class GatewayMetrics:
         "redis_failures",
         "redispatches",
         "requests",
+        "sequences",
         "shed",
         "slow_readers",
         "ttft_s",
@@ -87,6 +89,7 @@ class GatewayMetrics:
         self.shed: Counter[str] = Counter()
         self.limited: Counter[str] = Counter()
         self.redispatches: Counter[str] = Counter()
+        self.sequences: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.completion_tokens = 0
@@ -120,6 +123,7 @@ _BY_REASON = {
     "shed": "Requests refused for lack of capacity.",
     "limited": "Requests refused because a key exceeded a limit.",
     "redispatches": "Sequences sent to another worker.",
+    "sequences": "Sequences dispatched, by how they ended.",
 }
 _HISTOGRAMS = {
     "ttft_s": ("ttft_seconds", "Time to first token."),

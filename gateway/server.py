@@ -208,6 +208,7 @@ async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
     try:
         dispatcher = Dispatcher(nats, gateway)
         dispatcher.count_moves(lambda reason: metrics.redispatches.update((reason,)))
+        dispatcher.on_end = lambda flight, ending: metrics.sequences.update((ending,))
         await dispatcher.start()
         dispatchers.append(dispatcher)
         yield nats, dispatcher

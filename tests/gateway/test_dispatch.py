@@ -442,3 +442,23 @@ async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer
         await until(lambda: bench.dispatcher._restoring is None)
         await bench.submit(accepted)
         await until(lambda: bench.flight.stream_seq is not None)
+
+
+async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    nats = await connect(server.url, role="gateway", name="gateway")
+    dispatcher = Dispatcher(nats, "gw", recovery_limits=RecoveryLimits(outage_patience_s=0.2))
+    await dispatcher.start()
+    sink = ListSink()
+    request = Request(id="a", model="m", text="x", reply=dispatcher.reply, deadline=time.time() + 30)
+    await dispatcher.submit(request, sink, 1)
+    server.kill()
+    dispatcher.disconnected()
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
+    await until(lambda: not nats.is_connected)
+    with pytest.raises(ApiError):
+        await dispatcher.submit(request, ListSink(), 1)
+    await dispatcher.close()
+    await nats.close()
