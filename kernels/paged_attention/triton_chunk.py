@@ -68,10 +68,10 @@ def chunk_attention_kernel(
     sequence = find_sequence(query_starts_ptr, query_block, num_seqs, BLOCK_TOKENS)
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
+    context_len = tl.load(context_lens_ptr + sequence)
     first_token = (query_block - first_row // BLOCK_TOKENS - sequence) * BLOCK_TOKENS
     if (query_len < MIN_QUERY_LEN) | (first_token >= query_len):
         return
-    context_len = tl.load(context_lens_ptr + sequence)
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)

@@ -52,14 +52,18 @@ _CHUNK = {
     GpuGeneration.HOPPER: {
         64: ChunkConfig(128, 128, 8, 3),
         128: ChunkConfig(128, 64, 8, 3),
-        256: ChunkConfig(128, 32, 8, 3),
+        256: ChunkConfig(128, 64, 8, 3),
     },
     GpuGeneration.AMPERE: {
-        64: ChunkConfig(128, 64, 4, 3),
+        64: ChunkConfig(128, 64, 8, 3),
         128: ChunkConfig(128, 64, 8, 2),
-        256: ChunkConfig(64, 32, 8, 2),
+        256: ChunkConfig(64, 32, 8, 3),
     },
-    GpuGeneration.ADA: {64: ChunkConfig(128, 64, 4, 2), 128: ChunkConfig(64, 32, 4, 2), 256: ChunkConfig(32, 32, 4, 2)},
+    GpuGeneration.ADA: {
+        64: ChunkConfig(64, 64, 4, 3),
+        128: ChunkConfig(64, 32, 4, 3),
+        256: ChunkConfig(32, 32, 4, 2),
+    },
 }
 # fp32 has no tensor cores at full precision: it serves exactness, and small tiles keep it in registers.
 _FP32_SPLIT = SplitConfig(16, 4, 1)

@@ -67,9 +67,9 @@ def split_attention_kernel(
     kv_head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
+    context_len = tl.load(context_lens_ptr + sequence)
     if (query_len == 0) | (query_len > MAX_QUERY_LEN):
         return
-    context_len = tl.load(context_lens_ptr + sequence)
     first_tile, end_tile, tiles_per_split = split_tiles(
         context_len, query_len, SLIDING_WINDOW, NUM_SPLITS, MIN_TILES, BLOCK_N
     )
@@ -147,9 +147,9 @@ def reduce_splits_kernel(
     kv_head, row, sequence = tl.program_id(0) // ROWS, tl.program_id(0) % ROWS, tl.program_id(1)
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
+    context_len = tl.load(context_lens_ptr + sequence)
     if (query_len > MAX_QUERY_LEN) | (row // GROUP >= query_len):
         return
-    context_len = tl.load(context_lens_ptr + sequence)
     first_tile, end_tile, tiles_per_split = split_tiles(
         context_len, query_len, SLIDING_WINDOW, NUM_SPLITS, MIN_TILES, BLOCK_N
     )

@@ -1,0 +1,76 @@
+"""What the compiler makes of the Triton kernels, for GPUs that are not here: resources, and the instructions wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.gpu_config import GpuGeneration
+from tests.kernels.compile_checks import CompiledKernel, compile_launches
+
+CAPABILITIES = (80, 90)
+# Instructions of PTX. Sixteen bytes: of an asynchronous copy, a load and a store.
+WGMMA, MMA = r"wgmma\.mma_async", r"mma\.sync"
+COPY_16, LOAD_16, STORE_16 = r"cp\.async\.cg", r"ld\.global\S*\.v4", r"st\.global\S*\.v4"
+LOAD, STORE = r"ld\.global", r"st\.global"
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
+    output = tmp_path_factory.mktemp("compiled") / "attention.json"
+    return compile_launches("tests.kernels.attention_launches", CAPABILITIES, output)
+
+
+@pytest.fixture(scope="module")
+def elementwise(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
+    output = tmp_path_factory.mktemp("compiled") / "elementwise.json"
+    return compile_launches("tests.kernels.elementwise_launches", CAPABILITIES, output)
+
+
+def check_resources(kernels: list[CompiledKernel]) -> None:
+    assert {kernel.capability for kernel in kernels} == set(CAPABILITIES)
+    for kernel in kernels:
+        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
+        assert kernel.stack_bytes == 0, f"{kernel} spills registers"
+
+
+def test_attention_fits_the_gpu(attention: list[CompiledKernel]) -> None:
+    check_resources(attention)
+
+
+def test_elementwise_kernels_fit_the_gpu(elementwise: list[CompiledKernel]) -> None:
+    check_resources(elementwise)
+
+
+def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[CompiledKernel]) -> None:
+    chunks = [kernel for kernel in attention if kernel.kernel == "chunk_attention_kernel"]
+    assert len(chunks) == 6
+    for kernel in chunks:
+        is_hopper = kernel.generation is GpuGeneration.HOPPER
+        assert (kernel.count(WGMMA) > 0) == is_hopper, str(kernel)
+        assert (kernel.count(MMA) > 0) != is_hopper, str(kernel)
+
+
+def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[CompiledKernel]) -> None:
+    readers = [kernel for kernel in attention if kernel.kernel != "reduce_splits_kernel"]
+    assert len(readers) == 16
+    for kernel in readers:
+        assert kernel.count(COPY_16) >= 16, str(kernel)
+        # What is loaded besides are lengths and, without a pipeline for it, the block table: a word at a time.
+        assert kernel.count(LOAD_16) >= 2, str(kernel)
+        assert kernel.count(STORE_16) >= 2, str(kernel)
+
+
+def test_decodes_with_one_split_need_no_reduction(attention: list[CompiledKernel]) -> None:
+    launched = {launch: {k.kernel for k in attention if k.launch == launch} for launch in ("decode_one", "decode_many")}
+    assert launched["decode_one"] == {"split_attention_kernel", "reduce_splits_kernel"}
+    assert launched["decode_many"] == {"split_attention_kernel"}
+
+
+def test_elementwise_kernels_access_16_bytes(elementwise: list[CompiledKernel]) -> None:
+    for kernel in elementwise:
+        # Rotation also loads a position and a slot.
+        num_words = 2 if kernel.kernel == "rope_kv_write_kernel" else 0
+        assert kernel.count(LOAD) - kernel.count(LOAD_16) == num_words, str(kernel)
+        assert kernel.count(STORE) == kernel.count(STORE_16) > 0, str(kernel)
