@@ -1,0 +1,28 @@
+"""Chooses the implementation of the bitmask for the tensors at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.logits_bitmask.reference import forbid_tokens_reference
+
+
+def forbid_tokens(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Set the logits of forbidden tokens to minus infinity, in place.
+
+    Args:
+        logits: May be strided in its first dimension.
+        rows: The row of the logits that each mask is for, each at most once.
+        bitmask: Bit `t % 32` of word `t // 32` allows token `t`. Bits past the vocabulary mean nothing.
+
+    Shapes:
+        logits: `[num_rows, vocab_size]` floating point
+        rows: `[num_masks]` int64
+        bitmask: `[num_masks, ceil(vocab_size / 32)]` int32, contiguous
+    """
+    if logits.is_cuda:
+        from kernels.logits_bitmask.triton_kernel import forbid_tokens_triton
+
+        forbid_tokens_triton(logits, rows, bitmask)
+        return
+    forbid_tokens_reference(logits, rows, bitmask)
