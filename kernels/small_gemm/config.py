@@ -1,0 +1,89 @@
+"""Launch shapes of the small-batch linear layer for each GPU generation, and the products it is preferred for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.gpu_config import Gpu, GpuGeneration
+
+MAX_ROWS = 64
+MAX_SPLITS = 8
+MIN_BLOCK_N = 64
+# Wider results have tiles enough without a split.
+MAX_OUT_FEATURES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SmallGemmConfig:
+    """How the kernel is launched for up to some number of rows.
+
+    Attributes:
+        block_m: Rows of the batch, padded: the narrow side of the matrix instruction.
+        block_n: Output features of a program: the wide side, 64 or more for wgmma.
+        block_k: Input features read at once.
+        num_warps: Of a program.
+        num_stages: Readings in flight.
+        programs_per_multiprocessor: How many fit at once, by their shared memory.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    programs_per_multiprocessor: int
+
+
+# A multiprocessor of a Hopper GPU needs some 64 KB in flight to keep the memory busy; these have twice that.
+_CONFIGS = {
+    GpuGeneration.HOPPER: (
+        SmallGemmConfig(16, 64, 128, 4, 5, 2),
+        SmallGemmConfig(32, 64, 128, 4, 4, 2),
+        SmallGemmConfig(64, 64, 128, 4, 3, 2),
+    ),
+    GpuGeneration.AMPERE: (
+        SmallGemmConfig(16, 64, 64, 4, 6, 2),
+        SmallGemmConfig(32, 64, 64, 4, 5, 2),
+        SmallGemmConfig(64, 64, 64, 4, 4, 2),
+    ),
+    GpuGeneration.ADA: (
+        SmallGemmConfig(16, 64, 64, 4, 4, 2),
+        SmallGemmConfig(32, 64, 64, 4, 3, 2),
+        SmallGemmConfig(64, 64, 64, 4, 2, 2),
+    ),
+}
+
+# (out_features, in_features) to the largest number of rows up to which the kernel was measured ahead of cuBLAS;
+# `python -m ops.bench.gpu --only small_gemm` prints these lines. Nothing has been measured yet, so cuBLAS does it all.
+_PREFERRED: dict[GpuGeneration, dict[tuple[int, int], int]] = {}
+
+
+def small_gemm_config(generation: GpuGeneration, num_rows: int) -> SmallGemmConfig:
+    """Return the launch shape for a number of rows, at most `MAX_ROWS`."""
+    return next(config for config in _CONFIGS[generation] if num_rows <= config.block_m)
+
+
+def is_preferred(generation: GpuGeneration, num_rows: int, out_features: int, in_features: int) -> bool:
+    """Return True for products that the kernel does faster than cuBLAS."""
+    return num_rows <= _PREFERRED.get(generation, {}).get((out_features, in_features), 0)
+
+
+def choose_num_splits(config: SmallGemmConfig, gpu: Gpu, num_rows: int, out_features: int, in_features: int) -> int:
+    """Return into how many parts the input features are divided.
+
+    The best number fills whole waves of programs, and is so small that writing and reading the parts costs little
+    beside reading the weight once.
+    """
+    num_tiles = -(-out_features // config.block_n)
+    at_once = config.programs_per_multiprocessor * gpu.num_multiprocessors
+    if out_features > MAX_OUT_FEATURES:
+        return 1
+
+    def efficiency(num_splits: int) -> float:
+        programs = num_tiles * num_splits
+        filled = programs / (-(-programs // at_once) * at_once)
+        part_bytes = 8 * num_splits * num_rows if num_splits > 1 else 0
+        return filled / (1 + part_bytes / (2 * in_features))
+
+    limit = min(MAX_SPLITS, -(-in_features // config.block_k))
+    return max(range(1, limit + 1), key=efficiency)

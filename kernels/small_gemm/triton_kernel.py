@@ -1,0 +1,115 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Linear layer for up to 64 rows on a GPU, bound by reading the weight once.
+
+The operands are swapped: a program computes `weight[block_n] @ inputs.T`, so that the wide side of the matrix
+instruction (64 rows for wgmma) is full of output features, and only the narrow side is padded. Where there are too few
+blocks of features to keep all multiprocessors reading, the input features are split; the last program to arrive at a
+block adds the parts, always in the same order, so the result does not depend on who is last.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu_config import Gpu
+from kernels.small_gemm.config import SmallGemmConfig, choose_num_splits, small_gemm_config
+from kernels.small_gemm.workspace import SmallGemmWorkspace
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def small_gemm_kernel(
+    inputs,
+    weight,
+    outputs,
+    partials,
+    counters,
+    num_rows,
+    out_features,
+    in_features,
+    input_stride,
+    weight_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Program (block of features, split). `IS_EVEN`: every split has the same number of whole blocks of inputs."""
+    block = tl.program_id(0)
+    split = tl.program_id(1)
+    features = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_K)
+    # Past the ends the last feature and row are computed once more, and not stored: cheaper than masks.
+    weight_rows = tl.minimum(features, out_features - 1).to(tl.int64) * weight_stride
+    input_rows = tl.minimum(rows, num_rows - 1).to(tl.int64) * input_stride
+    blocks_per_split = tl.cdiv(tl.cdiv(in_features, BLOCK_K), SPLITS)
+    first = split * blocks_per_split * BLOCK_K
+    sums = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for step in range(blocks_per_split):
+        k = first + step * BLOCK_K + columns
+        weight_places = weight + weight_rows[:, None] + k[None, :]
+        input_places = inputs + input_rows[None, :] + k[:, None]
+        if IS_EVEN:
+            weights = tl.load(weight_places, eviction_policy="evict_first")
+            values = tl.load(input_places, eviction_policy="evict_last")
+        else:
+            weights = tl.load(weight_places, mask=k[None, :] < in_features, other=0.0, eviction_policy="evict_first")
+            values = tl.load(input_places, mask=k[:, None] < in_features, other=0.0, eviction_policy="evict_last")
+        sums = tl.dot(weights, values, sums, input_precision="ieee")
+
+    places = rows.to(tl.int64)[None, :] * out_features + features[:, None]
+    mask = (rows[None, :] < num_rows) & (features[:, None] < out_features)
+    is_last = True
+    if SPLITS > 1:
+        part_size = num_rows.to(tl.int64) * out_features
+        tl.store(partials + split * part_size + places, sums, mask=mask)
+        # All threads have written before one of them says so.
+        tl.debug_barrier()
+        num_before = tl.atomic_add(counters + block, 1, sem="acq_rel", scope="gpu")
+        is_last = num_before == SPLITS - 1
+        if is_last:
+            tl.store(counters + block, 0)
+            sums = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+            for part in tl.static_range(SPLITS):
+                sums += tl.load(partials + part * part_size + places, mask=mask, other=0.0, cache_modifier=".cg")
+    if is_last:
+        tl.store(outputs + places, sums.to(outputs.dtype.element_ty), mask=mask)
+
+
+def small_gemm_triton(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    workspace: SmallGemmWorkspace,
+    gpu: Gpu,
+    config: SmallGemmConfig | None = None,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """Do what `kernels.small_gemm.small_gemm` promises; None takes what the tables say."""
+    num_rows, in_features = inputs.shape
+    out_features = weight.shape[0]
+    config = config or small_gemm_config(gpu.generation, num_rows)
+    num_splits = num_splits or choose_num_splits(config, gpu, num_rows, out_features, in_features)
+    outputs = torch.empty((num_rows, out_features), dtype=inputs.dtype, device=inputs.device)
+    small_gemm_kernel[(triton.cdiv(out_features, config.block_n), num_splits)](
+        inputs,
+        weight,
+        outputs,
+        workspace.partials,
+        workspace.counters,
+        num_rows,
+        out_features,
+        in_features,
+        inputs.stride(0),
+        weight.stride(0),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLITS=num_splits,
+        IS_EVEN=in_features % (config.block_k * num_splits) == 0,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return outputs
