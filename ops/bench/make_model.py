@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -87,7 +88,8 @@ def _weights(shape: Shape) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator) * columns**-0.5).bfloat16()
+        scaled = torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
+        return scaled.bfloat16()
 
     size, kv_size = shape.hidden_size, shape.num_kv_heads * shape.head_dim
     ones = torch.ones(size, dtype=torch.bfloat16)
