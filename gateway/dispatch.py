@@ -28,6 +28,7 @@ from gateway.revoker import Revoker
 from gateway.sinks import Sink
 from shared.errors import DependencyError
 from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
+from shared.nats_connection import SEND_ERRORS
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, frame_subject, gateway_subject
 
@@ -173,7 +174,7 @@ class Dispatcher:
             try:
                 await ensure_streams(self._js, self._stream_limits)
                 created = await self._created()
-            except (DependencyError, NatsError) as error:
+            except (DependencyError, NatsError, OSError) as error:
                 _logger.warning("NATS is back, but its streams are not: %s", error)
                 await asyncio.sleep(STREAM_RETRY_S)
                 continue
@@ -244,6 +245,6 @@ class Dispatcher:
             )
             try:
                 await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))
-            except NatsError as error:
+            except SEND_ERRORS as error:
                 _logger.warning("the heartbeat was not sent: %r", error)
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)

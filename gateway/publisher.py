@@ -14,11 +14,11 @@ from collections.abc import Callable
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
 from gateway.inflight import Flight
 from shared.messages import Request, encode
+from shared.nats_connection import SEND_ERRORS
 from shared.subjects import request_subject
 
 RETRY_AFTER_S = 2.0
@@ -82,7 +82,7 @@ class Publisher:
         flight.ack = reply
         try:
             await self._nats.publish(self._subject(flight.request), payload, reply=reply)
-        except NatsError as error:
+        except SEND_ERRORS as error:
             self.forget(flight)
             raise queue_unavailable() from error
 

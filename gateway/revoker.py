@@ -12,10 +12,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from shared.messages import Cancel, encode
+from shared.nats_connection import SEND_ERRORS
 from shared.streams import INTERACTIVE_STREAM
 from shared.subjects import cancel_subject
 
@@ -67,7 +67,7 @@ class Revoker:
                 payload = encode(Cancel(tuple(ids[start : start + MAX_IDS_PER_CANCEL]), epoch))
                 try:
                     await self._nats.publish(cancel_subject(model), payload)
-                except NatsError as error:
+                except SEND_ERRORS as error:
                     _logger.warning("%d requests could not be cancelled: %r", len(ids), error)
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class Revoker:
         async with self._deletions:
             try:
                 await self._js.delete_msg(INTERACTIVE_STREAM, stream_seq)
-            except NatsError as error:
+            except SEND_ERRORS as error:
                 # Usually claimed and acknowledged meanwhile, so that there is nothing to delete.
                 _logger.debug("message %d was not deleted: %r", stream_seq, error)
 

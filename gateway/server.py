@@ -39,7 +39,7 @@ from gateway.routes import RouteServices
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
 from shared.errors import ConfigError, HeadraceError
-from shared.nats_connection import connect
+from shared.nats_connection import SEND_ERRORS, connect
 from shared.telemetry import configure_logging
 
 # Requests allocate many small objects that die young: by default the collector is a quarter of their cost.
@@ -216,7 +216,8 @@ async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
         await dispatcher.close()
     finally:
         dispatchers.clear()
-        await nats.close()
+        with contextlib.suppress(*SEND_ERRORS):
+            await nats.close()
 
 
 @contextlib.asynccontextmanager

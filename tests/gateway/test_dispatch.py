@@ -460,5 +460,7 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
     await until(lambda: not nats.is_connected)
     with pytest.raises(ApiError):
         await dispatcher.submit(request, ListSink(), 1)
+    server.start()
+    await until(lambda: nats.is_connected)
     await dispatcher.close()
     await nats.close()

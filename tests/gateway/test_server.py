@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.gateway.gateway_process import running_gateway
 from tests.gateway.raw_client import connected
 from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker, expected_text, until
+from tests.servers import NatsServer
 
 
 async def test_terminated_gateway_lets_streams_finish(nats_url: str, tmp_path: Path) -> None:
@@ -95,3 +97,15 @@ def test_taken_port_is_named(nats_url: str, tmp_path: Path) -> None:
         )
         assert second.returncode == 2
         assert "HEADRACE_PORT" in second.stderr
+
+
+async def test_gateway_stops_while_nats_is_away(start_nats: Callable[..., NatsServer], tmp_path: Path) -> None:
+    server = start_nats()
+    with running_gateway(tmp_path, server.url) as gateway:
+        async with connected(gateway) as client:
+            client.post("/v1/completions", {"model": "m", "prompt": "x"})
+            assert (await client.whole())[0] == 503
+        server.kill()
+        await until(lambda: "connection to NATS is lost" in gateway.log)
+        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(gateway.stop, 5) == 0
