@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.gpu_config import is_triton_installed
 from kernels.logits_bitmask.reference import forbid_tokens_reference
 
 
@@ -20,7 +21,7 @@ def forbid_tokens(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tenso
         rows: `[num_masks]` int64
         bitmask: `[num_masks, ceil(vocab_size / 32)]` int32, contiguous
     """
-    if logits.is_cuda:
+    if logits.is_cuda and is_triton_installed():
         from kernels.logits_bitmask.triton_kernel import forbid_tokens_triton
 
         forbid_tokens_triton(logits, rows, bitmask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.gpu_config import gpu_of
+from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.sampling.config import sampling_config
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
 from kernels.sampling.reference import sample_tokens_reference
@@ -37,7 +37,7 @@ def sample_tokens(
         slots: `[num_rows]` int64
         result: `[num_rows]` int64; `INVALID_TOKEN` where the logits are no distribution.
     """
-    if logits.is_cuda:
+    if logits.is_cuda and is_triton_installed():
         from kernels.sampling.triton_kernel import sample_tokens_triton
 
         config = sampling_config(gpu_of(logits.device).generation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.gpu_config import gpu_of
+from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.small_gemm.config import is_preferred
 from kernels.small_gemm.workspace import SmallGemmWorkspace
 
@@ -25,7 +25,7 @@ def small_gemm(inputs: torch.Tensor, weight: torch.Tensor, workspace: SmallGemmW
         weight: `[out_features, in_features]`
         result: `[num_rows, out_features]`
     """
-    if inputs.is_cuda and inputs.dtype in (torch.bfloat16, torch.float16):
+    if inputs.is_cuda and is_triton_installed() and inputs.dtype in (torch.bfloat16, torch.float16):
         gpu = gpu_of(inputs.device)
         if is_preferred(gpu.generation, inputs.shape[0], weight.shape[0], weight.shape[1]):
             from kernels.small_gemm.triton_kernel import small_gemm_triton
