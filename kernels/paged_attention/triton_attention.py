@@ -92,8 +92,10 @@ def paged_attention_triton(
     constants = _constants(batch, padded_head_dim, scale, sliding_window, soft_cap)
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     group = query.shape[1] // batch.key_cache.shape[2]
-    if group * max_query_len <= max(_MAX_SPLIT_ROWS, group):
-        _launch_split(batch, result, constants, max_query_len, split, gpu)
+    # Few lengths to compile for: a kernel must not be compiled while requests wait.
+    rounded_query_len = triton.next_power_of_2(max_query_len)
+    if group * rounded_query_len <= max(_MAX_SPLIT_ROWS, group):
+        _launch_split(batch, result, constants, rounded_query_len, split, gpu)
         return result
     # In a mixed batch the tokens of short sequences go where the cache is split: one program a sequence would be late.
     short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 else 0
@@ -141,7 +143,6 @@ def _launch_split(
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     splits = {
         "MAX_QUERY_LEN": max_query_len,
-        "NUM_SPLITS": num_splits,
         "MIN_TILES": -(-config.min_split_tokens // config.block_n),
         "BLOCK_N": config.block_n,
     }
@@ -158,6 +159,8 @@ def _launch_split(
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
+        num_splits,
+        IS_SPLIT=num_splits > 1,
         BLOCK_M=max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len)),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -173,6 +176,7 @@ def _launch_split(
         partial_lse,
         batch.query_starts,
         batch.context_lens,
+        num_splits,
         BLOCK_S=triton.next_power_of_2(num_splits),
         num_warps=4,
         **shared,

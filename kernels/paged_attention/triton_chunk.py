@@ -31,7 +31,7 @@ def find_sequence(query_starts_ptr, query_block, num_seqs, BLOCK_TOKENS: tl.cons
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def chunk_attention_kernel(
     result_ptr,
     query_ptr,

@@ -17,8 +17,8 @@ from kernels.paged_attention.triton_tiles import attend_tiles
 def split_tiles(
     context_len,
     query_len,
+    num_splits,
     SLIDING_WINDOW: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -27,11 +27,11 @@ def split_tiles(
     if SLIDING_WINDOW > 0:
         first_tile = tl.maximum(context_len - query_len + 1 - SLIDING_WINDOW, 0) // BLOCK_N
     end_tile = tl.cdiv(context_len, BLOCK_N)
-    tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, NUM_SPLITS), MIN_TILES)
+    tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
     return first_tile, end_tile, tiles_per_split
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def split_attention_kernel(
     result_ptr,
     partial_ptr,
@@ -45,6 +45,7 @@ def split_attention_kernel(
     score_scale,
     query_stride,
     table_stride,
+    num_splits,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -53,7 +54,7 @@ def split_attention_kernel(
     SLIDING_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -61,8 +62,8 @@ def split_attention_kernel(
 ):
     """Attend from the queries of one sequence and KV head to one split of its tokens.
 
-    Grid: `(num_kv_heads, NUM_SPLITS, num_seqs)`. Sequences with more than MAX_QUERY_LEN query tokens are left alone.
-    With one split the result is written, else for each row a partial result and the log2 of its sum of exponentials.
+    Grid: `(num_kv_heads, num_splits, num_seqs)`. Sequences with more than MAX_QUERY_LEN query tokens are left alone.
+    Unless IS_SPLIT the result is written, else for each row a partial result and the log2 of its sum of exponentials.
     """
     kv_head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(query_starts_ptr + sequence)
@@ -71,7 +72,7 @@ def split_attention_kernel(
     if (query_len == 0) | (query_len > MAX_QUERY_LEN):
         return
     first_tile, end_tile, tiles_per_split = split_tiles(
-        context_len, query_len, SLIDING_WINDOW, NUM_SPLITS, MIN_TILES, BLOCK_N
+        context_len, query_len, num_splits, SLIDING_WINDOW, MIN_TILES, BLOCK_N
     )
     first_tile += split * tiles_per_split
     # The first split always writes, so that an empty context yields zeros.
@@ -113,30 +114,30 @@ def split_attention_kernel(
     )
     # A row that sees no token has the sum 0 and the result 0.
     accumulator = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    if NUM_SPLITS == 1:
-        result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
-        tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)
-    else:
+    if IS_SPLIT:
         ROWS: tl.constexpr = GROUP * MAX_QUERY_LEN
-        partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * NUM_SPLITS + split) * ROWS + rows
+        partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits + split) * ROWS + rows
         tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], accumulator, mask=mask)
         lse = tl.where(row_sum > 0, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), float("-inf"))
         tl.store(partial_lse_ptr + partial_row, lse, mask=is_row)
+    else:
+        result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
+        tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def reduce_splits_kernel(
     result_ptr,
     partial_ptr,
     partial_lse_ptr,
     query_starts_ptr,
     context_lens_ptr,
+    num_splits,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MAX_QUERY_LEN: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -151,14 +152,14 @@ def reduce_splits_kernel(
     if (query_len > MAX_QUERY_LEN) | (row // GROUP >= query_len):
         return
     first_tile, end_tile, tiles_per_split = split_tiles(
-        context_len, query_len, SLIDING_WINDOW, NUM_SPLITS, MIN_TILES, BLOCK_N
+        context_len, query_len, num_splits, SLIDING_WINDOW, MIN_TILES, BLOCK_N
     )
     num_written = tl.maximum(tl.cdiv(end_tile - first_tile, tiles_per_split), 1)
 
     splits = tl.arange(0, BLOCK_S)
     dims = tl.arange(0, BLOCK_D)
     is_written = splits < num_written
-    partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * NUM_SPLITS + splits) * ROWS + row
+    partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits + splits) * ROWS + row
     lse = tl.load(partial_lse_ptr + partial_row, mask=is_written, other=float("-inf"))
     mask = is_written[:, None] & (dims < HEAD_DIM)[None, :]
     partial = tl.load(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)

@@ -36,7 +36,7 @@ _CONFIGS = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     result_ptr,
     x_ptr,

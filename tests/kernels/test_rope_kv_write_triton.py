@@ -61,8 +61,9 @@ def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.devic
         return torch.randn(*size, generator=generator)
 
     num_blocks = -(-(num_tokens + 8) // 4)
-    cache = torch.full((num_blocks, 4, shape.num_kv_heads, shape.head_dim), float("nan"))
-    cache = cache.to(device, shape.cache_dtype or shape.dtype)
+    # With a block ahead of either cache, where a padding token's slot would be.
+    caches = torch.full((2, 1 + num_blocks, 4, shape.num_kv_heads, shape.head_dim), float("nan"))
+    caches = caches.to(device, shape.cache_dtype or shape.dtype)
     slots = torch.randperm(num_blocks * 4, generator=generator)[:num_tokens]
     slots[1:2] = -1
     angles = rand(MAX_POSITIONS, shape.rotated_dim // 2)
@@ -71,8 +72,8 @@ def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.devic
         rand(num_tokens, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(device, shape.dtype),
         torch.randint(MAX_POSITIONS, (num_tokens,), generator=generator).to(device),
         torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
-        cache,
-        cache.clone(),
+        caches[0, 1:],
+        caches[1, 1:],
         slots.to(device),
         HeadNormWeights(weights[0], weights[1], 1e-6) if has_norm else None,
     )
@@ -94,6 +95,15 @@ def check(shape: Shape, num_tokens: int, has_norm: bool, device: torch.device) -
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_step_equals_reference(shape: Shape, has_norm: bool, device: torch.device) -> None:
     check(shape, 5, has_norm, device)
+
+
+def test_padding_is_not_written(device: torch.device) -> None:
+    step = make_step(SHAPES[0], 5, False, device)
+    caches = torch.full((2, 1 + len(step.key_cache), *step.key_cache.shape[1:]), float("nan"), device=device)
+    step.key_cache, step.value_cache = caches[0, 1:], caches[1, 1:]
+    rope_kv_write_triton(*vars(step).values(), GPU)
+    assert caches[:, 0].isnan().all()
+    assert (~caches.isnan()).any(dim=(3, 4)).sum() == 2 * 4
 
 
 @pytest.mark.gpu
@@ -128,7 +138,7 @@ def test_strided_tokens_equal_contiguous_tokens(device: torch.device) -> None:
     assert wide[:, 10:].isnan().all()
 
 
-def test_cpu_tensors_use_reference() -> None:
+def test_cpu_tensors_equal_reference() -> None:
     actual = make_step(SHAPES[0], 3, True, torch.device("cpu"))
     expected = actual.copy()
-    assert torch.equal(rope_kv_write(*vars(actual).values()), rope_kv_write_reference(*vars(expected).values()))
+    assert_close(rope_kv_write(*vars(actual).values()), rope_kv_write_reference(*vars(expected).values()))
