@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange, Headers
@@ -50,13 +51,12 @@ class EventStream:
     """Bytes of one streamed answer, between the sinks that say them and the transport that takes them.
 
     Attributes:
+        buffer: Events for the next flush. Whoever appends the first one calls `wake`, as `say` does.
         on_cut: Called once if the reader was too slow and the stream has therefore ended.
     """
 
     __slots__ = (
-        "_buffer",
         "_exchange",
-        "_flusher",
         "_has_spoken",
         "_head",
         "_held",
@@ -64,7 +64,9 @@ class EventStream:
         "_limits",
         "_opened",
         "_quiet_since",
+        "buffer",
         "on_cut",
+        "wake",
     )
 
     def __init__(
@@ -72,10 +74,10 @@ class EventStream:
     ) -> None:
         """Wait for the first bytes. `head` gives the headers when they are needed; `now` is loop time."""
         self._exchange = exchange
-        self._flusher = flusher
+        self.wake: Callable[[], None] = partial(flusher.add, self)
         self._limits = limits
         self._head = head
-        self._buffer: list[bytes] = []
+        self.buffer: list[bytes] = []
         self._held: list[bytes] = []
         self._held_size = 0
         self._opened = now
@@ -91,18 +93,18 @@ class EventStream:
 
     def say(self, event: bytes) -> None:
         """Add bytes to the next flush."""
-        if not self._buffer:
-            self._flusher.add(self)
-        self._buffer.append(event)
+        if not self.buffer:
+            self.wake()
+        self.buffer.append(event)
 
     def say_now(self, event: bytes) -> None:
         """Write bytes at once, after what is buffered."""
-        self._buffer.append(event)
+        self.buffer.append(event)
         self.flush()
 
     def flush(self) -> None:
         """Write what is buffered, or hold it while the transport is paused."""
-        buffer = self._buffer
+        buffer = self.buffer
         if not buffer:
             return
         data = buffer[0] if len(buffer) == 1 else b"".join(buffer)
@@ -118,8 +120,8 @@ class EventStream:
 
     def end(self, last: bytes = b"") -> None:
         """Write the last bytes and `[DONE]`, and complete the response."""
-        data = b"".join((*self._held, *self._buffer, last, DONE))
-        self._buffer.clear()
+        data = b"".join((*self._held, *self.buffer, last, DONE))
+        self.buffer.clear()
         self._held.clear()
         if not self._exchange.started:
             self._exchange.start(200, self._head())
@@ -155,7 +157,7 @@ class EventStream:
         if self._exchange.closed:
             return
         self._held.clear()
-        self._buffer.clear()
+        self.buffer.clear()
         error = ApiError(408, f"The stream was cut because {why}.", code="slow_reader")
         self._exchange.finish_and_close(error_event(error) + DONE)
         if self.on_cut is not None:

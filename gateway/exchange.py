@@ -130,14 +130,18 @@ class Exchange:
 
     def write(self, body: bytes) -> None:
         """Send a piece of the body now. Empty pieces are dropped: an empty chunk would end the response."""
-        if not body or self.closed or self._transport.is_closing():
+        if self.closed or not body:
             return
         if self._chunked:
             body = b"%x\r\n%b\r\n" % (len(body), body)
         if self._head:
             body = self._head + body
             self._head = b""
-        self._transport.write(body)
+        try:
+            self._transport.write(body)
+        except RuntimeError:
+            # The transport has just closed, and its protocol has not been told yet.
+            self.lose()
 
     def finish(self, body: bytes = b"") -> None:
         """Send the last piece and end the response; the connection serves its next request, if it may."""

@@ -180,4 +180,5 @@ def _sum(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat])
         block_size=max((h.block_size for h in workers), default=1),
         max_model_len=min((h.max_model_len for h in workers), default=0),
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
+        revisions=tuple(sorted({h.revision for h in workers})),
     )

@@ -67,7 +67,8 @@ class Generator:
             prediction = self._admit(generation)
             flights = await self._dispatch(generation, tenant, sinks)
             return Ticket(partial(self._dispatcher.cancel, flights), prediction)
-        key = cache_key(tenant, generation)
+        load = self._dispatcher.fleet.load(generation.model)
+        key = cache_key(tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
         shared = self._single_flight.find(flight_key)

@@ -14,6 +14,7 @@ class FleetLoad:
         queued_tokens: Prompt tokens of those.
         prefill_rate: Prompt tokens per second of the whole fleet, as measured; 0 while unknown.
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
+        revisions: Fingerprints of the models the workers serve; more than one while an update rolls out.
         free_slots: Sequences that could start now (`max_num_seqs - running`).
     """
 
@@ -29,3 +30,4 @@ class FleetLoad:
     block_size: int
     max_model_len: int
     free_slots: int
+    revisions: tuple[str, ...] = ()

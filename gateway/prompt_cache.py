@@ -41,8 +41,14 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     sequences: list[list[Delta]]
 
 
-def cache_key(tenant: str, generation: Generation) -> CacheKey:
-    """Return the key of a deterministic generation: equal requests have equal keys, however they are written."""
+def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -> CacheKey:
+    """Return the key of a deterministic generation: equal requests have equal keys, however they are written.
+
+    Args:
+        tenant: Whose answer.
+        generation: What is asked for.
+        revisions: Fingerprints of the model's files, since a name may serve other weights tomorrow.
+    """
     sampling = generation.sampling
     if sampling.temperature == 0:
         sampling = msgspec.structs.replace(sampling, seed=0, top_p=1.0, top_k=0, min_p=0.0)
@@ -50,7 +56,8 @@ def cache_key(tenant: str, generation: Generation) -> CacheKey:
     biases = sorted(sampling.logit_bias.items())
     sampling = msgspec.structs.replace(sampling, logit_bias={})
     prompts = [(prompt.messages, prompt.text, prompt.token_ids) for prompt in generation.prompts]
-    material = (FORMAT_VERSION, tenant, generation.model, prompts, sampling, biases, generation.n, generation.echo)
+    model = (generation.model, revisions)
+    material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, generation.n, generation.echo)
     return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
 
 

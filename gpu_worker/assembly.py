@@ -33,6 +33,7 @@ class Identity:
 
     worker: str
     model: str
+    revision: str
 
 
 class Worker:
@@ -64,7 +65,13 @@ class Worker:
         intake = Intake(reader, self._encoder, self._engine, held, appetite)
         outbox = Outbox(nats, identity.worker)
         source = HeartbeatSource(
-            identity.worker, identity.model, self._engine, held, sizes.block_size, sizes.max_model_len
+            identity.worker,
+            identity.model,
+            identity.revision,
+            self._engine,
+            held,
+            sizes.block_size,
+            sizes.max_model_len,
         )
         self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(

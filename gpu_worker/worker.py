@@ -22,6 +22,7 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.engine_setup import EngineSetup, build_engine
 from gpu_worker.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.model_revision import model_revision
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.nats_connection import connect
@@ -62,7 +63,8 @@ def _identity(config: WorkerConfig) -> Identity:
     worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
     encode_name(model)
     encode_name(worker)
-    return Identity(worker, model)
+    simulated = "" if config.simulate is None else "simulated"
+    return Identity(worker, model, model_revision(Path(config.model), config.dtype, simulated))
 
 
 def _serve(config: WorkerConfig, identity: Identity) -> int:

@@ -174,6 +174,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         prefill_rate: Prompt tokens per second, measured recently while prefilling; 0 while unknown.
         decode_rate: Generated tokens per second of a full batch, as last measured; 0 while unknown.
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
+        revision: Fingerprint of the model's files; answers of different revisions are not interchangeable.
     """
 
     worker: str
@@ -193,6 +194,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     draining: bool = False
     pid: int = 0
     started: float = 0.0
+    revision: str = ""
     version: int = PROTOCOL_VERSION
 
 

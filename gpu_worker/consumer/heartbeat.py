@@ -23,6 +23,7 @@ class HeartbeatSource:
 
     worker: str
     model: str
+    revision: str
     engine: EngineThread
     held: HeldRequests
     block_size: int
@@ -53,4 +54,5 @@ class HeartbeatSource:
             draining=self.is_draining,
             pid=os.getpid(),
             started=self.started,
+            revision=self.revision,
         )

@@ -12,7 +12,10 @@ from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from gateway.prompt_cache import CacheKey, PromptCache, cache_key
 from gateway.redis_client import RedisCache
+from gateway.schemas import parse_completion
 from shared.messages import ChatMessage, Delta, Finish, Sampling, Usage
+
+REVISIONS = ("revision",)
 
 DELTAS = [
     Delta("id-1", 3, 0, (5,), "a"),
@@ -62,7 +65,7 @@ def _sampling(**changes: object) -> Sampling:
     ],
 )
 def test_what_changes_the_answer_changes_the_key(changes: dict[str, object]) -> None:
-    assert cache_key("t", _generation(**changes)) != cache_key("t", _generation())
+    assert cache_key("t", _generation(**changes), REVISIONS) != cache_key("t", _generation(), REVISIONS)
 
 
 @pytest.mark.parametrize(
@@ -75,17 +78,17 @@ def test_what_changes_the_answer_changes_the_key(changes: dict[str, object]) -> 
     ],
 )
 def test_what_does_not_change_the_answer_keeps_the_key(changes: dict[str, object]) -> None:
-    assert cache_key("t", _generation(**changes)) == cache_key("t", _generation())
+    assert cache_key("t", _generation(**changes), REVISIONS) == cache_key("t", _generation(), REVISIONS)
 
 
 def test_order_of_biases_does_not_matter() -> None:
     one = _generation(sampling=_sampling(logit_bias={1: 1.0, 2: 2.0}))
     other = _generation(sampling=_sampling(logit_bias={2: 2.0, 1: 1.0}))
-    assert cache_key("t", one) == cache_key("t", other)
+    assert cache_key("t", one, REVISIONS) == cache_key("t", other, REVISIONS)
 
 
 async def test_stored_answer_comes_back_as_cached(redis: RedisCache) -> None:
-    cache, key = PromptCache(redis, 60, 10_000), cache_key("stored", _generation())
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("stored", _generation(), REVISIONS)
     assert await cache.get(key) is None
     await cache.put(key, [DELTAS])
     found = await cache.get(key)
@@ -96,35 +99,47 @@ async def test_stored_answer_comes_back_as_cached(redis: RedisCache) -> None:
 
 async def test_tenants_do_not_see_each_other(redis: RedisCache) -> None:
     cache = PromptCache(redis, 60, 10_000)
-    await cache.put(cache_key("tenant-a", _generation()), [DELTAS])
-    assert await cache.get(cache_key("tenant-b", _generation())) is None
+    await cache.put(cache_key("tenant-a", _generation(), REVISIONS), [DELTAS])
+    assert await cache.get(cache_key("tenant-b", _generation(), REVISIONS)) is None
 
 
 async def test_value_of_another_request_is_a_miss(redis: RedisCache) -> None:
-    cache, key = PromptCache(redis, 60, 10_000), cache_key("mixed-up", _generation())
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("mixed-up", _generation(), REVISIONS)
     await cache.put(key, [DELTAS])
     assert await cache.get(CacheKey("somebody else", key.digest)) is None
 
 
 async def test_unreadable_value_is_a_miss(redis: RedisCache) -> None:
-    cache, key = PromptCache(redis, 60, 10_000), cache_key("unreadable", _generation())
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("unreadable", _generation(), REVISIONS)
     await redis.set(f"hr:answer:{key.digest.hex()}", b"\xc1", 60)
     assert await cache.get(key) is None
 
 
 async def test_too_large_an_answer_is_not_stored(redis: RedisCache) -> None:
-    cache, key = PromptCache(redis, 60, 1000), cache_key("large", _generation())
+    cache, key = PromptCache(redis, 60, 1000), cache_key("large", _generation(), REVISIONS)
     await cache.put(key, [[Delta("i", 0, 0, (1,), "x" * 2000)]])
     assert await cache.get(key) is None
 
 
 async def test_lifetime_of_zero_turns_the_cache_off(redis: RedisCache) -> None:
-    cache, key = PromptCache(redis, 0, 10_000), cache_key("off", _generation())
+    cache, key = PromptCache(redis, 0, 10_000), cache_key("off", _generation(), REVISIONS)
     await cache.put(key, [DELTAS])
     assert await PromptCache(redis, 60, 10_000).get(key) is None
 
 
 async def test_without_redis_everything_is_a_miss() -> None:
-    cache, key = PromptCache(None, 60, 10_000), cache_key("t", _generation())
+    cache, key = PromptCache(None, 60, 10_000), cache_key("t", _generation(), REVISIONS)
     await cache.put(key, [DELTAS])
     assert await cache.get(key) is None
+
+
+def test_logit_bias_in_another_order_has_the_same_key() -> None:
+    body = b'{"model":"m","prompt":"x","temperature":0,"logit_bias":{%s}}'
+    one, other = (parse_completion(body % biases) for biases in (b'"7":1,"5":2', b'"5":2,"7":1'))
+    assert cache_key("t", one, REVISIONS) == cache_key("t", other, REVISIONS)
+    changed = parse_completion(body % b'"7":2,"5":2')
+    assert cache_key("t", one, REVISIONS) != cache_key("t", changed, REVISIONS)
+
+
+def test_other_weights_under_the_same_name_have_another_key() -> None:
+    assert cache_key("t", _generation(), ("a",)) != cache_key("t", _generation(), ("b",))

@@ -181,7 +181,7 @@ async def start_worker(url: str, model: str, limits: StreamLimits | None = None,
         holder[0].worker.consumer.reconnected()
 
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
-    worker = Worker(Identity(name, model), nats, setup, directory, TOKENIZER, limits or StreamLimits())
+    worker = Worker(Identity(name, model, "revision"), nats, setup, directory, TOKENIZER, limits or StreamLimits())
     running = RunningWorker(worker, nats, name)
     holder.append(running)
 

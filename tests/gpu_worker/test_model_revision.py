@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.model_revision import model_revision
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    return tmp_path
+
+
+def test_same_files_have_the_same_revision(model: Path) -> None:
+    assert model_revision(model, "float32") == model_revision(model, "float32")
+
+
+def test_other_weights_of_the_same_size_have_another_revision(model: Path) -> None:
+    before = model_revision(model)
+    (model / "model.safetensors").write_bytes(bytes([1]) * (1 << 20))
+    assert model_revision(model) != before
+
+
+def test_last_byte_and_small_files_count(model: Path) -> None:
+    before = model_revision(model)
+    (model / "model.safetensors").write_bytes(bytes((1 << 20) - 1) + b"x")
+    changed_weights = model_revision(model)
+    (model / "config.json").write_text("[]")
+    assert len({before, changed_weights, model_revision(model)}) == 3
+
+
+def test_settings_count(model: Path) -> None:
+    assert model_revision(model, "float32") != model_revision(model, "bfloat16")
