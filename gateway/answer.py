@@ -87,6 +87,11 @@ class Answer:
             self._complete()
             self.end(Outcome.COMPLETED)
 
+    def close(self) -> None:
+        """Let go of what refers back to the answer, so that it is freed at once and not by the garbage collector."""
+        self.sinks = ()
+        self._exchange.on_disconnect = self._exchange.on_writable = None
+
     def note_output(self) -> None:
         """Note that the first output has come."""
         if self.first_token_at is None:

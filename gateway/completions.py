@@ -141,6 +141,7 @@ class Completions:
             return error.status
         finally:
             self._forget(answer)
+            answer.close()
             await lease.release(tokens_used)
 
     async def _read(self, scope: Scope, receive: Receive, exchange: Exchange) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange, Headers
@@ -57,6 +56,7 @@ class EventStream:
 
     __slots__ = (
         "_exchange",
+        "_flusher",
         "_has_spoken",
         "_head",
         "_held",
@@ -66,7 +66,6 @@ class EventStream:
         "_quiet_since",
         "buffer",
         "on_cut",
-        "wake",
     )
 
     def __init__(
@@ -74,7 +73,7 @@ class EventStream:
     ) -> None:
         """Wait for the first bytes. `head` gives the headers when they are needed; `now` is loop time."""
         self._exchange = exchange
-        self.wake: Callable[[], None] = partial(flusher.add, self)
+        self._flusher = flusher
         self._limits = limits
         self._head = head
         self.buffer: list[bytes] = []
@@ -90,6 +89,10 @@ class EventStream:
     def is_open(self) -> bool:
         """Whether the status is out, so that an error can only be an event."""
         return self._exchange.started
+
+    def wake(self) -> None:
+        """Take part in the next flush."""
+        self._flusher.add(self)
 
     def say(self, event: bytes) -> None:
         """Add bytes to the next flush."""
@@ -127,6 +130,11 @@ class EventStream:
             self._exchange.start(200, self._head())
         self._exchange.finish(data)
 
+    def close(self) -> None:
+        """Let go of the owner's callbacks."""
+        self.on_cut = None
+        self._head = _no_headers
+
     def tick(self, now: float) -> None:
         """Do what silence and slowness call for: open the stream, keep it alive, or cut it. `now` is loop time."""
         paused_since = self._exchange.paused_since
@@ -162,3 +170,7 @@ class EventStream:
         self._exchange.finish_and_close(error_event(error) + DONE)
         if self.on_cut is not None:
             self.on_cut()
+
+
+def _no_headers() -> Headers:
+    return ()

@@ -91,6 +91,11 @@ class StreamedAnswer(Answer):
             for index in range(generation.num_sequences)
         ]
 
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._stream.close()
+
     def tick(self, now: float) -> None:
         """Let the stream react to silence and slowness. `now` is loop time."""
         if not self.done.done():

@@ -76,6 +76,11 @@ class WholeAnswer(Answer):
         self._choices = [WholeChoice(self, index) for index in range(generation.num_sequences)]
         self.sinks = self._choices
 
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._choices = []
+
     def _report(self, error: ApiError) -> None:
         self._respond_error(error)
 
