@@ -52,11 +52,11 @@ _CHUNK = {
     GpuGeneration.HOPPER: {
         64: ChunkConfig(128, 128, 8, 3),
         128: ChunkConfig(128, 64, 8, 3),
-        256: ChunkConfig(128, 64, 8, 3),
+        256: ChunkConfig(128, 32, 8, 3),
     },
     GpuGeneration.AMPERE: {
         64: ChunkConfig(128, 64, 8, 3),
-        128: ChunkConfig(128, 64, 8, 2),
+        128: ChunkConfig(128, 32, 8, 3),
         256: ChunkConfig(64, 32, 8, 3),
     },
     GpuGeneration.ADA: {

@@ -45,5 +45,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "verify": partial(launch, gpu, 256, 5, 128),
         "chunk_64": partial(launch, gpu, 1, chunk, 64),
         "chunk_128": partial(launch, gpu, 1, chunk, 128),
-        "chunk_256": partial(launch, gpu, 1, chunk, 256, 1024, 50.0),
+        "chunk_128_window": partial(launch, gpu, 1, chunk, 128, 4096),
+        "chunk_256": partial(launch, gpu, 1, chunk, 256),
+        "chunk_256_capped": partial(launch, gpu, 1, chunk, 256, 1024, 50.0),
     }

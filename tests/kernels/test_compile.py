@@ -45,7 +45,7 @@ def test_elementwise_kernels_fit_the_gpu(elementwise: list[CompiledKernel]) -> N
 
 def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[CompiledKernel]) -> None:
     chunks = [kernel for kernel in attention if kernel.kernel == "chunk_attention_kernel"]
-    assert len(chunks) == 6
+    assert len(chunks) == 10
     for kernel in chunks:
         is_hopper = kernel.generation is GpuGeneration.HOPPER
         assert (kernel.count(WGMMA) > 0) == is_hopper, str(kernel)
@@ -54,10 +54,10 @@ def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[C
 
 def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[CompiledKernel]) -> None:
     readers = [kernel for kernel in attention if kernel.kernel != "reduce_splits_kernel"]
-    assert len(readers) == 16
+    assert len(readers) == 20
     for kernel in readers:
         assert kernel.count(COPY_16) >= 16, str(kernel)
-        # What is loaded besides are lengths and, without a pipeline for it, the block table: a word at a time.
+        # Ahead of the loop only the query is wide, and its width is that of what is written in the end.
         assert kernel.count(LOAD_16) >= 2, str(kernel)
         assert kernel.count(STORE_16) >= 2, str(kernel)
 
