@@ -53,8 +53,8 @@ _CONFIGS = {
     ),
 }
 
-# (out_features, in_features) to the largest number of rows up to which the kernel was measured ahead of cuBLAS;
-# `python -m ops.bench.gpu --only small_gemm` prints these lines. Nothing has been measured yet, so cuBLAS does it all.
+# (out_features, in_features) to the largest number of rows up to which the kernel was measured ahead of cuBLAS, by
+# `python -m ops.bench.gpu --only small_gemm`. Nothing has been measured yet, so cuBLAS does it all.
 _PREFERRED: dict[GpuGeneration, dict[tuple[int, int], int]] = {}
 
 

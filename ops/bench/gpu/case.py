@@ -1,0 +1,85 @@
+"""What is checked and timed: the contract between the ops' files under `cases/` and the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+# Input sets of a case together are larger than this, so that no call finds its inputs in the L2 cache.
+ROTATED_BYTES = 256 * 2**20
+OURS = "headrace"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison with an oracle.
+
+    Attributes:
+        label: Shape and parameters.
+        error: Compute both on the device, and return ‖ours - oracle‖ / ‖oracle‖, or the share of wrong entries.
+        tolerance: Largest right error. NaN never is.
+    """
+
+    label: str
+    error: Callable[[], float]
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem, and the functions that solve it.
+
+    Attributes:
+        num_bytes: The fewest that must move through device memory, a call.
+        num_flops: Floating-point operations that must be done, a call, on tensor cores.
+        num_sets: Input sets; a candidate is called with the number of one.
+        candidates: By name. `OURS` is ours; names that begin with it are other configurations of ours.
+        unavailable: Baselines that cannot run here, and why.
+    """
+
+    num_bytes: int
+    num_flops: int
+    num_sets: int
+    candidates: Mapping[str, Callable[[int], object]]
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSpec:
+    """A case that is built when its turn comes, because it fills device memory."""
+
+    label: str
+    build: Callable[[torch.device], Case]
+
+
+@dataclass(frozen=True, slots=True)
+class OpSuite:
+    """Everything about one op."""
+
+    name: str
+    checks: Callable[[torch.device], list[Check]]
+    cases: tuple[CaseSpec, ...]
+
+
+def sets_for(bytes_per_set: int) -> int:
+    """Return how many input sets defeat the cache."""
+    return max(1, min(64, -(-ROTATED_BYTES // bytes_per_set)))
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return ‖actual - expected‖ / ‖expected‖ in float64."""
+    expected = expected.double()
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def wrong_share(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the share of entries that differ."""
+    return float((actual != expected).double().mean())
+
+
+def compiled(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a function compiled anew for the shapes of one case, as `torch.compile` does it best."""
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False)

@@ -1,0 +1,211 @@
+"""Paged attention of decodes, of chunks, and of both, beside attention over keys and values that lie in one piece."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kernels.paged_attention import paged_attention
+from kernels.paged_attention.reference import paged_attention_reference
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
+from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
+
+BLOCK_SIZE = 16
+_BACKENDS = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences by (query tokens, cached tokens), their blocks scattered over a cache with NaN where nothing lies."""
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    max_query_len: int
+    max_context_len: int
+    scale: float
+
+    def attend(self, sliding_window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
+        """Run our op."""
+        return self._run(paged_attention, sliding_window, soft_cap)
+
+    def attend_by_reference(self, sliding_window: int | None, soft_cap: float | None) -> torch.Tensor:
+        """Run the oracle, in float32."""
+        return replace(self, query=self.query.float())._run(paged_attention_reference, sliding_window, soft_cap)
+
+    def _run(
+        self, attend: Callable[..., torch.Tensor], sliding_window: int | None, soft_cap: float | None
+    ) -> torch.Tensor:
+        return attend(*(getattr(self, name) for name in Batch.__slots__), sliding_window, soft_cap)
+
+
+def make_batch(device: torch.device, model: ModelShape, lengths: list[tuple[int, int]]) -> Batch:
+    """Make a batch of (query tokens, cached tokens)."""
+    blocks = [-(-context // BLOCK_SIZE) for _, context in lengths]
+    order = torch.randperm(sum(blocks) + 1, device=device).int()
+    caches = torch.randn(
+        2, len(order), BLOCK_SIZE, model.num_kv_heads, model.head_dim, device=device, dtype=torch.bfloat16
+    )
+    tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32, device=device)
+    first = 0
+    for row, (count, (_, context)) in enumerate(zip(blocks, lengths, strict=True)):
+        tables[row, :count] = order[first : first + count]
+        if context % BLOCK_SIZE:
+            caches[:, order[first + count - 1], context % BLOCK_SIZE :] = float("nan")
+        first += count
+    caches[:, order[-1]] = float("nan")
+    starts = torch.tensor([0, *(query for query, _ in lengths)], dtype=torch.int32).cumsum(0)
+    return Batch(
+        torch.randn(int(starts[-1]), model.num_heads, model.head_dim, device=device, dtype=torch.bfloat16),
+        caches[0],
+        caches[1],
+        tables,
+        starts.int().to(device),
+        torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device),
+        max(query for query, _ in lengths),
+        max(context for _, context in lengths),
+        model.head_dim**-0.5,
+    )
+
+
+def attention_error(
+    device: torch.device,
+    model: ModelShape,
+    lengths: list[tuple[int, int]],
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> float:
+    """Compare with the reference, which computes in float32 what it reads."""
+    batch = make_batch(device, model, lengths)
+    actual = batch.attend(sliding_window, soft_cap)
+    return relative_error(actual, batch.attend_by_reference(sliding_window, soft_cap))
+
+
+def attention_case(device: torch.device, model: ModelShape, lengths: list[tuple[int, int]]) -> Case:
+    """Read each sequence's keys and values once; two products over the pairs that causality leaves."""
+    contexts = sum(context for _, context in lengths)
+    queries = sum(query for query, _ in lengths)
+    pairs = sum(query * (context - query) + query * (query + 1) // 2 for query, context in lengths)
+    cache_bytes = 2 * contexts * model.num_kv_heads * model.head_dim * 2
+    num_sets = sets_for(cache_bytes)
+    batches = [make_batch(device, model, lengths) for _ in range(num_sets)]
+    candidates: dict[str, Callable[[int], object]] = {OURS: lambda index: batches[index].attend()}
+    unavailable: dict[str, str] = {}
+    query_len, context_len = lengths[0]
+    if len(set(lengths)) == 1 and query_len in (1, context_len):
+        candidates |= _contiguous(device, model, lengths, num_sets)
+    try:
+        flash = importlib.import_module("flash_attn_interface")
+    except ImportError as error:
+        unavailable["FlashAttention-3"] = str(error)
+    else:
+        candidates["FlashAttention-3"] = lambda index: _flash_attention(flash.flash_attn_varlen_func, batches[index])
+    num_bytes = cache_bytes + 2 * queries * model.num_heads * model.head_dim * 2
+    return Case(num_bytes, 4 * pairs * model.num_heads * model.head_dim, num_sets, candidates, unavailable)
+
+
+def _contiguous(
+    device: torch.device, model: ModelShape, lengths: list[tuple[int, int]], num_sets: int
+) -> dict[str, Callable[[int], object]]:
+    """Return torch's own attention over keys and values without blocks: an easier problem of the same size."""
+    query_len, context_len = lengths[0]
+    cached_shape = (2, num_sets, len(lengths), model.num_kv_heads, context_len, model.head_dim)
+    cached = torch.randn(cached_shape, device=device, dtype=torch.bfloat16)
+    query_shape = (len(lengths), model.num_heads, query_len, model.head_dim)
+    query = torch.randn(query_shape, device=device, dtype=torch.bfloat16)
+
+    def attend(backend: SDPBackend, index: int) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(
+                query, cached[0, index], cached[1, index], is_causal=query_len > 1, enable_gqa=True
+            )
+
+    return {name: partial(attend, backend) for name, backend in _BACKENDS.items()}
+
+
+def _flash_attention(attend: Callable[..., object], batch: Batch) -> object:
+    return attend(
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        cu_seqlens_q=batch.query_starts,
+        seqused_k=batch.context_lens,
+        max_seqlen_q=batch.max_query_len,
+        max_seqlen_k=batch.max_context_len,
+        page_table=batch.block_tables,
+        softmax_scale=batch.scale,
+        causal=True,
+    )
+
+
+def _checks(device: torch.device, batches: dict[str, list[tuple[int, int]]]) -> list[Check]:
+    checks = []
+    for name, lengths in batches.items():
+        checks += [
+            Check(f"{model.name} {name}", partial(attention_error, device, model, lengths), 1e-2)
+            for model in (LLAMA3_8B, QWEN3_06B)
+        ]
+        options = partial(attention_error, device, QWEN3_32B, lengths, 100, 30.0)
+        checks.append(Check(f"{QWEN3_32B.name} {name} window, soft-cap", options, 1e-2))
+    return checks
+
+
+def _decodes(model: ModelShape, num_seqs: int, context: int) -> CaseSpec:
+    build = partial(attention_case, model=model, lengths=[(1, context)] * num_seqs)
+    return CaseSpec(f"{model.name} {num_seqs} x {context}", build)
+
+
+def _chunk(model: ModelShape, query: int, context: int, num_decodes: int = 0) -> CaseSpec:
+    lengths = [(query, context)] + [(1, context)] * num_decodes
+    label = f"{model.name} {query} at {context}" + (f" + {num_decodes} decodes" if num_decodes else "")
+    return CaseSpec(label, partial(attention_case, model=model, lengths=lengths))
+
+
+DECODE_ATTENTION = OpSuite(
+    "decode_attention",
+    lambda device: _checks(
+        device,
+        {
+            "one long": [(1, 9001)],
+            "ragged": [(1, 1), (1, 15), (1, 16), (1, 777), (1, 4096)],
+            "many": [(1, 100 + 7 * row) for row in range(70)],
+            "verified drafts": [(5, 5), (5, 300), (5, 1029)],
+        },
+    ),
+    (
+        _decodes(LLAMA3_8B, 64, 8192),
+        _decodes(LLAMA3_8B, 1, 32_768),
+        _decodes(LLAMA3_8B, 1, 1024),
+        _decodes(LLAMA3_8B, 8, 1024),
+        _decodes(LLAMA3_8B, 256, 1024),
+        _decodes(QWEN3_06B, 64, 2048),
+        _decodes(QWEN3_32B, 16, 8192),
+    ),
+)
+CHUNK_ATTENTION = OpSuite(
+    "chunk_attention",
+    lambda device: _checks(
+        device,
+        {
+            "whole prompt": [(1000, 1000)],
+            "chunk": [(333, 2000)],
+            "mixed": [(1, 700), (200, 200), (1, 33), (65, 1000), (1, 1)],
+        },
+    ),
+    (
+        _chunk(LLAMA3_8B, 8192, 8192),
+        _chunk(LLAMA3_8B, 2048, 8192),
+        _chunk(LLAMA3_8B, 512, 2048, 63),
+        _chunk(QWEN3_06B, 8192, 8192),
+        _chunk(QWEN3_32B, 8192, 8192),
+    ),
+)

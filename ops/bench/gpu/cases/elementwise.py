@@ -1,0 +1,111 @@
+"""RMS normalisation with the residual, and SiLU times the gate: bound by memory where there are many rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.rms_norm import rms_norm
+from kernels.silu_mul import silu_mul
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, compiled, relative_error, sets_for
+from ops.bench.gpu.shapes import LLAMA3_8B, MODELS, QWEN3_32B, ModelShape
+
+_EPS = 1e-5
+_MANY_ROWS = 8192
+
+
+def rms_norm_error(device: torch.device, num_rows: int, size: int) -> float:
+    """Compare with the formula in float64, and the residual with the exact sum rounded once."""
+    x, residual = torch.randn(2, num_rows, size, device=device).bfloat16()
+    weight = torch.randn(size, device=device).bfloat16()
+    total = (x.double() + residual.double()).bfloat16()
+    scale = (total.double().square().mean(-1, keepdim=True) + _EPS).rsqrt()
+    expected = total.double() * scale * weight.double()
+    actual = rms_norm(x, weight, _EPS, residual)
+    return max(relative_error(actual, expected), relative_error(residual, total))
+
+
+def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
+    """Read input and residual, write residual and output."""
+    num_bytes = 4 * num_rows * size * 2
+    num_sets = sets_for(num_bytes)
+    inputs, residuals = torch.randn(2, num_sets, num_rows, size, device=device).bfloat16()
+    weight = torch.randn(size, device=device).bfloat16()
+
+    def in_torch(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(residual.add_(x), weight.shape, weight, _EPS)
+
+    fused = compiled(in_torch)
+    return Case(
+        num_bytes,
+        0,
+        num_sets,
+        {
+            OURS: lambda index: rms_norm(inputs[index], weight, _EPS, residuals[index]),
+            "torch.compile": lambda index: fused(inputs[index], residuals[index]),
+            "_fused_rms_norm": lambda index: in_torch(inputs[index], residuals[index]),
+        },
+    )
+
+
+def silu_mul_error(device: torch.device, num_rows: int, size: int) -> float:
+    """Compare with the formula in float64."""
+    gate_up = torch.randn(num_rows, 2 * size, device=device).bfloat16()
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return relative_error(silu_mul(gate_up), F.silu(gate) * up)
+
+
+def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
+    """Read both halves, write one."""
+    num_bytes = 3 * num_rows * size * 2
+    num_sets = sets_for(num_bytes)
+    inputs = torch.randn(num_sets, num_rows, 2 * size, device=device, dtype=torch.bfloat16)
+
+    def in_torch(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    fused = compiled(in_torch)
+    return Case(
+        num_bytes,
+        0,
+        num_sets,
+        {
+            OURS: lambda index: silu_mul(inputs[index]),
+            "torch.compile": lambda index: fused(inputs[index]),
+            "eager": lambda index: in_torch(inputs[index]),
+        },
+    )
+
+
+def _label(model: ModelShape, num_rows: int, size: int) -> str:
+    return f"{model.name} {num_rows}x{size}"
+
+
+RMS_NORM = OpSuite(
+    "rms_norm",
+    lambda device: [
+        Check(f"bf16 {rows}x{size}", partial(rms_norm_error, device, rows, size), 4e-3)
+        for rows, size in ((1, 4096), (7, 1023), (65, 5120), (3, 16_385))
+    ],
+    tuple(
+        CaseSpec(_label(model, rows, model.hidden_size), partial(rms_norm_case, num_rows=rows, size=model.hidden_size))
+        for model, rows in [(LLAMA3_8B, 1), (LLAMA3_8B, 64), *((model, _MANY_ROWS) for model in MODELS)]
+    ),
+)
+SILU_MUL = OpSuite(
+    "silu_mul",
+    lambda device: [
+        Check(f"bf16 {rows}x{size}", partial(silu_mul_error, device, rows, size), 4e-3)
+        for rows, size in ((1, 14_336), (7, 1023), (65, 3072))
+    ],
+    tuple(
+        CaseSpec(
+            _label(model, rows, model.intermediate_size),
+            partial(silu_mul_case, num_rows=rows, size=model.intermediate_size),
+        )
+        for model, rows in [(LLAMA3_8B, 1), (LLAMA3_8B, 64), (LLAMA3_8B, _MANY_ROWS), (QWEN3_32B, _MANY_ROWS)]
+    ),
+)

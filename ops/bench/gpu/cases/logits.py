@@ -1,0 +1,176 @@
+"""Sampling and the bitmask. The floor of sampling is one read of the logits."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.logits_bitmask import forbid_tokens
+from kernels.logits_bitmask.reference import forbid_tokens_reference
+from kernels.sampling import SamplingParameters, sample_tokens
+from kernels.sampling.reference import sample_tokens_reference
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, compiled, sets_for, wrong_share
+from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B
+
+# Standard deviations of random logits. At 1 half the vocabulary is in the nucleus; at 4 some tens, as in a model.
+_FLAT, _PEAKED = 1.0, 4.0
+_TOP_K, _TOP_P = 50, 0.9
+
+
+def make_parameters(
+    device: torch.device, num_rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> SamplingParameters:
+    """Return the same parameters for all rows, each with a seed of its own."""
+    column = torch.ones(num_rows, device=device)
+    return SamplingParameters(
+        column,
+        column * (math.log(min_p) if min_p else -math.inf),
+        (column * top_k).int(),
+        column * top_p,
+        torch.randint(-(2**63), 2**63 - 1, (num_rows,), device=device),
+        torch.randint(0, 2**40, (num_rows,), device=device),
+    )
+
+
+def sampling_error(
+    device: torch.device, num_rows: int, vocab_size: int, deviation: float, top_k: int, top_p: float, min_p: float
+) -> float:
+    """Return the share of rows whose token differs from that of a full sort in float64."""
+    logits = torch.randn(num_rows, vocab_size, device=device) * deviation
+    logits[1::3] = logits[1::3].bfloat16().float()
+    logits[2::3, ::2] = float("-inf")
+    slots = torch.randperm(num_rows, device=device)
+    parameters = make_parameters(device, num_rows, top_k, top_p, min_p)
+    expected = sample_tokens_reference(logits, slots, parameters)
+    return wrong_share(sample_tokens(logits, slots, parameters), expected)
+
+
+def sampling_case(
+    device: torch.device, num_rows: int, vocab_size: int, deviation: float, top_k: int = 0, top_p: float = 1.0
+) -> Case:
+    """One read of the logits, and a token a row."""
+    num_bytes = num_rows * vocab_size * 4
+    num_sets = sets_for(num_bytes)
+    logits = torch.randn(num_sets, num_rows, vocab_size, device=device) * deviation
+    slots = torch.arange(num_rows, device=device)
+    truncates = top_k > 0 or top_p < 1.0
+    parameters = make_parameters(device, num_rows, top_k, top_p)
+
+    def ours(index: int) -> torch.Tensor:
+        return sample_tokens(logits[index], slots, parameters, may_truncate=truncates)
+
+    candidates: dict[str, Callable[[int], object]] = {OURS: ours, "max": lambda index: logits[index].amax(dim=-1)}
+    unavailable = {}
+    if truncates:
+        candidates["torch.sort"] = lambda index: _sort_and_draw(logits[index], top_k, top_p)
+        try:
+            flashinfer = importlib.import_module("flashinfer")
+        except ImportError as error:
+            unavailable["flashinfer"] = str(error)
+        else:
+            draw = flashinfer.sampling.top_k_top_p_sampling_from_logits
+            candidates["flashinfer"] = lambda index: draw(logits[index], top_k or vocab_size, top_p)
+    else:
+        fused = compiled(_exponential_race)
+        candidates["torch.compile"] = lambda index: fused(logits[index])
+    return Case(num_bytes, 0, num_sets, candidates, unavailable)
+
+
+def _exponential_race(logits: torch.Tensor) -> torch.Tensor:
+    """Draw without inverting, as vLLM's plain path does."""
+    probabilities = logits.softmax(dim=-1)
+    return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
+
+
+def _sort_and_draw(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Truncate by a full sort, as vLLM's torch path does, and draw."""
+    ordered, order = logits.sort(dim=-1)
+    if top_k:
+        ordered = ordered.masked_fill(ordered < ordered[:, -top_k, None], float("-inf"))
+    is_dropped = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+    is_dropped[:, -1] = False
+    kept = torch.empty_like(logits).scatter_(1, order, ordered.masked_fill(is_dropped, float("-inf")))
+    return _exponential_race(kept)
+
+
+def bitmask_error(device: torch.device, num_rows: int, vocab_size: int) -> float:
+    """Return the share of logits that differ from the reference."""
+    logits = torch.randn(num_rows, vocab_size, device=device)
+    rows = torch.randperm(num_rows, device=device)[: num_rows // 2 + 1]
+    masks = _random_masks(device, len(rows), vocab_size)
+    expected = logits.clone()
+    forbid_tokens_reference(expected, rows, masks)
+    forbid_tokens(logits, rows, masks)
+    return wrong_share(logits, expected)
+
+
+def bitmask_case(device: torch.device, num_rows: int, vocab_size: int) -> Case:
+    """Read the masks, and overwrite the half of the logits that they forbid."""
+    num_words = -(-vocab_size // 32)
+    num_sets = sets_for(num_rows * vocab_size * 4)
+    logits = torch.randn(num_sets, num_rows, vocab_size, device=device)
+    masks = _random_masks(device, num_rows, vocab_size)
+    rows = torch.arange(num_rows, device=device)
+    fused = compiled(forbid_tokens_reference)
+    return Case(
+        num_rows * (vocab_size * 2 + num_words * 4),
+        0,
+        num_sets,
+        {
+            OURS: lambda index: forbid_tokens(logits[index], rows, masks),
+            "torch.compile": lambda index: fused(logits[index], rows, masks),
+        },
+    )
+
+
+def _random_masks(device: torch.device, num_masks: int, vocab_size: int) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31, (num_masks, -(-vocab_size // 32)), device=device).int()
+
+
+def _sampling_checks(device: torch.device) -> list[Check]:
+    parameters = [(0, 1.0, 0.0), (50, 1.0, 0.0), (50, 0.9, 0.0), (0, 0.9, 0.0), (3000, 0.95, 0.0), (0, 0.8, 0.01)]
+    # Where a token weighs a millionth of the sum, a rounding of the sum moves a draw, or the nucleus, to the next one.
+    return [
+        Check(
+            f"{rows}x{vocab} σ {deviation:g} top_k {k} top_p {p} min_p {m}",
+            partial(sampling_error, device, rows, vocab, deviation, k, p, m),
+            0.05 if deviation == _FLAT else 0.02,
+        )
+        for rows, vocab in ((192, LLAMA3_8B.vocab_size), (5, 1003))
+        for deviation in (_FLAT, _PEAKED)
+        for k, p, m in parameters
+    ]
+
+
+def _sampling_cases() -> list[CaseSpec]:
+    specs = []
+    kinds = [("plain", _FLAT, 0, 1.0), ("top-k top-p", _FLAT, _TOP_K, _TOP_P), ("top-p", _PEAKED, 0, _TOP_P)]
+    for rows, vocab, tails in (
+        (128, LLAMA3_8B.vocab_size, True),
+        (8, QWEN3_06B.vocab_size, False),
+        (1, 128_256, False),
+    ):
+        for name, deviation, top_k, top_p in [*kinds, ("flat top-p", _FLAT, 0, _TOP_P)] if tails else kinds:
+            build = partial(
+                sampling_case, num_rows=rows, vocab_size=vocab, deviation=deviation, top_k=top_k, top_p=top_p
+            )
+            specs.append(CaseSpec(f"{rows}x{vocab} {name}", build))
+    return specs
+
+
+SAMPLING = OpSuite("sampling", _sampling_checks, tuple(_sampling_cases()))
+LOGITS_BITMASK = OpSuite(
+    "logits_bitmask",
+    lambda device: [
+        Check(f"{rows}x{vocab}", partial(bitmask_error, device, rows, vocab), 0.0)
+        for rows, vocab in ((128, LLAMA3_8B.vocab_size), (3, 1003))
+    ],
+    tuple(
+        CaseSpec(f"{rows}x{vocab}", partial(bitmask_case, num_rows=rows, vocab_size=vocab))
+        for rows, vocab in ((128, LLAMA3_8B.vocab_size), (8, QWEN3_06B.vocab_size))
+    ),
+)

@@ -1,0 +1,81 @@
+"""The linear layers of a decode step, beside cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.gpu_config import gpu_of
+from kernels.small_gemm import SmallGemmWorkspace, small_gemm
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
+from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
+
+# Numbers of splits that are timed beside the table's choice.
+_OTHER_SPLITS = (1, 2, 4, 8)
+
+
+def _kernel(
+    workspace: SmallGemmWorkspace, device: torch.device, num_splits: int | None = None
+) -> Callable[..., torch.Tensor]:
+    """Return our kernel itself, whatever the tables prefer; where there is no GPU, the dispatched op."""
+    if device.type != "cuda":
+        return lambda inputs, weight: small_gemm(inputs, weight, workspace)
+    from kernels.small_gemm.triton_kernel import small_gemm_triton
+
+    gpu = gpu_of(device)
+    return lambda inputs, weight: small_gemm_triton(inputs, weight, workspace, gpu, None, num_splits)
+
+
+def product_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+    """Compare with float64, twice with one workspace."""
+    workspace = SmallGemmWorkspace(device, num_rows, out_features)
+    workspace.partials.fill_(float("nan"))
+    multiply = _kernel(workspace, device)
+    errors = []
+    for _ in range(2):
+        inputs = torch.randn(num_rows, in_features, device=device).bfloat16()
+        weight = torch.randn(out_features, in_features, device=device).bfloat16()
+        errors.append(relative_error(multiply(inputs, weight), inputs.double() @ weight.double().T))
+    return max(errors)
+
+
+def product_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
+    """Read the weight once."""
+    num_bytes = 2 * (out_features * in_features + num_rows * (in_features + out_features))
+    num_sets = sets_for(2 * out_features * in_features)
+    weights = torch.randn(num_sets, out_features, in_features, device=device, dtype=torch.bfloat16)
+    inputs = torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
+    workspace = SmallGemmWorkspace(device)
+    ours = _kernel(workspace, device)
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda index: ours(inputs, weights[index]),
+        "cuBLAS": lambda index: F.linear(inputs, weights[index]),
+    }
+    for splits in _OTHER_SPLITS:
+        multiply = _kernel(workspace, device, splits)
+        candidates[f"{OURS}/{splits}"] = partial(lambda multiply, index: multiply(inputs, weights[index]), multiply)
+    return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates)
+
+
+def _specs() -> list[CaseSpec]:
+    specs = []
+    for model in MODELS:
+        rows_of_model = (1, 4, 16, 32, 64) if model is LLAMA3_8B else (1, 16)
+        for name, (out_features, in_features) in model.projections.items():
+            for rows in rows_of_model:
+                build = partial(product_case, num_rows=rows, out_features=out_features, in_features=in_features)
+                specs.append(CaseSpec(f"{model.name} {name} {rows}x{out_features}x{in_features}", build))
+    return specs
+
+
+SMALL_GEMM = OpSuite(
+    "small_gemm",
+    lambda device: [
+        Check(f"bf16 {rows}x{out}x{size}", partial(product_error, device, rows, out, size), 4e-3)
+        for rows, out, size in ((1, 4096, 4096), (16, 1000, 1032), (33, 6144, 4096), (64, 28_672, 1024), (3, 131, 203))
+    ],
+    tuple(_specs()),
+)

@@ -1,0 +1,117 @@
+"""The run: every op's checks, then its cases; a wrong op is not timed, and a failing peer stops nobody."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ops.bench.gpu.case import OURS, CaseSpec, OpSuite
+from ops.bench.gpu.ceilings import Ceilings
+from ops.bench.gpu.timer import Timer, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check: its error, or why it did not finish."""
+
+    op: str
+    label: str
+    error: float | None
+    tolerance: float
+    failure: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Return True where the op equals its oracle. NaN does not."""
+        return self.error is not None and self.error <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One case: the time of each candidate that ran, and why the others did not."""
+
+    op: str
+    label: str
+    floor_s: float
+    timings: dict[str, Timing]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fraction(self) -> float | None:
+        """Return the share of the ceiling that ours reaches."""
+        return self.floor_s / self.timings[OURS].seconds if OURS in self.timings else None
+
+    @property
+    def best_baseline(self) -> str | None:
+        """Return the fastest candidate that is not ours."""
+        others = [name for name in self.timings if not name.startswith(OURS)]
+        return min(others, key=lambda name: self.timings[name].seconds, default=None)
+
+
+def check_op(op: OpSuite, device: torch.device) -> list[CheckResult]:
+    """Compare an op with its oracles, its outputs poisoned."""
+    try:
+        checks = op.checks(device)
+    except Exception as error:  # an op that cannot be set up is wrong, and the others go on
+        return [CheckResult(op.name, "set-up", None, 0.0, _reason(error))]
+    results = []
+    for check in checks:
+        try:
+            with poisoned_memory():
+                measured, failure = check.error(), None
+        except Exception as error:  # what a kernel raises is the result
+            measured, failure = None, _reason(error)
+        results.append(CheckResult(op.name, check.label, measured, check.tolerance, failure))
+    return results
+
+
+def time_op(
+    op: OpSuite, device: torch.device, timer: Timer, ceilings: Ceilings, deadline: float
+) -> Iterator[CaseResult]:
+    """Time the cases of an op, until the deadline on the monotonic clock."""
+    for spec in op.cases:
+        if time.monotonic() > deadline:
+            yield CaseResult(op.name, spec.label, 0.0, {}, {OURS: "out of time"})
+        else:
+            yield _time_case(op.name, spec, device, timer, ceilings)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _time_case(op: str, spec: CaseSpec, device: torch.device, timer: Timer, ceilings: Ceilings) -> CaseResult:
+    try:
+        case = spec.build(device)
+    except Exception as error:  # usually too little memory
+        return CaseResult(op, spec.label, 0.0, {}, {OURS: _reason(error)})
+    timings, failures = {}, dict(case.unavailable)
+    for name, call in case.candidates.items():
+        try:
+            timings[name] = timer.measure(call, case.num_sets)
+        except Exception as error:  # a peer that cannot do this shape
+            failures[name] = _reason(error)
+    return CaseResult(op, spec.label, ceilings.floor_s(case), timings, failures)
+
+
+def _reason(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0] if message else ''} ({last.name}:{last.lineno})"
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Let `torch.empty` give NaN, and the largest integers, so that what is not written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,0 +1,82 @@
+"""Time of a call on the device, without the host's: graph replays between two events."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+_GRAPH_SECONDS = 4e-3
+_MAX_CALLS = 256
+_NUM_REPLAYS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median seconds of a call, and the spread: the middle half of the samples over the median.
+
+    `is_graphed` is False where a graph could not be captured; the host's time may then show.
+    """
+
+    seconds: float
+    spread: float
+    is_graphed: bool
+
+
+class Timer(Protocol):
+    """Times a call that takes the number of an input set."""
+
+    def measure(self, call: Callable[[int], object], num_sets: int) -> Timing:
+        """Return the time of one call, its input sets taken in turn."""
+        ...
+
+
+class CudaTimer:
+    """Times by replaying a CUDA graph of many calls."""
+
+    def measure(self, call: Callable[[int], object], num_sets: int) -> Timing:
+        """Warm up, capture, replay, and return the median."""
+        for index in range(3):
+            call(index % num_sets)
+        rough = _elapsed(lambda: call(0))
+        num_calls = max(num_sets, min(_MAX_CALLS, int(_GRAPH_SECONDS / rough) + 1))
+        # Whole rounds through the sets, so that each counts the same.
+        num_calls = -(-num_calls // num_sets) * num_sets
+
+        def calls() -> None:
+            for index in range(num_calls):
+                call(index % num_sets)
+
+        run, is_graphed = _captured(calls)
+        samples = sorted(_elapsed(run) / num_calls for _ in range(_NUM_REPLAYS))
+        median = statistics.median(samples)
+        quarter = len(samples) // 4
+        return Timing(median, (samples[-1 - quarter] - samples[quarter]) / median, is_graphed)
+
+
+def _captured(calls: Callable[[], None]) -> tuple[Callable[[], object], bool]:
+    """Return the calls as a graph; or as they are, if they cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            calls()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return calls, False
+    return graph.replay, True
+
+
+def _elapsed(run: Callable[[], object]) -> float:
+    """Return the seconds of a run that follows another: the device is busy while the host starts the second."""
+    start: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    run()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3

@@ -1,0 +1,88 @@
+"""Every op's checks and cases once, at small shapes on the CPU: what a device run would find too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+
+import pytest
+import torch
+
+from ops.bench.gpu.case import OURS, Case
+from ops.bench.gpu.cases import attention, elementwise, logits, rotation, small_gemm
+from ops.bench.gpu.run import poisoned_memory
+from ops.bench.gpu.shapes import MODELS, ModelShape
+from ops.bench.gpu.suites import all_suites
+
+CPU = torch.device("cpu")
+TINY = ModelShape("tiny", 64, 4, 2, 16, 96, 300, has_qk_norm=True)
+
+ERRORS: dict[str, tuple[Callable[[], float], float]] = {
+    "rms_norm": (partial(elementwise.rms_norm_error, CPU, 3, 65), 4e-3),
+    "silu_mul": (partial(elementwise.silu_mul_error, CPU, 3, 65), 4e-3),
+    "rotation": (partial(rotation.rotation_error, CPU, TINY, 9), 4e-3),
+    "sampling": (partial(logits.sampling_error, CPU, 6, 300, 1.0, 20, 0.9, 0.01), 0.0),
+    "bitmask": (partial(logits.bitmask_error, CPU, 5, 301), 0.0),
+    "attention": (partial(attention.attention_error, CPU, TINY, [(1, 40), (9, 9), (3, 17)], 12), 1e-2),
+    "product": (partial(small_gemm.product_error, CPU, 3, 40, 70), 4e-3),
+}
+CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
+    "rms_norm": (elementwise, partial(elementwise.rms_norm_case, CPU, 3, 64)),
+    "silu_mul": (elementwise, partial(elementwise.silu_mul_case, CPU, 3, 64)),
+    "rotation": (rotation, partial(rotation.rotation_case, CPU, TINY, 9)),
+    "sampling": (logits, partial(logits.sampling_case, CPU, 3, 300, 1.0)),
+    "top_k": (logits, partial(logits.sampling_case, CPU, 3, 300, 1.0, 5, 0.9)),
+    "bitmask": (logits, partial(logits.bitmask_case, CPU, 3, 300)),
+    "decodes": (attention, partial(attention.attention_case, CPU, TINY, [(1, 40)] * 3)),
+    "chunk": (attention, partial(attention.attention_case, CPU, TINY, [(40, 40)])),
+    "mixed": (attention, partial(attention.attention_case, CPU, TINY, [(10, 40), (1, 40)])),
+    "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70)),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_right_op_passes_its_check(name: str) -> None:
+    error, tolerance = ERRORS[name]
+    with poisoned_memory():
+        assert 0 <= error() <= tolerance
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_of_a_case_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, build = CASES[name]
+    if hasattr(module, "compiled"):
+        monkeypatch.setattr(module, "compiled", lambda function: function)
+    case = build()
+    assert OURS in case.candidates
+    assert case.num_bytes > 0
+    outputs = {}
+    for candidate, call in case.candidates.items():
+        if candidate != "SDPA cuDNN":  # which has no CPU form
+            outputs[candidate] = call(case.num_sets - 1)
+    ours = outputs[OURS]
+    if isinstance(ours, torch.Tensor) and ours.is_floating_point():
+        for other in outputs.values():
+            assert isinstance(other, torch.Tensor)
+            assert other.numel() == ours.numel()
+
+
+def test_baselines_compute_what_ours_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "compiled", lambda function: function)
+    monkeypatch.setattr(elementwise, "compiled", lambda function: function)
+    for build in (partial(elementwise.silu_mul_case, CPU, 3, 64), partial(rotation.rotation_case, CPU, TINY, 9)):
+        torch.manual_seed(0)
+        ours = build().candidates[OURS](0)
+        torch.manual_seed(0)
+        theirs = build().candidates["torch.compile"](0)
+        torch.testing.assert_close(ours, theirs, atol=0.06, rtol=0.02)
+
+
+def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
+    suites = all_suites()
+    assert len({suite.name for suite in suites}) == len(suites)
+    for suite in suites:
+        labels = [spec.label for spec in suite.cases]
+        assert len(set(labels)) == len(labels)
+        assert max(map(len, labels)) <= 38
+    assert {(model.hidden_size, model.vocab_size) for model in MODELS} >= {(4096, 128_256), (5120, 151_936)}

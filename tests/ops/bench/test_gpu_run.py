@@ -1,0 +1,151 @@
+"""The run, its table and its records, with a timer that only knows what it is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ops.bench.gpu import ceilings
+from ops.bench.gpu.__main__ import main, run_bench
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite
+from ops.bench.gpu.run import poisoned_memory
+from ops.bench.gpu.timer import Timing
+
+CPU = torch.device("cpu")
+SECONDS = {OURS: 2e-6, "slow": 8e-6, "fast": 3e-6, f"{OURS}/other": 1e-6, "ceiling": 1.0}
+
+
+class ToldTimer:
+    """Calls once, and takes the name that the call returns for its time."""
+
+    def measure(self, call: Callable[[int], object], num_sets: int) -> Timing:
+        name = call(num_sets - 1)
+        return Timing(SECONDS[name if isinstance(name, str) else "ceiling"], 0.01, is_graphed=name != "slow")
+
+
+@pytest.fixture(autouse=True)
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(ceilings, "_MATRIX_SIZE", 8)
+
+
+def fail(_: object) -> object:
+    raise ValueError("this shape is not supported\nat all")
+
+
+def make_suite(name: str, *errors: float | Callable[[], float], build: Callable[..., Case] | None = None) -> OpSuite:
+    def build_case(device: torch.device) -> Case:
+        assert device == CPU
+        candidates = {name: lambda index, name=name: name for name in SECONDS if name != "ceiling"}
+        return Case(1, 0, 3, {**candidates, "broken": fail}, {"absent": "no module named absent"})
+
+    checks = [
+        Check(f"check {i}", error if callable(error) else lambda error=error: error, 0.1)
+        for i, error in enumerate(errors)
+    ]
+    return OpSuite(name, lambda device: checks, (CaseSpec(f"{name} shape", build or build_case),))
+
+
+def run(suites: list[OpSuite], directory: Path, limit_s: float = 60.0) -> tuple[int, list[dict]]:
+    status = run_bench(suites, CPU, ToldTimer(), directory, time.monotonic() + limit_s)
+    return status, [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]
+
+
+def test_right_op_is_timed_beside_its_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, records = run([make_suite("op", 0.0, 0.1)], tmp_path / "results")
+    assert status == 0
+    assert [record.get("check") or record["op"] for record in records] == ["op", "op", "op"]
+    case = records[2]
+    # One byte at 2000 bytes a second.
+    assert case["floor_us"] == 500.0
+    assert case["ceiling_fraction"] == 250.0
+    assert (case["best_baseline"], case["speedup"]) == ("fast", 1.5)
+    assert case["candidates"]["slow"] == {"us": 8.0, "spread": 0.01, "is_graphed": False}
+    assert case["not_run"]["absent"] == "no module named absent"
+    assert case["not_run"]["broken"].startswith("ValueError: this shape is not supported (fail:")
+    assert case["ceilings"] == {"bytes_per_s": 2000.0, "matmul_flop_per_s": 1024.0}
+    assert case["versions"]["torch"] == str(torch.__version__)
+    output = capsys.readouterr().out
+    [line] = [line for line in output.splitlines() if line.startswith("op ") and "shape" in line and "fast" in line]
+    assert "fast 3.0 (×1.50), headrace/other 1.0 (×0.50), slow 8.0* (×4.00), absent: -, broken: -" in line
+    assert output.count("not run: broken") == 1
+
+
+@pytest.mark.parametrize("error", [0.11, math.nan, fail], ids=["large", "nan", "raises"])
+def test_wrong_op_is_not_timed_and_the_others_are(error: float, tmp_path: Path) -> None:
+    wrong = (lambda: error(None)) if callable(error) else error
+    status, records = run([make_suite("wrong", 0.0, wrong), make_suite("right", 0.0)], tmp_path)
+    assert status == 1
+    assert [record["op"] for record in records if "op" in record] == ["right"]
+    assert [record["is_right"] for record in records if "check" in record] == [True, False, True]
+
+
+def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, records = run([make_suite("big", 0.0, build=fail), make_suite("op", 0.0)], tmp_path)
+    assert status == 0
+    assert records[2]["not_run"][OURS].startswith("ValueError: this shape is not supported")
+    assert records[2]["speedup"] is None
+    assert "this shape is not supported" in capsys.readouterr().out
+    assert records[3]["speedup"] == 1.5
+
+
+def test_no_case_starts_after_the_limit(tmp_path: Path) -> None:
+    _, records = run([make_suite("op", 0.0)], tmp_path, limit_s=-1.0)
+    assert records[1]["not_run"] == {OURS: "out of time"}
+
+
+def test_records_are_appended(tmp_path: Path) -> None:
+    run([make_suite("op", 0.0)], tmp_path)
+    _, records = run([make_suite("op", 0.0)], tmp_path)
+    assert len(records) == 4
+
+
+def test_memory_is_poisoned_only_while_checking() -> None:
+    with poisoned_memory():
+        assert torch.empty(1000).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_dry_run_lists_the_ops_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run", "--only", "sampling"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("sampling: 128x128256 plain")
+    assert "decode_attention" not in captured.out
+    assert "--dry-run was given" in captured.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_unknown_op_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "nothing"])
+    assert "decode_attention" in capsys.readouterr().err
+
+
+def test_bench_needs_only_what_a_bare_gpu_machine_has() -> None:
+    blocked = ("msgspec", "nats", "uvloop", "click", "starlette", "transformers", "triton", "gpu_worker", "shared")
+    code = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Block())
+from ops.bench.gpu.__main__ import main
+sys.exit(main(["--dry-run"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "small_gemm: " in done.stdout
