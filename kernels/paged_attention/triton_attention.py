@@ -25,6 +25,7 @@ MAX_QUERY_HEADS_PER_KV_HEAD = 128
 _MAX_SPLIT_ROWS = 64
 # The least rows that a tensor core multiplies.
 _MIN_ROWS = 16
+_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "HEAD_DIM", "SLIDING_WINDOW", "BLOCK_D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,28 +135,17 @@ def _launch_split(
     gpu: Gpu,
 ) -> None:
     """Attend from the sequences with at most `max_query_len` query tokens."""
-    num_seqs, num_kv_heads = len(batch.context_lens), batch.key_cache.shape[2]
-    num_heads, head_dim = batch.query.shape[1:]
-    capacity = batch.block_tables.shape[1] * batch.key_cache.shape[1]
+    num_seqs, (_, block_size, num_kv_heads, head_dim) = len(batch.context_lens), batch.key_cache.shape
+    num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * block_size
     num_splits = choose_num_splits(config, num_seqs, num_kv_heads, capacity, gpu.num_multiprocessors)
     num_rows = num_seqs * num_splits * num_heads * max_query_len if num_splits > 1 else 0
     partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
-    splits = {
-        "MAX_QUERY_LEN": max_query_len,
-        "MIN_TILES": -(-config.min_split_tokens // config.block_n),
-        "BLOCK_N": config.block_n,
-    }
+    min_tiles = -(-config.min_split_tokens // config.block_n)
+    splits = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n}
+    lengths = (batch.query_starts, batch.context_lens)
     split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
-        result,
-        partial,
-        partial_lse,
-        batch.query,
-        batch.key_cache,
-        batch.value_cache,
-        batch.block_tables,
-        batch.query_starts,
-        batch.context_lens,
+        *(result, partial, partial_lse, batch.query, batch.key_cache, batch.value_cache, batch.block_tables, *lengths),
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
@@ -167,24 +157,14 @@ def _launch_split(
         **constants.shared,
         **splits,
     )
-    if num_splits == 1:
-        return
-    shared = {name: constants.shared[name] for name in _REDUCE_CONSTANTS}
-    reduce_splits_kernel[(num_heads * max_query_len, num_seqs)](
-        result,
-        partial,
-        partial_lse,
-        batch.query_starts,
-        batch.context_lens,
-        num_splits,
-        BLOCK_S=triton.next_power_of_2(num_splits),
-        num_warps=4,
-        **shared,
-        **splits,
-    )
-
-
-_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "HEAD_DIM", "SLIDING_WINDOW", "BLOCK_D")
+    if num_splits > 1:
+        reduce_splits_kernel[(num_heads * max_query_len, num_seqs)](
+            *(result, partial, partial_lse, *lengths, num_splits),
+            BLOCK_S=triton.next_power_of_2(num_splits),
+            num_warps=4,
+            **{name: constants.shared[name] for name in _REDUCE_CONSTANTS},
+            **splits,
+        )
 
 
 def _launch_chunk(

@@ -57,7 +57,7 @@ def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[Com
     assert len(readers) == 20
     for kernel in readers:
         assert kernel.count(COPY_16) >= 16, str(kernel)
-        # Ahead of the loop only the query is wide, and its width is that of what is written in the end.
+        # The query, and what is written in the end.
         assert kernel.count(LOAD_16) >= 2, str(kernel)
         assert kernel.count(STORE_16) >= 2, str(kernel)
 

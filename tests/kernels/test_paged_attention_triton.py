@@ -65,12 +65,12 @@ def batch_of(shape: Shape, lengths: list[int], query_lens: list[int]) -> PagedBa
 @pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decodes_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -> None:
-    check(batch_of(shape, [1, 150, 17], [1, 1, 1]), device, gpu=gpu)
+    check(batch_of(shape, [1, 130, 17], [1, 1, 1]), device, gpu=gpu)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> None:
-    check(batch_of(shape, [70, 33, 1, 40], [1, 33, 1, 35]), device)
+    check(batch_of(shape, [70, 27, 1, 33], [1, 27, 1, 20]), device)
 
 
 @pytest.mark.parametrize("shape", [SMALL, SHAPES[1], SHAPES[4]], ids=str)
@@ -80,20 +80,19 @@ def test_verified_drafts_equal_reference(shape: Shape, device: torch.device) -> 
 
 def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.device) -> None:
     # With two heads a group, 8 query tokens fill the 16 rows of the split kernel; 9 go to the other one.
-    check(batch_of(SMALL, [70, 30, 40], [8, 9, 40]), device)
+    check(batch_of(SMALL, [20, 30, 40], [8, 9, 33]), device)
 
 
 def test_one_long_chunk_equals_reference(device: torch.device) -> None:
-    check(batch_of(SMALL, [90], [80]), device)
+    check(batch_of(SMALL, [75], [60]), device)
 
 
-@pytest.mark.parametrize("soft_cap", [None, 2.0])
-@pytest.mark.parametrize("sliding_window", [1, 8, 50])
-@pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 45, 20]], ids=["decodes", "mixed"])
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(1, None), (8, 2.0), (50, None)])
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 38, 20]], ids=["decodes", "mixed"])
 def test_window_and_cap_equal_reference(
     query_lens: list[int], sliding_window: int, soft_cap: float | None, device: torch.device
 ) -> None:
-    check(batch_of(SMALL, [100, 45, 70], query_lens), device, sliding_window, soft_cap)
+    check(batch_of(SMALL, [90, 38, 70], query_lens), device, sliding_window, soft_cap)
 
 
 def test_soft_cap_without_window_equals_reference(device: torch.device) -> None:
