@@ -62,6 +62,7 @@ class Endpoint:
             raise ServerRefusedError(0, f"the answer broke off: {error!r}") from error
         finally:
             response.close()
+        raise ServerRefusedError(0, "the answer broke off: the connection was closed")
 
     def _open(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         place = urlsplit(self.url)

@@ -3,8 +3,10 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from ops.stack.ports import free_port
@@ -66,6 +68,26 @@ def test_refusal_is_told_in_the_servers_words(cli_system: System, tmp_path: Path
     done = headrace("chat", "x", "--url", cli_system.url, "--api-key", "wrong", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "the server answers 401" in done.stderr
+
+
+def test_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
+    chunk = b'data: {"choices":[{"index":0,"text":"half an ans"}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def answer_half(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(head + b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer_half, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        done = headrace("chat", "x", "--model-name", "m", "--url", url)
+        thread.join()
+    assert done.stdout.startswith("half an ans")
+    assert (done.returncode, "broke off" in done.stderr) == (2, True), done.stderr
 
 
 def _read_until(leader: int, pattern: bytes) -> None:
