@@ -131,10 +131,11 @@ class FrameReceiver:
             self._endings.fail(flight, timeout_error())
         elif finish.reason == "failed" and finish.error_param is not None:
             message = finish.error or "The request cannot be served."
-            self._endings.fail(flight, ApiError(400, message, param=finish.error_param, code="invalid_value"))
+            code = finish.error_code or "invalid_value"
+            self._endings.fail(flight, ApiError(400, message, param=finish.error_param, code=code))
         elif finish.reason == "failed":
-            message = finish.error or "The worker failed."
-            self._endings.fail(flight, ApiError(500, message, code="worker_failed"))
+            _logger.error("request %s failed in its worker: %s", flight.id, finish.error)
+            self._endings.fail(flight, ApiError(500, "The worker failed at this request.", code="worker_failed"))
         else:
             self._endings.lose(flight, "cancelled", "the worker cancelled it, but nobody here did")
 

@@ -38,10 +38,11 @@ class InvalidNameError(HeadraceError):
 class BadRequestError(HeadraceError):
     """The client's input is wrong in a way that it can mend."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        """Say what is wrong and allowed; `param` names the field."""
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
+        """Say what is wrong and allowed; `param` names the field, `code` is the reason for machines."""
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class PromptTooLongError(BadRequestError):
@@ -53,6 +54,7 @@ class PromptTooLongError(BadRequestError):
             f"The prompt has {num_prompt_tokens} tokens, but this model's context holds {max_model_len} "
             "including at least one generated token. Shorten the prompt.",
             param,
+            "context_length_exceeded",
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len

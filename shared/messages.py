@@ -123,13 +123,14 @@ class Finish(Struct, frozen=True, array_like=True):
     """Why a sequence ended. `handoff` means: not ended, send it to another worker.
 
     `error_param` names the request field at fault when `reason` is `failed` because of bad input (a 400 to the
-    client); None with `failed` is a fault of ours (a 500).
+    client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500).
     """
 
     reason: FinishReason
     usage: Usage | None = None
     error: str | None = None
     error_param: str | None = None
+    error_code: str | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):

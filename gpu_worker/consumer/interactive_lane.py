@@ -84,7 +84,7 @@ class InteractiveLane:
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
         """End a request that can never run."""
-        self.end(held, Finish("failed", error=str(error), error_param=error.param or "prompt"))
+        self.end(held, Finish("failed", error=str(error), error_param=error.param or "prompt", error_code=error.code))
 
     def fail(self, held: HeldRequest, error: str, param: str | None = None) -> None:
         """End a request that failed here; `param` names its field that is at fault, if one is."""

@@ -99,16 +99,18 @@ def _candidates(
     weights = values.exp().masked_fill_(values < least, 0.0)
     is_complete = (values[:, -1:] < least) | is_whole
     total = weights.sum(1, keepdim=True)
+    is_summed = torch.zeros_like(is_complete)
     if not is_whole:
         # Where more tokens survive than were looked at, `top_p` still can be applied if their sum is known.
-        needs_sum = ~is_complete & (top_k == 0) & (truncation.top_p < 1.0)
-        if needs_sum.any():
+        is_summed = ~is_complete & (top_k == 0) & (truncation.top_p < 1.0)
+        if is_summed.any():
             survivors = scaled.exp().masked_fill_(scaled < truncation.log_min_p, 0.0)
-            total = torch.where(needs_sum, survivors.sum(1, keepdim=True), total)
-        is_complete |= needs_sum & (weights.sum(1, keepdim=True) >= truncation.top_p * total)
-    before = F.pad(weights.cumsum(1)[:, :-1], (1, 0))
-    kept = (before < truncation.top_p * total) | (truncation.top_p >= 1.0)
-    kept[:, 0] = True
+            total = torch.where(is_summed, survivors.sum(1, keepdim=True), total)
+    # Tokens that tie stand or fall together, because the order in which `topk` leaves them is chance.
+    first_of_tie = torch.searchsorted(-values, -values).clamp_(max=width - 1)
+    before = F.pad(weights.cumsum(1)[:, :-1], (1, 0)).gather(1, first_of_tie)
+    kept = (before < truncation.top_p * total) | (truncation.top_p >= 1.0) | (first_of_tie == 0)
+    is_complete |= is_summed & ~kept[:, -1:]
     return ids, weights * kept, is_complete[:, 0]
 
 

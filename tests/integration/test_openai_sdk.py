@@ -222,8 +222,9 @@ def test_bad_argument_raises_the_matching_sdk_exception(
 
 
 def test_prompt_longer_than_context_is_a_bad_request(system: System) -> None:
-    with pytest.raises(openai.BadRequestError, match="context"):
+    with pytest.raises(openai.BadRequestError, match="context") as raised:
         system.client().completions.create(model=system.model, prompt=[5] * 5000, max_tokens=4)
+    assert (raised.value.param, raised.value.code) == ("prompt", "context_length_exceeded")
 
 
 def test_wrong_key_raises_authentication_error(system: System) -> None:

@@ -42,3 +42,11 @@ def test_rows_that_need_more_candidates_keep_their_places() -> None:
     assert 900 < first < 1100
     assert third < 30
     assert second == fourth == 7
+
+
+def test_tokens_that_tie_at_the_boundary_of_top_p_stand_together() -> None:
+    # Half the mass is reached within the four tokens of weight 0.15; whichever come first, none may be left out.
+    scaled = torch.tensor([[0.4, 0.15, 0.15, 0.15, 0.15]]).log()
+    truncation = Truncation(torch.tensor([[-math.inf]]), torch.tensor([[0]]), torch.tensor([[0.5]]))
+    drawn = {choose_truncated(scaled, number(step / 50), truncation).item() for step in range(50)}
+    assert drawn == {0, 1, 2, 3, 4}
