@@ -200,5 +200,9 @@ class Recovery:
 
 
 def timeout_error() -> ApiError:
-    """Return the error of a request whose deadline has passed."""
-    return ApiError(408, "The request was not finished before its deadline.", code="timeout")
+    """Return the error of a request whose deadline has passed.
+
+    The official SDKs repeat a 408 unless told otherwise; nobody waits for this answer any more.
+    """
+    message = "The request was not finished before its deadline."
+    return ApiError(408, message, code="timeout", headers={"x-should-retry": "false"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import httpx2
 import openai
@@ -225,6 +226,19 @@ def test_prompt_longer_than_context_is_a_bad_request(system: System) -> None:
     with pytest.raises(openai.BadRequestError, match="context") as raised:
         system.client().completions.create(model=system.model, prompt=[5] * 5000, max_tokens=4)
     assert (raised.value.param, raised.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_own_deadline_ends_the_request_and_is_not_retried(simulated: System) -> None:
+    started = time.monotonic()
+    with pytest.raises(openai.APIStatusError) as raised:
+        simulated.client(max_retries=5).completions.create(
+            model=simulated.model,
+            prompt="x",
+            max_tokens=1000,
+            extra_body={"timeout": 0.3, "ignore_eos": True},
+        )
+    assert raised.value.status_code == 408
+    assert time.monotonic() - started < 1
 
 
 def test_wrong_key_raises_authentication_error(system: System) -> None:
