@@ -1,0 +1,62 @@
+"""Batch jobs through any NATS client: every one is answered once, and none delays a person who is waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from tests.integration.system import System, running_system
+
+STEP_S = 0.02
+NUM_JOBS = 8
+JOB_TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def four_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    environ = {"HEADRACE_MAX_NUM_SEQS": "4"}
+    arguments = ("--simulate", str(STEP_S * 1000))
+    with running_system(tmp_path_factory.mktemp("four-slots"), *arguments, environ=environ) as running:
+        yield running
+
+
+@pytest.fixture
+async def queue(four_slots: System) -> AsyncIterator[Client]:
+    client = await nats.connect(four_slots.info["nats_url"])
+    yield client
+    await client.close()
+
+
+async def _publish_jobs(queue: Client, model: str) -> None:
+    for index in range(NUM_JOBS):
+        sampling = {"max_tokens": JOB_TOKENS, "ignore_eos": True}
+        job = {"id": f"job-{index}", "model": model, "lane": "batch", "text": f"job {index}", "sampling": sampling}
+        await queue.jetstream().publish(f"hr.req.{model}.batch.default", json.dumps(job).encode())
+
+
+async def test_interactive_request_does_not_wait_for_running_batch_jobs(four_slots: System, queue: Client) -> None:
+    results = await queue.subscribe("hr.result.default.*")
+    model = four_slots.model
+    await _publish_jobs(queue, model)
+    await asyncio.sleep(20 * STEP_S)  # all four slots now run batch jobs
+    async with four_slots.async_client() as client:
+        started = time.monotonic()
+        stream = await client.completions.create(
+            model=model, prompt="x", max_tokens=4, stream=True, extra_body={"ignore_eos": True}
+        )
+        await anext(aiter(stream))
+        ttft_s = time.monotonic() - started
+        await stream.close()
+    # The step in flight and its own: a job would have held its slot for 150 of them.
+    assert ttft_s < 15 * STEP_S
+    answers = [json.loads((await results.next_msg(timeout=30)).data) for _ in range(NUM_JOBS)]
+    assert sorted(answer["id"] for answer in answers) == [f"job-{index}" for index in range(NUM_JOBS)]
+    assert {(answer["finish"], answer["completion_tokens"]) for answer in answers} == {("length", JOB_TOKENS)}
+    with pytest.raises(TimeoutError):
+        await results.next_msg(timeout=0.5)
