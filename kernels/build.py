@@ -22,14 +22,30 @@ from shared.errors import HeadraceError
 logger = logging.getLogger(__name__)
 
 SOURCE_ROOT = Path(__file__).parent
-SOURCES = ("paged_attention/cpu.cpp", "kv_write/cpu.cpp")
-HEADERS = ("simd.h",)
+SOURCES = (
+    "decoder_stack/cpu.cpp",
+    "paged_attention/cpu.cpp",
+    "linear/cpu.cpp",
+    "rope_kv_write/cpu.cpp",
+    "kv_write/cpu.cpp",
+    "rms_norm/cpu.cpp",
+    "silu_mul/cpu.cpp",
+)
+HEADERS = (
+    "simd.h",
+    "team.h",
+    "linear/packed.h",
+    "paged_attention/attention.h",
+    "rms_norm/rows.h",
+    "rope_kv_write/token.h",
+)
 COMPILE_FLAGS = (
     "-std=c++17",
     "-O3",
     "-march=native",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fno-exceptions",
     "-fopenmp",
     "-fPIC",
     "-fvisibility=hidden",

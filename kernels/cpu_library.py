@@ -9,9 +9,11 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 
@@ -24,6 +26,21 @@ DTYPE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
+# For each function its result and its arguments.
+_SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
+    {
+        "paged_attention": (None, [*[_POINTER] * 7, _INT64, *[_INT32] * 7, _FLOAT, *[_INT32] * 3]),
+        "kv_write": (None, [*[_POINTER] * 5, *[_INT64] * 2, *[_INT32] * 4]),
+        "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
+        "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
+        "rope_kv_write": (None, [*[_POINTER] * 8, _INT64, _FLOAT, *[_INT32] * 8]),
+        "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 6]),
+        "panel_width": (_INT32, []),
+        "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),
+        "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CpuLibrary:
@@ -31,6 +48,13 @@ class CpuLibrary:
 
     paged_attention: Callable[..., None]
     kv_write: Callable[..., None]
+    rms_norm: Callable[..., None]
+    silu_mul: Callable[..., None]
+    rope_kv_write: Callable[..., None]
+    linear: Callable[..., None]
+    panel_width: Callable[[], int]
+    decoder_stack: Callable[..., int]
+    decoder_stack_scratch: Callable[..., int]
 
 
 @functools.cache
@@ -53,10 +77,11 @@ def load_library(path: Path) -> CpuLibrary:
         OSError: It does not fit this process, for example because torch brought no OpenMP runtime.
     """
     library = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
-    attention = library.headrace_paged_attention
-    attention.argtypes = [_POINTER] * 7 + [_INT64] + [_INT32] * 7 + [_FLOAT] + [_INT32] * 3
-    attention.restype = None
-    kv_write = library.headrace_kv_write
-    kv_write.argtypes = [_POINTER] * 5 + [_INT64] * 2 + [_INT32] * 4
-    kv_write.restype = None
-    return CpuLibrary(attention, kv_write)
+    return CpuLibrary(**{name: _function(library, name, *signature) for name, signature in _SIGNATURES.items()})
+
+
+def _function(library: ctypes.CDLL, name: str, result: type | None, arguments: list[type]) -> Callable[..., Any]:
+    function = getattr(library, f"headrace_{name}")
+    function.restype = result
+    function.argtypes = arguments
+    return cast("Callable[..., Any]", function)

@@ -62,6 +62,27 @@ inline void store_scalar(bfloat16* target, float value) {
   target->bits = is_nan ? 0x7fc0u : static_cast<uint16_t>(rounded >> 16);
 }
 
+inline void store(float* target, Floats vector) { std::memcpy(target, &vector, sizeof(vector)); }
+inline void store(_Float16* target, Floats vector) {
+  const Float16s narrow = __builtin_convertvector(vector, Float16s);
+  std::memcpy(target, &narrow, sizeof(narrow));
+}
+inline void store(bfloat16* target, Floats vector) {
+  const Ints bits = (Ints)vector;
+  const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const Ints kept = vector == vector ? rounded : Ints{} + 0x7fc00000;
+  const Halves narrow = __builtin_convertvector((kept >> 16) & 0xffff, Halves);
+  std::memcpy(target, &narrow, sizeof(narrow));
+}
+
+// Stores `count` elements, rounded to the target's type.
+template <typename T>
+inline void narrow(const float* source, T* target, int count) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(target + i, load(source + i));
+  for (; i < count; ++i) store_scalar(target + i, source[i]);
+}
+
 // Widens `count` elements to fp32; lanes up to `padded` become zero.
 template <typename T>
 inline void widen(const T* source, float* target, int count, int padded) {
@@ -136,6 +157,13 @@ inline Floats exp_nonpositive(Floats x) {
   y = y * r + 5.0000001201e-1f;
   y = y * (r * r) + r + 1.0f;
   return y * (Floats)((power + 127) << 23);
+}
+
+// x / (1 + exp(-x)), through exp(-|x|), which cannot overflow.
+inline Floats silu(Floats x) {
+  const Floats magnitude = x < 0.0f ? -x : x;
+  const Floats e = exp_nonpositive(-magnitude);
+  return x * (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
 }
 
 }  // namespace headrace

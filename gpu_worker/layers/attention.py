@@ -8,10 +8,8 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.linear import Linear
-from gpu_worker.layers.rms_norm import HeadNorm
-from gpu_worker.layers.rotary_embedding import rotate
-from kernels.kv_write import write_kv
 from kernels.paged_attention import paged_attention
+from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +25,10 @@ class AttentionShape:
 class Attention:
     """Grouped-query attention, optionally with normalised query and key heads."""
 
-    __slots__ = ("_head_norm", "_index", "_num_rotated", "_output", "_qkv", "_scale", "_shape")
+    __slots__ = ("_head_norm", "_index", "_output", "_qkv", "_scale", "_shape")
 
     def __init__(
-        self, index: int, shape: AttentionShape, qkv: Linear, output: Linear, head_norm: HeadNorm | None = None
+        self, index: int, shape: AttentionShape, qkv: Linear, output: Linear, head_norm: HeadNormWeights | None = None
     ) -> None:
         """Hold the projections; `qkv` yields the query heads, then the key heads, then the value heads.
 
@@ -47,27 +45,23 @@ class Attention:
         self._output = output
         self._head_norm = head_norm
         self._scale = shape.head_dim**-0.5
-        self._num_rotated = shape.num_heads + shape.num_kv_heads
 
     def __call__(
-        self, x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, context: AttentionContext
+        self, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
         """Write the keys and values of `x` into the cache, and attend from `x` to the cache.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
-            cos, signed_sin: `[num_tokens, 1, head_dim]`
+            positions: `[num_tokens]`
+            cos_sin: `[max_positions, head_dim]`
         """
         num_tokens, shape = x.shape[0], self._shape
         heads = self._qkv(x).view(num_tokens, -1, shape.head_dim)
-        rotated, value = heads[:, : self._num_rotated], heads[:, self._num_rotated :]
-        if self._head_norm is not None:
-            rotated = self._head_norm(rotated)
-        rotated = rotate(rotated, cos, signed_sin)
         key_cache, value_cache = context.key_caches[self._index], context.value_caches[self._index]
-        write_kv(rotated[:, shape.num_heads :], value, key_cache, value_cache, context.slot_mapping)
+        query = rope_kv_write(heads, positions, cos_sin, key_cache, value_cache, context.slot_mapping, self._head_norm)
         attended = paged_attention(
-            rotated[:, : shape.num_heads],
+            query,
             key_cache,
             value_cache,
             context.block_tables,

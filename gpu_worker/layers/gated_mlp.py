@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.linear import Linear
+from kernels.silu_mul import silu_mul
 
 
 class GatedMLP:
@@ -22,5 +23,4 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(torch.ops.aten.silu.default(gate).mul_(up))
+        return self._down(silu_mul(self._gate_up(x)))

@@ -1,24 +1,10 @@
-"""Between token ids and hidden vectors: the embedding at the bottom of a model, the head at its top."""
+"""From hidden vectors to scores of the vocabulary: the head at the top of a model."""
 
 from __future__ import annotations
 
 import torch
 
 from gpu_worker.layers.linear import Linear
-
-
-class Embedding:
-    """Looks up one vector per token."""
-
-    __slots__ = ("_weight",)
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        """Hold the vectors, `[vocab_size, hidden_size]`."""
-        self._weight = weight
-
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return a new `[num_tokens, hidden_size]` for `token_ids: [num_tokens]`."""
-        return torch.embedding(self._weight, token_ids)
 
 
 class LMHead:
@@ -32,4 +18,4 @@ class LMHead:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`."""
-        return self._projection(hidden).float()
+        return self._projection.to_float32(hidden)

@@ -1,63 +1,27 @@
-"""The decoder that all families share: a stack of attention and gated feed-forward blocks over one residual stream."""
+"""The decoder that all families share: takes the weights that the configuration calls for, in the device's form."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.gated_mlp import GatedMLP
-from gpu_worker.layers.linear import Linear, make_linear
-from gpu_worker.layers.rms_norm import HeadNorm, RMSNorm
-from gpu_worker.layers.rotary_embedding import RotaryEmbedding
-from gpu_worker.layers.vocabulary import Embedding, LMHead
+from gpu_worker.layers.decoder_form import DecoderForm
+from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layered_decoder import LayeredDecoder
+from gpu_worker.layers.linear import make_linear
+from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-
-
-class DecoderLayer:
-    """Attention and feed-forward block of one layer, each with its normalisation before it."""
-
-    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
-
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, index: int) -> None:
-        """Take the layer's weights."""
-        name = f"model.layers.{index}"
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self._attention_norm = RMSNorm(checkpoint.take(f"{name}.input_layernorm.weight", size), eps)
-        self._attention = _attention(config, checkpoint, index)
-        self._mlp_norm = RMSNorm(checkpoint.take(f"{name}.post_attention_layernorm.weight", size), eps)
-        self._mlp = _mlp(config, checkpoint, f"{name}.mlp")
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        context: AttentionContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layer's last contribution, not added yet, and the residual stream before it.
-
-        Args:
-            x: The previous layer's contribution, or the embeddings.
-            residual: The stream to add it to, in place; None at the first layer, where `x` becomes the stream.
-            rotation: cos and signed sin of the step's tokens.
-            context: The step's batch.
-
-        Shapes:
-            x, residual, both results: `[num_tokens, hidden_size]`
-        """
-        if residual is None:
-            residual = x
-            x = self._attention_norm(x)
-        else:
-            x = self._attention_norm.add(x, residual)
-        x = self._attention(x, *rotation, context)
-        return self._mlp(self._mlp_norm.add(x, residual)), residual
+from kernels.decoder_stack import StackShape
+from kernels.rope_kv_write import HeadNormWeights
 
 
 class CausalLM:
-    """A whole model on one device. Holds weights only: every call's state is in its arguments."""
+    """A whole model on one device. What it keeps between calls is weights and scratch memory: one thread calls it."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint."""
@@ -65,10 +29,7 @@ class CausalLM:
         self.dtype = dtype
         self.device = device
         vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._embedding = Embedding(vocabulary)
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, dtype, device)
-        self._layers = [DecoderLayer(config, checkpoint, index) for index in range(config.num_layers)]
-        self._norm = RMSNorm(checkpoint.take("model.norm.weight", config.hidden_size), config.rms_norm_eps)
+        self._decoder = _decoder(config, checkpoint, vocabulary)
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
         else:
@@ -84,11 +45,7 @@ class CausalLM:
             token_ids, positions: `[num_tokens]` int64, the sequences end to end; positions below `max_model_len`
             result: `[num_tokens, hidden_size]`, normalised for `logits()`
         """
-        x, residual = self._embedding(token_ids), None
-        rotation = self._rotary(positions)
-        for layer in self._layers:
-            x, residual = layer(x, residual, rotation, context)
-        return self._norm(x) if residual is None else self._norm.add(x, residual)
+        return self._decoder(token_ids, positions, context)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.
@@ -100,28 +57,55 @@ class CausalLM:
         return self._head(hidden)
 
 
-def _attention(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Attention:
-    name = f"model.layers.{index}.self_attn"
-    rows = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    parts = [f"{name}.{part}_proj" for part in "qkv"]
-    qkv = _linear(checkpoint, parts, rows, config.hidden_size, config.qkv_bias)
-    output = _linear(checkpoint, [f"{name}.o_proj"], [config.hidden_size], rows[0], config.output_bias)
-    head_norm = None
-    if config.qk_norm:
-        query = checkpoint.take(f"{name}.q_norm.weight", config.head_dim).expand(config.num_heads, -1)
-        key = checkpoint.take(f"{name}.k_norm.weight", config.head_dim).expand(config.num_kv_heads, -1)
-        head_norm = HeadNorm(torch.cat((query, key)), config.rms_norm_eps)
-    return Attention(index, config.attention_shape(index), qkv, output, head_norm)
+def _decoder(config: ModelConfig, checkpoint: Checkpoint, embedding: torch.Tensor) -> DecoderForm:
+    """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
+    shape = StackShape(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+    )
+    layers = _layers(config, checkpoint)
+    final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
+    cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
+    library = fusing_library(shape, embedding.dtype, embedding.device)
+    if library is not None:
+        return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin)
+    return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps)
 
 
-def _mlp(config: ModelConfig, checkpoint: Checkpoint, name: str) -> GatedMLP:
-    size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    gate_up = _linear(checkpoint, [f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], size, bias)
-    return GatedMLP(gate_up, _linear(checkpoint, [f"{name}.down_proj"], [size], inner, bias))
+def _layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[LayerWeights]:
+    """Take the weights of one layer after another, so that only one has both its plain and its packed ones."""
+    size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    for index in range(config.num_layers):
+        name = f"model.layers.{index}"
+        parts = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+        gate_up = [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]
+        yield LayerWeights(
+            shape=config.attention_shape(index),
+            attention_norm=checkpoint.take(f"{name}.input_layernorm.weight", size),
+            qkv=_projection(checkpoint, parts, heads, size, config.qkv_bias),
+            head_norm=_head_norm(config, checkpoint, f"{name}.self_attn"),
+            output=_projection(checkpoint, [f"{name}.self_attn.o_proj"], [size], heads[0], config.output_bias),
+            mlp_norm=checkpoint.take(f"{name}.post_attention_layernorm.weight", size),
+            gate_up=_projection(checkpoint, gate_up, [inner, inner], size, config.mlp_bias),
+            down=_projection(checkpoint, [f"{name}.mlp.down_proj"], [size], inner, config.mlp_bias),
+        )
 
 
-def _linear(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int, bias: bool) -> Linear:
-    """Build one linear layer of several projections of the same input, their features one after another."""
+def _head_norm(config: ModelConfig, checkpoint: Checkpoint, name: str) -> HeadNormWeights | None:
+    if not config.qk_norm:
+        return None
+    query, key = (checkpoint.take(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
+    return HeadNormWeights(query, key, config.rms_norm_eps)
+
+
+def _projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int, has_bias: bool) -> Projection:
+    """Take several projections of the same input as one, their features one after another."""
     weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(count, columns) for count in rows])
-    offset = checkpoint.take_rows([f"{name}.bias" for name in names], [(count,) for count in rows]) if bias else None
-    return make_linear(weight, offset)
+    if not has_bias:
+        return Projection(weight)
+    return Projection(weight, checkpoint.take_rows([f"{name}.bias" for name in names], [(count,) for count in rows]))

@@ -6,10 +6,9 @@
 // thread computes it, and whether it is decoded or prefilled.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
-#include "../simd.h"
+#include "attention.h"
 
 namespace headrace {
 namespace {
@@ -19,20 +18,6 @@ constexpr int kMaxRows = 16;       // Rows of an item at most, unless more heads
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxGroup = 64;
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
-
-struct Arguments {
-  const char* query;
-  void* result;
-  const char* key_cache;
-  const char* value_cache;
-  const int32_t* block_tables;
-  const int32_t* query_starts;
-  const int32_t* context_lens;
-  int64_t query_stride;  // Elements from one query token to the next.
-  int32_t num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size;
-  int32_t sliding_window;  // 0 is unlimited.
-  float scale;
-};
 
 // State of one item's rows, all in the first two cache levels.
 struct Rows {
@@ -179,7 +164,7 @@ struct Item {
 };
 
 template <typename Query>
-void begin_rows(const Arguments& a, const Item& item, Rows& rows) {
+void begin_rows(const AttentionArguments& a, const Item& item, Rows& rows) {
   const int group = a.num_heads / a.num_kv_heads;
   const int width = rows.head_dim_padded;
   const int num_queries = a.query_starts[item.sequence + 1] - a.query_starts[item.sequence];
@@ -201,7 +186,7 @@ void begin_rows(const Arguments& a, const Item& item, Rows& rows) {
 }
 
 template <typename Query>
-void end_rows(const Arguments& a, const Item& item, const Rows& rows) {
+void end_rows(const AttentionArguments& a, const Item& item, const Rows& rows) {
   const int group = a.num_heads / a.num_kv_heads;
   for (int row = 0; row < rows.count; ++row) {
     const int64_t token = a.query_starts[item.sequence] + item.first_token + row / group;
@@ -214,7 +199,7 @@ void end_rows(const Arguments& a, const Item& item, const Rows& rows) {
 }
 
 template <typename Cache>
-void attend(const Arguments& a, const Item& item, Rows& rows) {
+void attend(const AttentionArguments& a, const Item& item, Rows& rows) {
   alignas(64) float wide_keys[kTile * kMaxHeadDim], wide_values[kTile * kMaxHeadDim];
   const int width = rows.head_dim_padded;
   const int64_t key_stride = int64_t{a.num_kv_heads} * a.head_dim;
@@ -263,7 +248,7 @@ void attend(const Arguments& a, const Item& item, Rows& rows) {
 }
 
 template <typename Query>
-void run_item(const Arguments& a, const Item& item, DType cache_dtype, Rows& rows) {
+void run_item(const AttentionArguments& a, const Item& item, DType cache_dtype, Rows& rows) {
   begin_rows<Query>(a, item, rows);
   switch (cache_dtype) {
     case kFloat32: attend<float>(a, item, rows); break;
@@ -273,7 +258,7 @@ void run_item(const Arguments& a, const Item& item, DType cache_dtype, Rows& row
   end_rows<Query>(a, item, rows);
 }
 
-void run_item(const Arguments& a, const Item& item, DType query_dtype, DType cache_dtype, Rows& rows) {
+void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, DType cache_dtype, Rows& rows) {
   switch (query_dtype) {
     case kFloat32: return run_item<float>(a, item, cache_dtype, rows);
     case kBFloat16: return run_item<bfloat16>(a, item, cache_dtype, rows);
@@ -283,7 +268,7 @@ void run_item(const Arguments& a, const Item& item, DType query_dtype, DType cac
 
 // Hands out items: consecutive numbers map to (sequence, tile of tokens, KV head) through a running position.
 struct Cursor {
-  const Arguments& a;
+  const AttentionArguments& a;
   int tokens_per_item;
   int sequence = 0;
   int64_t items_before = 0;  // Items of the sequences before `sequence`.
@@ -293,21 +278,27 @@ struct Cursor {
     return int64_t{(tokens + tokens_per_item - 1) / tokens_per_item} * a.num_kv_heads;
   }
 
+  int64_t count() const {
+    int64_t items = 0;
+    for (int s = 0; s < a.num_seqs; ++s) items += items_of(s);
+    return items;
+  }
+
   // Finds item `number`; numbers must not decrease from call to call.
-  bool find(int64_t number, Item& item) {
-    while (sequence < a.num_seqs && number >= items_before + items_of(sequence)) items_before += items_of(sequence++);
-    if (sequence == a.num_seqs) return false;
+  Item find(int64_t number) {
+    while (number >= items_before + items_of(sequence)) items_before += items_of(sequence++);
+    Item item;
     const int64_t local = number - items_before;
     const int tokens = a.query_starts[sequence + 1] - a.query_starts[sequence];
     item.sequence = sequence;
     item.kv_head = static_cast<int>(local % a.num_kv_heads);
     item.first_token = static_cast<int>(local / a.num_kv_heads) * tokens_per_item;
     item.num_tokens = std::min(tokens_per_item, tokens - item.first_token);
-    return true;
+    return item;
   }
 };
 
-bool is_serial(const Arguments& a, int num_threads) {
+bool is_serial(const AttentionArguments& a, int num_threads) {
   if (num_threads <= 1) return true;
   int64_t work = 0;
   for (int s = 0; s < a.num_seqs && work < kSerialWork; ++s)
@@ -315,17 +306,18 @@ bool is_serial(const Arguments& a, int num_threads) {
   return work < kSerialWork;
 }
 
-void run_items(const Arguments& a, DType query_dtype, DType cache_dtype, std::atomic<int64_t>& next) {
+}  // namespace
+
+void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dtype, Operation& operation) {
   const int group = a.num_heads / a.num_kv_heads;
   Cursor cursor{a, std::max(kMaxRows / group, 1)};
   Rows rows;
   rows.head_dim_padded = (a.head_dim + kLanes - 1) / kLanes * kLanes;
-  Item item;
-  while (cursor.find(next.fetch_add(1, std::memory_order_relaxed), item))
-    run_item(a, item, query_dtype, cache_dtype, rows);
+  share(operation, cursor.count(), [&](int64_t number) {
+    run_item(a, cursor.find(number), query_dtype, cache_dtype, rows);
+  });
 }
 
-}  // namespace
 }  // namespace headrace
 
 extern "C" __attribute__((visibility("default"))) void headrace_paged_attention(
@@ -334,11 +326,11 @@ extern "C" __attribute__((visibility("default"))) void headrace_paged_attention(
     int32_t max_blocks, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
     int32_t sliding_window, float scale, int32_t query_dtype, int32_t cache_dtype, int32_t num_threads) {
   using namespace headrace;
-  const Arguments a{query, result, key_cache, value_cache, block_tables, query_starts, context_lens, query_stride,
+  const AttentionArguments a{query, result, key_cache, value_cache, block_tables, query_starts, context_lens, query_stride,
                     num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size, sliding_window, scale};
   const auto query_type = static_cast<DType>(query_dtype), cache_type = static_cast<DType>(cache_dtype);
-  std::atomic<int64_t> next{0};
-  if (is_serial(a, num_threads)) return run_items(a, query_type, cache_type, next);
+  Operation operation;
+  if (is_serial(a, num_threads)) return attend_items(a, query_type, cache_type, operation);
 #pragma omp parallel num_threads(num_threads)
-  run_items(a, query_type, cache_type, next);
+  attend_items(a, query_type, cache_type, operation);
 }

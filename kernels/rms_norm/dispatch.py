@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.rms_norm.cpu import can_run, rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
 
 
@@ -29,4 +31,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 
         if triton_kernel.can_run(x):
             return triton_kernel.rms_norm_triton(x, weight, eps, residual, gpu_of(x.device))
+    if can_run(x, weight) and (library := cpu_library()) is not None:
+        return rms_norm_cpu(library, x, weight, eps, residual)
     return rms_norm_reference(x, weight, eps, residual)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.rope_kv_write.cpu import can_run, rope_kv_write_cpu
 from kernels.rope_kv_write.reference import HeadNormWeights, rope_kv_write_reference
 
 
@@ -45,4 +47,6 @@ def rope_kv_write(
 
         gpu = gpu_of(qkv.device)
         return rope_kv_write_triton(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, gpu)
+    if can_run(qkv, positions, cos_sin, key_cache, head_norm) and (library := cpu_library()) is not None:
+        return rope_kv_write_cpu(library, qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
     return rope_kv_write_reference(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.silu_mul.cpu import can_run, silu_mul_cpu
 from kernels.silu_mul.reference import silu_mul_reference
 
 
@@ -24,4 +26,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         from kernels.silu_mul.triton_kernel import silu_mul_triton
 
         return silu_mul_triton(gate_up, gpu_of(gate_up.device))
+    if can_run(gate_up) and (library := cpu_library()) is not None:
+        return silu_mul_cpu(library, gate_up)
     return silu_mul_reference(gate_up)

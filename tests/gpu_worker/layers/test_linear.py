@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from gpu_worker.layers.linear import PackedLinear, PlainLinear, make_linear
+from gpu_worker.layers import linear as linear_module
+from gpu_worker.layers.linear import KernelLinear, Linear, OneDNNLinear, PlainLinear, make_linear
 
+FORMS: list[Callable[..., Linear]] = [make_linear, OneDNNLinear, PlainLinear]
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", EPSILON)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_rows", "columns", "rows"), [(1, 64, 97), (2, 63, 33), (7, 1, 5), (33, 704, 1000)])
 def test_any_shape_equals_exact_product(
-    dtype: torch.dtype, has_bias: bool, num_rows: int, columns: int, rows: int
+    form: Callable[..., Linear], dtype: torch.dtype, has_bias: bool, num_rows: int, columns: int, rows: int
 ) -> None:
+    if form is OneDNNLinear and dtype is torch.float16:
+        pytest.skip("oneDNN packs float32 and bfloat16")
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(num_rows, columns, generator=generator).to(dtype)
     weight = torch.randn(rows, columns, generator=generator).to(dtype)
     bias = torch.randn(rows, generator=generator).to(dtype) if has_bias else None
     exact = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
     scale = x.double().abs() @ weight.double().abs().T + 1
-    result = make_linear(weight, bias)(x)
+    linear = form(weight, bias)
+    result = linear(x)
     assert result.dtype is dtype
     assert result.shape == (num_rows, rows)
     assert ((result.double() - exact).abs() <= EPSILON[dtype] * scale).all()
+    wide = linear.to_float32(x)
+    assert wide.dtype is torch.float32
+    assert ((wide.double() - exact).abs() <= EPSILON[dtype] * scale).all()
 
 
 def test_strided_rows_equal_contiguous_rows() -> None:
@@ -34,7 +45,17 @@ def test_strided_rows_equal_contiguous_rows() -> None:
     assert torch.equal(linear(x[:, 32:96]), linear(x[:, 32:96].contiguous()))
 
 
-@pytest.mark.skipif(not torch._C._has_mkldnn, reason="this torch has no oneDNN")
-def test_float32_is_packed_and_float16_is_not() -> None:
-    assert isinstance(make_linear(torch.zeros(16, 16)), PackedLinear)
+def test_float32_and_bfloat16_are_packed_for_the_kernel() -> None:
+    assert isinstance(make_linear(torch.zeros(16, 16)), KernelLinear)
+    assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.bfloat16)), KernelLinear)
+
+
+def test_odd_bfloat16_inputs_and_float16_are_left_to_torch() -> None:
+    assert not isinstance(make_linear(torch.zeros(16, 15, dtype=torch.bfloat16)), KernelLinear)
     assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)
+
+
+@pytest.mark.skipif(not torch._C._has_mkldnn, reason="this torch has no oneDNN")
+def test_missing_kernels_leave_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "pack_weight", lambda weight, bias: None)
+    assert isinstance(make_linear(torch.zeros(16, 16)), OneDNNLinear)

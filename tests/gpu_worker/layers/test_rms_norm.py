@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.rms_norm import HeadNorm, RMSNorm
+from gpu_worker.layers.rms_norm import RMSNorm
 
 
 def exact(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -33,11 +33,3 @@ def test_add_updates_the_residual_in_place() -> None:
     result = RMSNorm(weight, 1e-5).add(x, residual)
     assert torch.equal(residual, total)
     torch.testing.assert_close(result.double(), exact(total, weight, 1e-5), atol=1e-6, rtol=0)
-
-
-def test_heads_are_normalised_each_by_its_own_weight() -> None:
-    heads, weights = torch.randn(4, 5, 8)[:, :3], torch.rand(3, 8)
-    before = heads.clone()
-    result = HeadNorm(weights, 1e-5)(heads)
-    torch.testing.assert_close(result.double(), exact(before, weights, 1e-5), atol=1e-6, rtol=0)
-    assert torch.equal(heads, before)

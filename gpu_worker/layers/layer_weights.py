@@ -1,0 +1,43 @@
+"""The weights of one decoder layer, as a checkpoint gives them, before a device's form of them is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.layers.attention import AttentionShape
+from kernels.rope_kv_write import HeadNormWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix, `[out_features, in_features]`, and an optional bias, `[out_features]`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Everything that distinguishes a layer.
+
+    Attributes:
+        shape: The sizes of its attention.
+        attention_norm: `[hidden_size]`.
+        qkv: Yields the query heads, then the key heads, then the value heads.
+        head_norm: Of query and key heads, in families that have it.
+        output: From the heads back to the residual stream.
+        mlp_norm: `[hidden_size]`.
+        gate_up: Yields the gate's features, then the up projection's.
+        down: From those back to the residual stream.
+    """
+
+    shape: AttentionShape
+    attention_norm: torch.Tensor
+    qkv: Projection
+    head_norm: HeadNormWeights | None
+    output: Projection
+    mlp_norm: torch.Tensor
+    gate_up: Projection
+    down: Projection

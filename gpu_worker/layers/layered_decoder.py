@@ -1,0 +1,93 @@
+"""The decoder operation by operation: a stack of attention and gated feed-forward blocks over one residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from gpu_worker.layers.attention import Attention
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.gated_mlp import GatedMLP
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.linear import Linear, make_linear
+from gpu_worker.layers.rms_norm import RMSNorm
+
+
+class DecoderLayer:
+    """Attention and feed-forward block of one layer, each with its normalisation before it."""
+
+    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
+
+    def __init__(self, index: int, weights: LayerWeights, eps: float) -> None:
+        """Take the layer's weights; `index` chooses its KV cache."""
+        self._attention_norm = RMSNorm(weights.attention_norm, eps)
+        qkv, output = _linear(weights.qkv), _linear(weights.output)
+        self._attention = Attention(index, weights.shape, qkv, output, weights.head_norm)
+        self._mlp_norm = RMSNorm(weights.mlp_norm, eps)
+        self._mlp = GatedMLP(_linear(weights.gate_up), _linear(weights.down))
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        context: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layer's last contribution, not added yet, and the residual stream before it.
+
+        Args:
+            x: The previous layer's contribution, or the embeddings.
+            residual: The stream to add it to, in place; None at the first layer, where `x` becomes the stream.
+            positions: Of the step's tokens.
+            cos_sin: Rotations of all positions.
+            context: The step's batch.
+
+        Shapes:
+            x, residual, both results: `[num_tokens, hidden_size]`
+        """
+        if residual is None:
+            residual = x
+            x = self._attention_norm(x)
+        else:
+            x = self._attention_norm.add(x, residual)
+        x = self._attention(x, positions, cos_sin, context)
+        return self._mlp(self._mlp_norm.add(x, residual)), residual
+
+
+class LayeredDecoder:
+    """Holds weights only: every call's state is in its arguments."""
+
+    __slots__ = ("_cos_sin", "_embedding", "_layers", "_norm")
+
+    def __init__(
+        self,
+        embedding: torch.Tensor,
+        layers: Iterable[LayerWeights],
+        final_norm: torch.Tensor,
+        cos_sin: torch.Tensor,
+        eps: float,
+    ) -> None:
+        """Make the layers.
+
+        Shapes:
+            embedding: `[vocab_size, hidden_size]`
+            final_norm: `[hidden_size]`
+            cos_sin: `[max_positions, head_dim]` float32
+        """
+        self._embedding = embedding
+        self._layers = [DecoderLayer(index, weights, eps) for index, weights in enumerate(layers)]
+        self._norm = RMSNorm(final_norm, eps)
+        self._cos_sin = cos_sin
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Do what `DecoderForm` promises."""
+        x, residual = torch.embedding(self._embedding, token_ids), None
+        for layer in self._layers:
+            x, residual = layer(x, residual, positions, self._cos_sin, context)
+        return self._norm(x) if residual is None else self._norm.add(x, residual)
+
+
+def _linear(projection: Projection) -> Linear:
+    return make_linear(projection.weight, projection.bias)

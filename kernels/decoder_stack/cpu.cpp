@@ -1,0 +1,210 @@
+// All layers of a decoder for the tokens of one step, in one call: nothing is dispatched between operations. The residual
+// stream is fp32 throughout, and what a multiplication adds to it is added from its accumulators, as SiLU and the gate
+// are taken from them. So a value is rounded only where it becomes the input of a multiplication.
+//
+// The operations are those of the neighbouring folders; cpu.py describes the structures field by field.
+
+#include <new>
+
+#include "../linear/packed.h"
+#include "../paged_attention/attention.h"
+#include "../rope_kv_write/token.h"
+
+namespace headrace {
+namespace {
+
+constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
+constexpr int kOperationsPerLayer = 8;
+
+struct Layer {
+  const float* attention_norm;
+  const float* mlp_norm;
+  const float* query_norm;  // Null, as is key_norm, where heads are not normalised.
+  const float* key_norm;
+  PackedLinear qkv, output, gate_up, down;
+  void* key_cache;
+  void* value_cache;
+  int32_t sliding_window;
+};
+
+struct Stack {
+  const void* embedding;
+  const float* cos_sin;
+  const float* final_norm;
+  const Layer* layers;
+  int32_t num_layers, vocab_size, max_positions, hidden_size, intermediate_size;
+  HeadSizes heads;
+  int32_t dtype, cache_dtype;
+  float eps, scale;
+};
+
+struct Step {
+  const int64_t* token_ids;
+  const int64_t* positions;
+  const int64_t* slots;
+  const int32_t* block_tables;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  int32_t num_tokens, num_seqs, max_blocks, block_size;
+};
+
+enum Fault : int32_t { kNone = 0, kTokenId = 1, kPosition = 2 };
+
+// The memory between operations, cut from one piece.
+template <typename T>
+struct Scratch {
+  Operation* operations;
+  float* residual;
+  T *normed, *qkv, *attended, *gated;
+  int64_t bytes;
+
+  Scratch(const Stack& stack, int64_t num_tokens, char* memory) {
+    const int64_t heads = stack.heads.num_heads + 2 * stack.heads.num_kv_heads;
+    bytes = 0;
+    const auto take = [&](int64_t size) {
+      char* piece = memory + bytes;
+      bytes += (size + 63) / 64 * 64;
+      return piece;
+    };
+    operations = reinterpret_cast<Operation*>(take((kOperationsPerLayer * stack.num_layers + 2) * sizeof(Operation)));
+    residual = reinterpret_cast<float*>(take(num_tokens * stack.hidden_size * sizeof(float)));
+    normed = reinterpret_cast<T*>(take(num_tokens * stack.hidden_size * sizeof(T)));
+    qkv = reinterpret_cast<T*>(take(num_tokens * heads * stack.heads.head_dim * sizeof(T)));
+    attended = reinterpret_cast<T*>(take(num_tokens * stack.heads.num_heads * stack.heads.head_dim * sizeof(T)));
+    gated = reinterpret_cast<T*>(take(num_tokens * stack.intermediate_size * sizeof(T)));
+  }
+};
+
+// One thread's walk through the layers; all threads of the team make it together.
+template <typename T>
+struct Walk {
+  const Stack& stack;
+  const Step& step;
+  const Scratch<T>& scratch;
+  Operation* operation;  // The next one.
+
+  template <typename Function>
+  void each_token(Function function) {
+    const int64_t items = (step.num_tokens + kItemTokens - 1) / kItemTokens;
+    share(*operation++, items, [&](int64_t item) {
+      const int64_t end = std::min<int64_t>((item + 1) * kItemTokens, step.num_tokens);
+      for (int64_t token = item * kItemTokens; token < end; ++token) function(token);
+    });
+  }
+
+  template <Finish kFinish, typename Target>
+  void multiply_rows(const PackedLinear& linear, const T* x, Target* target, int64_t target_stride) {
+    multiply<T, kFinish>(linear, x, linear.num_inputs, target, target_stride, step.num_tokens, *operation++);
+  }
+
+  void embed() {
+    const int size = stack.hidden_size;
+    each_token([&](int64_t token) {
+      const T* vector = static_cast<const T*>(stack.embedding) + step.token_ids[token] * size;
+      widen(vector, scratch.residual + token * size, size, size);
+    });
+  }
+
+  void normalise(const float* weight, T* target) {
+    const int size = stack.hidden_size;
+    each_token([&](int64_t token) {
+      rms_norm_row(scratch.residual + token * size, weight, stack.eps, target + token * size, size);
+    });
+  }
+
+  template <typename Cache>
+  void rotate(const Layer& layer) {
+    const HeadSizes& heads = stack.heads;
+    const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
+    const int64_t slot_size = int64_t{heads.num_kv_heads} * heads.head_dim;
+    each_token([&](int64_t token) {
+      const int64_t offset = step.slots[token] * slot_size;
+      rotate_token(scratch.qkv + token * stride, heads, stack.cos_sin + step.positions[token] * heads.rotated_dim,
+                   layer.query_norm, layer.key_norm, stack.eps, static_cast<Cache*>(layer.key_cache) + offset,
+                   static_cast<Cache*>(layer.value_cache) + offset);
+    });
+  }
+
+  void attend(const Layer& layer) {
+    const HeadSizes& heads = stack.heads;
+    const AttentionArguments arguments{
+        reinterpret_cast<const char*>(scratch.qkv),
+        scratch.attended,
+        static_cast<const char*>(layer.key_cache),
+        static_cast<const char*>(layer.value_cache),
+        step.block_tables,
+        step.query_starts,
+        step.context_lens,
+        int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
+        step.num_seqs,
+        step.max_blocks,
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        step.block_size,
+        layer.sliding_window,
+        stack.scale,
+    };
+    attend_items(arguments, static_cast<DType>(stack.dtype), static_cast<DType>(stack.cache_dtype), *operation++);
+  }
+
+  void run(const Layer& layer) {
+    normalise(layer.attention_norm, scratch.normed);
+    multiply_rows<Finish::kStore>(layer.qkv, scratch.normed, scratch.qkv, layer.qkv.num_outputs);
+    switch (stack.cache_dtype) {
+      case kFloat32: rotate<float>(layer); break;
+      case kBFloat16: rotate<bfloat16>(layer); break;
+      case kFloat16: rotate<_Float16>(layer); break;
+    }
+    attend(layer);
+    multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);
+    normalise(layer.mlp_norm, scratch.normed);
+    multiply_rows<Finish::kGate>(layer.gate_up, scratch.normed, scratch.gated, stack.intermediate_size);
+    multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
+  }
+
+  void run_all(T* result) {
+    embed();
+    for (int i = 0; i < stack.num_layers; ++i) run(stack.layers[i]);
+    normalise(stack.final_norm, result);
+  }
+};
+
+template <typename T>
+void run_stack(const Stack& stack, const Step& step, char* memory, void* result, int num_threads) {
+  const Scratch<T> scratch(stack, step.num_tokens, memory);
+  for (int i = 0; i < kOperationsPerLayer * stack.num_layers + 2; ++i) new (scratch.operations + i) Operation;
+#pragma omp parallel num_threads(num_threads)
+  Walk<T>{stack, step, scratch, scratch.operations}.run_all(static_cast<T*>(result));
+}
+
+Fault find_fault(const Stack& stack, const Step& step) {
+  for (int i = 0; i < step.num_tokens; ++i) {
+    if (step.token_ids[i] < 0 || step.token_ids[i] >= stack.vocab_size) return kTokenId;
+    if (step.positions[i] < 0 || step.positions[i] >= stack.max_positions) return kPosition;
+  }
+  return kNone;
+}
+
+}  // namespace
+}  // namespace headrace
+
+extern "C" __attribute__((visibility("default"))) int64_t headrace_decoder_stack_scratch(const headrace::Stack* stack,
+                                                                                       int64_t num_tokens) {
+  using namespace headrace;
+  if (stack->dtype == kBFloat16) return Scratch<bfloat16>(*stack, num_tokens, nullptr).bytes;
+  return Scratch<float>(*stack, num_tokens, nullptr).bytes;
+}
+
+extern "C" __attribute__((visibility("default"))) int32_t headrace_decoder_stack(const headrace::Stack* stack,
+                                                                               const headrace::Step* step,
+                                                                               char* scratch, void* result,
+                                                                               int32_t num_threads) {
+  using namespace headrace;
+  if (const Fault fault = find_fault(*stack, *step)) return fault;
+  if (stack->dtype == kBFloat16)
+    run_stack<bfloat16>(*stack, *step, scratch, result, num_threads);
+  else
+    run_stack<float>(*stack, *step, scratch, result, num_threads);
+  return kNone;
+}

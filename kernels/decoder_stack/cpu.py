@@ -1,0 +1,180 @@
+"""The decoder stack by the compiled CPU kernel (`cpu.cpp`).
+
+One call a step replaces ten or so an operation and layer, whose dispatch costs more than small models compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.decoder_stack.structures import LayerStructure, LinearStructure, StackStructure, StepStructure
+from kernels.linear import PackedWeight
+
+MAX_HEAD_DIM = 256
+MAX_QUERY_HEADS_PER_KV_HEAD = 64
+_FAULTS = ("", "a token id is not in the vocabulary", "a position is beyond the rotary table")
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """The sizes that all layers share."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+
+    def can_run(self) -> bool:
+        """Return True where the kernel supports these sizes."""
+        return self.head_dim <= MAX_HEAD_DIM and self.num_heads <= MAX_QUERY_HEADS_PER_KV_HEAD * self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """Weights of a layer; those of normalisations are float32.
+
+    Attributes:
+        gate_up: Packed with `is_gated`.
+        query_norm: `[head_dim]`, or None, as is `key_norm`, where heads are not normalised.
+        sliding_window: Tokens a query sees, itself included; None is unlimited.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: PackedWeight
+    output: PackedWeight
+    mlp_norm: torch.Tensor
+    gate_up: PackedWeight
+    down: PackedWeight
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StackStep:
+    """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    key_caches: list[torch.Tensor]
+    value_caches: list[torch.Tensor]
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+
+
+class CpuDecoderStack:
+    """Embedding, layers and final normalisation. Owns the memory between operations: one thread calls it at a time."""
+
+    def __init__(
+        self,
+        library: CpuLibrary,
+        shape: StackShape,
+        embedding: torch.Tensor,
+        layers: Sequence[StackLayer],
+        final_norm: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        """Describe the model to the kernel.
+
+        Shapes:
+            embedding: `[vocab_size, hidden_size]` float32 or bfloat16, which is what the stack computes in
+            final_norm: `[hidden_size]` float32
+            cos_sin: `[max_positions, rotated_dim]` float32
+        """
+        self._library = library
+        self._tensors = (embedding, layers, final_norm, cos_sin)  # Kept alive: the structures hold addresses only.
+        self._size = shape.hidden_size
+        self._dtype = embedding.dtype
+        self._layers = (LayerStructure * len(layers))(*map(_layer_structure, layers))
+        self._stack = StackStructure(
+            embedding.data_ptr(),
+            cos_sin.data_ptr(),
+            final_norm.data_ptr(),
+            ctypes.addressof(self._layers),
+            len(layers),
+            len(embedding),
+            len(cos_sin),
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            cos_sin.shape[1],
+            DTYPE_NUMBERS[embedding.dtype],
+            DTYPE_NUMBERS[embedding.dtype],
+            shape.eps,
+            shape.head_dim**-0.5,
+        )
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._caches: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    def __call__(self, step: StackStep) -> torch.Tensor:
+        """Compute a step: write keys and values into the caches, return the normalised hidden vectors.
+
+        Shapes:
+            result: `[num_tokens, hidden_size]`
+
+        Raises:
+            IndexError: A token id or position is out of range.
+        """
+        num_tokens = len(step.token_ids)
+        self._place_caches(step)
+        stack = ctypes.byref(self._stack)
+        needed = self._library.decoder_stack_scratch(stack, num_tokens)
+        if len(self._scratch) < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        result = torch.empty(num_tokens, self._size, dtype=self._dtype)
+        structure = StepStructure(
+            step.token_ids.data_ptr(),
+            step.positions.data_ptr(),
+            step.slot_mapping.data_ptr(),
+            step.block_tables.data_ptr(),
+            step.query_starts.data_ptr(),
+            step.context_lens.data_ptr(),
+            num_tokens,
+            len(step.context_lens),
+            step.block_tables.shape[1],
+            step.key_caches[0].shape[1],
+        )
+        scratch, num_threads = self._scratch.data_ptr(), torch.get_num_threads()
+        fault = self._library.decoder_stack(stack, ctypes.byref(structure), scratch, result.data_ptr(), num_threads)
+        if fault:
+            raise IndexError(_FAULTS[fault])
+        return result
+
+    def _place_caches(self, step: StackStep) -> None:
+        """Tell the kernel where the caches are, when they are others than before."""
+        if self._caches is not None and self._caches[0] is step.key_caches and self._caches[1] is step.value_caches:
+            return
+        for layer, keys, values in zip(self._layers, step.key_caches, step.value_caches, strict=True):
+            layer.key_cache, layer.value_cache = keys.data_ptr(), values.data_ptr()
+        self._stack.cache_dtype = DTYPE_NUMBERS[step.key_caches[0].dtype]
+        self._caches = (step.key_caches, step.value_caches)
+
+
+def _layer_structure(layer: StackLayer) -> LayerStructure:
+    return LayerStructure(
+        attention_norm=layer.attention_norm.data_ptr(),
+        mlp_norm=layer.mlp_norm.data_ptr(),
+        query_norm=None if layer.query_norm is None else layer.query_norm.data_ptr(),
+        key_norm=None if layer.key_norm is None else layer.key_norm.data_ptr(),
+        qkv=_linear_structure(layer.qkv),
+        output=_linear_structure(layer.output),
+        gate_up=_linear_structure(layer.gate_up),
+        down=_linear_structure(layer.down),
+        sliding_window=layer.sliding_window or 0,
+    )
+
+
+def _linear_structure(packed: PackedWeight) -> LinearStructure:
+    bias = None if packed.bias is None else packed.bias.data_ptr()
+    return LinearStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs)

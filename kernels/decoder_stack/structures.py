@@ -1,0 +1,72 @@
+"""The C structures of `cpu.cpp`, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+
+_POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class LinearStructure(ctypes.Structure):
+    """`PackedLinear` of linear/packed.h."""
+
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("num_inputs", _INT32), ("num_outputs", _INT32))
+
+
+class LayerStructure(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("qkv", LinearStructure),
+        ("output", LinearStructure),
+        ("gate_up", LinearStructure),
+        ("down", LinearStructure),
+        ("key_cache", _POINTER),
+        ("value_cache", _POINTER),
+        ("sliding_window", _INT32),
+    )
+
+
+class StackStructure(ctypes.Structure):
+    """`Stack`."""
+
+    _fields_ = (
+        ("embedding", _POINTER),
+        ("cos_sin", _POINTER),
+        ("final_norm", _POINTER),
+        ("layers", _POINTER),
+        ("num_layers", _INT32),
+        ("vocab_size", _INT32),
+        ("max_positions", _INT32),
+        ("hidden_size", _INT32),
+        ("intermediate_size", _INT32),
+        ("num_heads", _INT32),
+        ("num_kv_heads", _INT32),
+        ("head_dim", _INT32),
+        ("rotated_dim", _INT32),
+        ("dtype", _INT32),
+        ("cache_dtype", _INT32),
+        ("eps", _FLOAT),
+        ("scale", _FLOAT),
+    )
+
+
+class StepStructure(ctypes.Structure):
+    """`Step`."""
+
+    _fields_ = (
+        ("token_ids", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("block_tables", _POINTER),
+        ("query_starts", _POINTER),
+        ("context_lens", _POINTER),
+        ("num_tokens", _INT32),
+        ("num_seqs", _INT32),
+        ("max_blocks", _INT32),
+        ("block_size", _INT32),
+    )

@@ -1,0 +1,26 @@
+// Paged attention for the team of threads that computes a step; see cpu.cpp.
+#pragma once
+
+#include "../simd.h"
+#include "../team.h"
+
+namespace headrace {
+
+struct AttentionArguments {
+  const char* query;
+  void* result;  // Contiguous, of the query's type.
+  const char* key_cache;
+  const char* value_cache;
+  const int32_t* block_tables;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  int64_t query_stride;  // Elements from one query token to the next.
+  int32_t num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size;
+  int32_t sliding_window;  // 0 is unlimited.
+  float scale;
+};
+
+// Every thread of the team calls it.
+void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dtype, Operation& operation);
+
+}  // namespace headrace

@@ -1,0 +1,140 @@
+"""The fused decoder against the same weights computed operation by operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layered_decoder import LayeredDecoder
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.layers.rotary_embedding import rotary_table
+from kernels.decoder_stack import StackShape
+from kernels.rope_kv_write import HeadNormWeights
+
+CPU = torch.device("cpu")
+SHAPE = StackShape(hidden_size=54, intermediate_size=74, num_heads=6, num_kv_heads=2, head_dim=10, eps=1e-5)
+VOCABULARY, NUM_LAYERS, BLOCK = 50, 3, 4
+COSINE = {torch.float32: 1 - 1e-6, torch.bfloat16: 0.9995}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What families add to the plain decoder."""
+
+    has_bias: bool = False
+    normalises_heads: bool = False
+    sliding_window: int | None = None
+
+
+def random_layers(variant: Variant, dtype: torch.dtype) -> list[LayerWeights]:
+    generator = torch.Generator().manual_seed(3)
+
+    def vector(size: int) -> torch.Tensor:
+        return (torch.rand(size, generator=generator) + 0.5).to(dtype)
+
+    def projection(rows: int, columns: int) -> Projection:
+        weight = (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(dtype)
+        return Projection(weight, vector(rows) if variant.has_bias else None)
+
+    size, inner, dim = SHAPE.hidden_size, SHAPE.intermediate_size, SHAPE.head_dim
+    norm = HeadNormWeights(vector(dim), vector(dim), 1e-5) if variant.normalises_heads else None
+    return [
+        LayerWeights(
+            AttentionShape(SHAPE.num_heads, SHAPE.num_kv_heads, dim, variant.sliding_window),
+            vector(size),
+            projection((SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * dim, size),
+            norm,
+            projection(size, SHAPE.num_heads * dim),
+            vector(size),
+            projection(2 * inner, size),
+            projection(size, inner),
+        )
+        for _ in range(NUM_LAYERS)
+    ]
+
+
+def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, LayeredDecoder]:
+    layers = random_layers(variant, dtype)
+    embedding = torch.randn(VOCABULARY, SHAPE.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    norm = torch.linspace(0.5, 1.5, SHAPE.hidden_size).to(dtype)
+    table = rotary_table(RopeParameters(RopeType.DEFAULT, 1e4, 64), SHAPE.head_dim, 64, CPU)
+    library = fusing_library(SHAPE, dtype, CPU)
+    assert library is not None, "the tests need g++"
+    fused = FusedDecoder(library, SHAPE, embedding, layers, norm, table)
+    return fused, LayeredDecoder(embedding, layers, norm, table, SHAPE.eps)
+
+
+def two_prompts(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, AttentionContext]:
+    """Prompts of 9 and 5 tokens, in one step; whatever no token was written to is NaN."""
+    caches = torch.full((2, NUM_LAYERS, 6, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim), float("nan"), dtype=dtype)
+    positions = torch.cat((torch.arange(9), torch.arange(5)))
+    tables = torch.tensor([[4, 0, 2], [1, 5, 0]], dtype=torch.int32)
+    rows = torch.tensor([0] * 9 + [1] * 5)
+    context = AttentionContext(
+        list(caches[0]),
+        list(caches[1]),
+        tables[rows, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+        tables,
+        torch.tensor([0, 9, 14], dtype=torch.int32),
+        torch.tensor([9, 5], dtype=torch.int32),
+        9,
+        9,
+    )
+    return (positions * 7 + rows) % VOCABULARY, positions, context
+
+
+@pytest.mark.parametrize("dtype", COSINE, ids=str)
+@pytest.mark.parametrize(
+    "variant",
+    [Variant(), Variant(has_bias=True), Variant(normalises_heads=True), Variant(sliding_window=3)],
+    ids=str,
+)
+def test_step_equals_the_layered_decoder(variant: Variant, dtype: torch.dtype) -> None:
+    fused, layered = make_decoders(variant, dtype)
+    tokens, positions, context = two_prompts(dtype)
+    _, _, oracle_context = two_prompts(dtype)
+    result, expected = fused(tokens, positions, context), layered(tokens, positions, oracle_context)
+    assert result.dtype is dtype
+    assert torch.cosine_similarity(result.double(), expected.double(), dim=1).min() > COSINE[dtype]
+    for ours, theirs in zip(context.key_caches, oracle_context.key_caches, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        tolerance = 1e-4 if dtype is torch.float32 else 0.1
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+def test_other_caches_are_noticed() -> None:
+    fused, _ = make_decoders(Variant(), torch.float32)
+    tokens, positions, first = two_prompts(torch.float32)
+    _, _, second = two_prompts(torch.float32)
+    assert torch.equal(fused(tokens, positions, first), fused(tokens, positions, second))
+    for ours, theirs in zip(first.value_caches, second.value_caches, strict=True):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_unknown_token_raises(token: int) -> None:
+    fused, _ = make_decoders(Variant(), torch.float32)
+    tokens, positions, context = two_prompts(torch.float32)
+    tokens[3] = token
+    with pytest.raises(IndexError, match="vocabulary"):
+        fused(tokens, positions, context)
+
+
+def test_position_beyond_the_table_raises() -> None:
+    fused, _ = make_decoders(Variant(), torch.float32)
+    tokens, positions, context = two_prompts(torch.float32)
+    positions[13] = 64
+    with pytest.raises(IndexError, match="position"):
+        fused(tokens, positions, context)
+
+
+def test_float16_and_odd_sizes_are_not_fused() -> None:
+    assert fusing_library(SHAPE, torch.float16, CPU) is None
+    odd = StackShape(hidden_size=53, intermediate_size=74, num_heads=6, num_kv_heads=2, head_dim=10, eps=1e-5)
+    assert fusing_library(odd, torch.bfloat16, CPU) is None
