@@ -36,6 +36,7 @@ HEADERS = (
     "team.h",
     "linear/packed.h",
     "paged_attention/attention.h",
+    "paged_attention/tile.h",
     "rms_norm/rows.h",
     "rope_kv_write/token.h",
 )

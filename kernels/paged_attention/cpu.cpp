@@ -6,172 +6,52 @@
 // thread computes it, and whether it is decoded or prefilled.
 
 #include <algorithm>
-#include <cmath>
+#include <type_traits>
 
 #include "attention.h"
+#include "tile.h"
 
 namespace headrace {
 namespace {
 
-constexpr int kTile = kLanes;      // Keys a tile at most: their scores fill one vector.
 constexpr int kMaxRows = 16;       // Rows of an item at most, unless more heads share one KV head.
-constexpr int kMaxHeadDim = 256;
-constexpr int kMaxGroup = 64;
+constexpr int kSequencesForAllHeads = 8;
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
 
-// State of one item's rows, all in the first two cache levels.
-struct Rows {
-  int count;
-  int head_dim_padded;
-  int first_position[kMaxGroup];  // First key each row sees,
-  int last_position[kMaxGroup];   // and the last: its own.
-  float maximum[kMaxGroup];
-  alignas(64) Floats sum[kMaxGroup];
-  alignas(64) float query[kMaxGroup * kMaxHeadDim];
-  alignas(64) float output[kMaxGroup * kMaxHeadDim];
-};
-
-struct Tile {
-  const float* keys;
-  const float* values;
-  int64_t stride;  // Elements from one key to the next.
-  int start;       // Position of the first key.
-  int count;
-  const char* next_keys;  // The tile after this one, to prefetch; null when there is none.
-  const char* next_values;
-  int64_t next_stride_bytes;
-  int row_bytes;
-};
-
-// Sums the lanes of each of kTile vectors: lane j of the result is the sum of partial[j].
-template <int kGroup>
-inline Floats reduce_each(Floats* partial) {
-  if constexpr (kGroup == 1) {
-    return partial[0];
-  } else {
-    constexpr Ints low = pairing_mask<kGroup>(0), high = pairing_mask<kGroup>(kGroup / 2);
-    for (int i = 0; i < kGroup / 2; ++i) {
-      const Floats a = partial[i], b = partial[i + kGroup / 2];
-      partial[i] = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-    }
-    return reduce_each<kGroup / 2>(partial);
-  }
-}
-
-// Asks for the key and value `j` of the next tile, so that memory works while this tile is computed. Only for items of
-// one token: those of a prompt find the keys in the cache, where the item before has left them.
-inline void prefetch(const Tile& tile, int j) {
-  const int64_t offset = j * tile.next_stride_bytes;
-  for (int byte = 0; byte < tile.row_bytes; byte += 64) {
-    __builtin_prefetch(tile.next_keys + offset + byte);
-    __builtin_prefetch(tile.next_values + offset + byte);
-  }
-}
-
-// Advances R rows by one tile. kVectors is the padded head_dim in vectors, or 0 when only known at run time.
-template <int kVectors, int R>
-inline void advance(Rows& rows, int row, const Tile& tile) {
-  const int vectors = kVectors ? kVectors : rows.head_dim_padded / kLanes;
-  const int width = vectors * kLanes;
-  const float* query = rows.query + row * width;
-  Floats partial[R][kTile];
-  for (int j = 0; j < tile.count; ++j) {
-    const float* key = tile.keys + j * tile.stride;
-    if (tile.next_keys) prefetch(tile, j);
-    Floats dot[R] = {};
-    for (int v = 0; v < vectors; ++v) {
-      const Floats k = load(key + v * kLanes);
-      for (int r = 0; r < R; ++r) dot[r] += load(query + r * width + v * kLanes) * k;
-    }
-    for (int r = 0; r < R; ++r) partial[r][j] = dot[r];
-  }
-  for (int j = tile.count; j < kTile; ++j)
-    for (int r = 0; r < R; ++r) partial[r][j] = Floats{};
-
-  alignas(64) float weights[R][kTile];
-  int begin[R], end[R];
-  for (int r = 0; r < R; ++r) {
-    begin[r] = std::max(rows.first_position[row + r] - tile.start, 0);
-    end[r] = std::min(rows.last_position[row + r] + 1 - tile.start, tile.count);
-    if (begin[r] >= end[r]) continue;
-    const Ints lanes = kLaneNumbers;
-    const Ints seen = (lanes >= begin[r]) & (lanes < end[r]);
-    const Floats scores = seen ? reduce_each<kLanes>(partial[r]) : splat(-INFINITY);
-    const float previous = rows.maximum[row + r];
-    const float maximum = std::max(previous, horizontal_max(scores));
-    const Floats weight = seen ? exp_nonpositive(scores - maximum) : Floats{};
-    if (maximum != previous) {
-      const Floats correction = exp_nonpositive(splat(previous - maximum));
-      rows.maximum[row + r] = maximum;
-      rows.sum[row + r] *= correction;
-      float* output = rows.output + (row + r) * width;
-      for (int v = 0; v < vectors; ++v) {
-        const Floats rescaled = load(output + v * kLanes) * correction;
-        std::memcpy(output + v * kLanes, &rescaled, sizeof(rescaled));
-      }
-    }
-    rows.sum[row + r] += weight;
-    std::memcpy(weights[r], &weight, sizeof(weight));
-  }
-
-  for (int r = 0; r < R; ++r) {
-    if (begin[r] >= end[r]) continue;
-    float* output = rows.output + (row + r) * width;
-    if constexpr (kVectors > 0) {
-      Floats sums[kVectors];
-      for (int v = 0; v < kVectors; ++v) sums[v] = load(output + v * kLanes);
-      for (int j = begin[r]; j < end[r]; ++j) {
-        const float* value = tile.values + j * tile.stride;
-        for (int v = 0; v < kVectors; ++v) sums[v] += load(value + v * kLanes) * weights[r][j];
-      }
-      for (int v = 0; v < kVectors; ++v) std::memcpy(output + v * kLanes, &sums[v], sizeof(Floats));
-    } else {
-      for (int v = 0; v < vectors; ++v) {
-        Floats sums = load(output + v * kLanes);
-        for (int j = begin[r]; j < end[r]; ++j)
-          sums += load(tile.values + j * tile.stride + v * kLanes) * weights[r][j];
-        std::memcpy(output + v * kLanes, &sums, sizeof(sums));
-      }
-    }
-  }
-}
-
-template <int kVectors>
-void advance_all(Rows& rows, Tile& tile) {
-  constexpr int kTogether = kVectors == 0 || kVectors > 8 ? 1 : kVectors > 4 ? 2 : 4;
-  int row = 0;
-  for (; row + kTogether <= rows.count; row += kTogether) {
-    advance<kVectors, kTogether>(rows, row, tile);
-    tile.next_keys = nullptr;
-  }
-  for (; row < rows.count; ++row) {
-    advance<kVectors, 1>(rows, row, tile);
-    tile.next_keys = nullptr;
-  }
-}
-
-void advance_all(Rows& rows, Tile& tile) {
-  switch (rows.head_dim_padded / kLanes) {
-    case 2: return advance_all<2>(rows, tile);
-    case 4: return advance_all<4>(rows, tile);
-    case 8: return advance_all<8>(rows, tile);
-    default: return advance_all<0>(rows, tile);
-  }
+// Whether bf16 queries and keys are multiplied without widening them.
+template <typename Query, typename Cache>
+constexpr bool can_multiply_pairs() {
+#ifdef __AVX512BF16__
+  return std::is_same_v<Query, bfloat16> && std::is_same_v<Cache, bfloat16>;
+#else
+  return false;
+#endif
 }
 
 struct Item {
-  int sequence, kv_head, first_token, num_tokens;  // Tokens are counted from the sequence's first query token.
+  int sequence, kv_head, num_kv_heads;
+  int first_token, num_tokens;  // Counted from the sequence's first query token.
 };
+
+// Where the query of an item's row is: rows of one KV head lie together, those of one token within them.
+struct Place {
+  int token, head;
+};
+
+inline Place place_of(int row, const Item& item, int group) {
+  const int rows_per_head = item.num_tokens * group, within = row % rows_per_head;
+  return {item.first_token + within / group, (item.kv_head + row / rows_per_head) * group + within % group};
+}
 
 template <typename Query>
 void begin_rows(const AttentionArguments& a, const Item& item, Rows& rows) {
   const int group = a.num_heads / a.num_kv_heads;
   const int width = rows.head_dim_padded;
   const int num_queries = a.query_starts[item.sequence + 1] - a.query_starts[item.sequence];
-  rows.count = item.num_tokens * group;
+  rows.count = item.num_kv_heads * item.num_tokens * group;
+  rows.scale = a.scale;
   for (int row = 0; row < rows.count; ++row) {
-    const int token = item.first_token + row / group;
-    const int head = item.kv_head * group + row % group;
+    const auto [token, head] = place_of(row, item, group);
     const int position = a.context_lens[item.sequence] - num_queries + token;
     rows.last_position[row] = position;
     rows.first_position[row] = a.sliding_window ? std::max(position - a.sliding_window + 1, 0) : 0;
@@ -180,7 +60,7 @@ void begin_rows(const AttentionArguments& a, const Item& item, Rows& rows) {
     const int64_t offset = (a.query_starts[item.sequence] + token) * a.query_stride + int64_t{head} * a.head_dim;
     float* query = rows.query + row * width;
     widen(reinterpret_cast<const Query*>(a.query) + offset, query, a.head_dim, width);
-    for (int i = 0; i < width; ++i) query[i] *= a.scale;
+    narrow(query, rows.narrow_query + row * width, width);
     std::memset(rows.output + row * width, 0, width * sizeof(float));
   }
 }
@@ -189,19 +69,35 @@ template <typename Query>
 void end_rows(const AttentionArguments& a, const Item& item, const Rows& rows) {
   const int group = a.num_heads / a.num_kv_heads;
   for (int row = 0; row < rows.count; ++row) {
-    const int64_t token = a.query_starts[item.sequence] + item.first_token + row / group;
-    const int head = item.kv_head * group + row % group;
-    Query* target = static_cast<Query*>(a.result) + (token * a.num_heads + head) * a.head_dim;
+    const auto [token, head] = place_of(row, item, group);
+    const int64_t result_row = int64_t{a.query_starts[item.sequence] + token} * a.num_heads + head;
+    Query* target = static_cast<Query*>(a.result) + result_row * a.head_dim;
     const float factor = 1.0f / horizontal_sum(rows.sum[row]);
     const float* output = rows.output + row * rows.head_dim_padded;
-    for (int i = 0; i < a.head_dim; ++i) store_scalar(target + i, output[i] * factor);
+    alignas(64) float scaled[kMaxHeadDim];
+    for (int i = 0; i < a.head_dim; ++i) scaled[i] = output[i] * factor;
+    narrow(scaled, target, a.head_dim);
   }
 }
 
+// Copies a tile whose heads do not fill vectors, and lets it point at the copy.
 template <typename Cache>
+void pad(Tile<Cache>& tile, int head_dim, int width, Cache* keys, Cache* values) {
+  for (int j = 0; j < tile.count; ++j) {
+    for (int i = 0; i < width; ++i) {
+      keys[j * width + i] = i < head_dim ? tile.keys[j * tile.stride + i] : Cache{};
+      values[j * width + i] = i < head_dim ? tile.values[j * tile.stride + i] : Cache{};
+    }
+  }
+  tile.keys = keys;
+  tile.values = values;
+  tile.stride = width;
+}
+
+template <typename Query, typename Cache>
 void attend(const AttentionArguments& a, const Item& item, Rows& rows) {
-  alignas(64) float wide_keys[kTile * kMaxHeadDim], wide_values[kTile * kMaxHeadDim];
-  const int width = rows.head_dim_padded;
+  alignas(64) Cache padded_keys[kTile * kMaxHeadDim], padded_values[kTile * kMaxHeadDim];
+  const int width = rows.head_dim_padded, rows_per_head = rows.count / item.num_kv_heads;
   const int64_t key_stride = int64_t{a.num_kv_heads} * a.head_dim;
   const int64_t block_stride = key_stride * a.block_size;
   const int32_t* table = a.block_tables + int64_t{item.sequence} * a.max_blocks;
@@ -211,7 +107,7 @@ void attend(const AttentionArguments& a, const Item& item, Rows& rows) {
   const auto offset_of = [&](int position) {
     return table[position / a.block_size] * block_stride + position % a.block_size * key_stride;
   };
-  Tile tile;
+  Tile<Cache> tile{};
   tile.next_stride_bytes = key_stride * sizeof(Cache);
   tile.row_bytes = a.head_dim * sizeof(Cache);
   int start = rows.first_position[0] / a.block_size * a.block_size;
@@ -222,27 +118,20 @@ void attend(const AttentionArguments& a, const Item& item, Rows& rows) {
     const int64_t offset = offset_of(start);
     tile.start = start;
     tile.count = stop - start;
-    tile.next_keys = nullptr;
-    if (stop < end && item.num_tokens == 1) {
-      const int64_t next = offset_of(stop);
-      tile.next_keys = reinterpret_cast<const char*>(key_cache + next);
-      tile.next_values = reinterpret_cast<const char*>(value_cache + next);
-    }
-    if constexpr (sizeof(Cache) == sizeof(float)) {
-      tile.keys = key_cache + offset;
-      tile.values = value_cache + offset;
-      tile.stride = key_stride;
-    }
-    if (sizeof(Cache) != sizeof(float) || width != a.head_dim) {
-      for (int j = 0; j < tile.count; ++j) {
-        widen(key_cache + offset + j * key_stride, wide_keys + j * width, a.head_dim, width);
-        widen(value_cache + offset + j * key_stride, wide_values + j * width, a.head_dim, width);
+    for (int head = 0; head < item.num_kv_heads; ++head) {
+      const int64_t head_offset = int64_t{head} * a.head_dim;
+      tile.next_keys = nullptr;
+      if (stop < end && item.num_tokens == 1) {
+        const int64_t next = offset_of(stop) + head_offset;
+        tile.next_keys = reinterpret_cast<const char*>(key_cache + next);
+        tile.next_values = reinterpret_cast<const char*>(value_cache + next);
       }
-      tile.keys = wide_keys;
-      tile.values = wide_values;
-      tile.stride = width;
+      tile.keys = key_cache + offset + head_offset;
+      tile.values = value_cache + offset + head_offset;
+      tile.stride = key_stride;
+      if (width != a.head_dim) pad(tile, a.head_dim, width, padded_keys, padded_values);
+      advance_all<can_multiply_pairs<Query, Cache>()>(rows, head * rows_per_head, (head + 1) * rows_per_head, tile);
     }
-    advance_all(rows, tile);
     start = stop;
   }
 }
@@ -251,9 +140,9 @@ template <typename Query>
 void run_item(const AttentionArguments& a, const Item& item, DType cache_dtype, Rows& rows) {
   begin_rows<Query>(a, item, rows);
   switch (cache_dtype) {
-    case kFloat32: attend<float>(a, item, rows); break;
-    case kBFloat16: attend<bfloat16>(a, item, rows); break;
-    case kFloat16: attend<_Float16>(a, item, rows); break;
+    case kFloat32: attend<Query, float>(a, item, rows); break;
+    case kBFloat16: attend<Query, bfloat16>(a, item, rows); break;
+    case kFloat16: attend<Query, _Float16>(a, item, rows); break;
   }
   end_rows<Query>(a, item, rows);
 }
@@ -270,11 +159,13 @@ void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, 
 struct Cursor {
   const AttentionArguments& a;
   int tokens_per_item;
+  int heads_per_decode;  // KV heads of an item of a sequence with a single query token.
   int sequence = 0;
   int64_t items_before = 0;  // Items of the sequences before `sequence`.
 
   int64_t items_of(int s) const {
     const int tokens = a.query_starts[s + 1] - a.query_starts[s];
+    if (tokens == 1) return a.num_kv_heads / heads_per_decode;
     return int64_t{(tokens + tokens_per_item - 1) / tokens_per_item} * a.num_kv_heads;
   }
 
@@ -288,15 +179,23 @@ struct Cursor {
   Item find(int64_t number) {
     while (number >= items_before + items_of(sequence)) items_before += items_of(sequence++);
     Item item;
-    const int64_t local = number - items_before;
+    const int local = static_cast<int>(number - items_before);
     const int tokens = a.query_starts[sequence + 1] - a.query_starts[sequence];
+    const int num_kv_heads = tokens == 1 ? heads_per_decode : 1, parts = a.num_kv_heads / num_kv_heads;
     item.sequence = sequence;
-    item.kv_head = static_cast<int>(local % a.num_kv_heads);
-    item.first_token = static_cast<int>(local / a.num_kv_heads) * tokens_per_item;
+    item.kv_head = local % parts * num_kv_heads;
+    item.num_kv_heads = num_kv_heads;
+    item.first_token = local / parts * tokens_per_item;
     item.num_tokens = std::min(tokens_per_item, tokens - item.first_token);
     return item;
   }
 };
+
+// A sequence's KV heads lie side by side in memory, so one item takes all of them where there are sequences enough to
+// keep all threads busy.
+int heads_per_decode(const AttentionArguments& a) {
+  return a.num_seqs >= kSequencesForAllHeads && a.num_heads <= kMaxGroup ? a.num_kv_heads : 1;
+}
 
 bool is_serial(const AttentionArguments& a, int num_threads) {
   if (num_threads <= 1) return true;
@@ -310,7 +209,7 @@ bool is_serial(const AttentionArguments& a, int num_threads) {
 
 void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dtype, Operation& operation) {
   const int group = a.num_heads / a.num_kv_heads;
-  Cursor cursor{a, std::max(kMaxRows / group, 1)};
+  Cursor cursor{a, std::max(kMaxRows / group, 1), heads_per_decode(a)};
   Rows rows;
   rows.head_dim_padded = (a.head_dim + kLanes - 1) / kLanes * kLanes;
   share(operation, cursor.count(), [&](int64_t number) {
