@@ -22,6 +22,7 @@ from gpu_worker.engine import Engine
 from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
+from shared.errors import ConfigError
 from shared.messages import Sampling
 
 
@@ -55,7 +56,11 @@ class EngineBench:
     def __init__(
         self, model: Path, *, dtype: str, num_threads: int | None, max_load: Load, token_budget: int, block_size: int
     ) -> None:
-        """Load the model, with a KV cache for `max_load`."""
+        """Load the model, with a KV cache for `max_load`.
+
+        Raises:
+            ConfigError: The model's sequences are shorter.
+        """
         self._max_len = max_load.prompt + max_load.new + max_load.batch + 1
         self._max_num_seqs = max_load.batch
         self._token_budget = token_budget
@@ -71,6 +76,12 @@ class EngineBench:
                 num_threads=num_threads,
             )
         )
+        if self._runner.max_model_len < self._max_len:
+            raise ConfigError(
+                "HEADRACE_PROMPT",
+                f"with HEADRACE_NEW and the batch makes {self._max_len} tokens, but the model's sequences have "
+                f"{self._runner.max_model_len} at most",
+            )
         self._runner.warm_up(token_budget)
 
     @property

@@ -1,0 +1,95 @@
+"""The engine benchmark: what it counts, how it compares, and that it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from gpu_worker.models.registry import read_model_config
+from ops.bench.engine import EngineBench, Load, Measurement, bytes_per_decode_step, median_of
+from ops.bench.engine_compare import OURS, Row, measure_all, ratios
+from ops.bench.engine_peers import PeerUnavailableError, Task
+from ops.bench.make_model import Shape, make_model
+from ops.cli.bench import command
+
+SHAPE = Shape(96, 32, 48, 2, 4, 2, is_tied=False, max_len=64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shape")
+    make_model(SHAPE, directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_batch_size_is_measured(model: Path) -> None:
+    bench = EngineBench(model, dtype="bfloat16", num_threads=1, max_load=Load(3, 9, 4), token_budget=8, block_size=4)
+    for batch in (1, 3):
+        result = bench.measure(Load(batch, 9, 4))
+        assert result.step_s is not None
+        assert result.prefill_rate > 0
+        assert result.decode_rate == pytest.approx(batch / result.step_s, rel=5)
+
+
+def test_command_writes_a_line_a_batch_size(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "results.jsonl"
+    arguments = ["engine", "--model", str(model), "--batch", "1,2", "--prompt", "8", "--new", "2", "--rounds", "1"]
+    result = CliRunner().invoke(command, [*arguments, "--num-threads", "1", "--json", str(target)])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["batch"] for row in rows] == [1, 2]
+    assert all(row["decode_tokens_per_s"] > 0 and row["dtype"] == "bfloat16" for row in rows)
+
+
+@pytest.mark.parametrize("text", [",", "0", "1,x"])
+def test_bad_batch_list_is_refused(model: Path, text: str) -> None:
+    result = CliRunner().invoke(command, ["engine", "--model", str(model), "--batch", text])
+    assert "HEADRACE_BATCH" in str(result.exception)
+
+
+def test_load_longer_than_the_model_allows_is_refused(model: Path) -> None:
+    result = CliRunner().invoke(command, ["engine", "--model", str(model), "--batch", "1", "--prompt", "64"])
+    assert "64 at most" in str(result.exception)
+
+
+def test_bytes_of_a_step_are_the_multiplied_weights_and_the_context(model: Path) -> None:
+    sizes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    nothing_cached = bytes_per_decode_step(read_model_config(model), torch.bfloat16, Load(1, 0, 0))
+    assert nothing_cached == pytest.approx(sizes - 96 * 32 * 2, rel=0.1)
+    with_context = bytes_per_decode_step(read_model_config(model), torch.bfloat16, Load(2, 10, 4))
+    assert with_context - nothing_cached == 2 * 12 * 2 * (2 * 2 * 8) * 2
+
+
+def test_medians_are_taken_of_each_figure() -> None:
+    results = iter([Measurement(1, 30, 3), Measurement(2, 10, 1), Measurement(3, 20, 2)])
+    assert median_of(lambda: next(results), 3) == Measurement(2, 20, 2)
+
+
+def test_engine_that_cannot_run_is_reported_and_the_others_are_measured() -> None:
+    def absent(task: Task) -> dict[int, Measurement]:
+        raise PeerUnavailableError("no cmake")
+
+    def steady(task: Task) -> dict[int, Measurement]:
+        return {1: Measurement(5, 7)}
+
+    rows, missing = measure_all({OURS: steady, "absent": absent}, Task(Path(), [Load(1, 1, 1)], 1), rounds=2)
+    assert missing == {"absent": "no cmake"}
+    assert rows == [Row(OURS, 1, 5, 7)]
+
+
+def test_ratio_is_taken_to_the_best_peer() -> None:
+    rows = [Row(OURS, 4, 100, 30), Row("slow", 4, 50, 10), Row("fast", 4, 40, 20)]
+    assert ratios(rows) == {4: (2.0, 1.5)}
+    assert ratios(rows[:1]) == {4: (None, None)}
