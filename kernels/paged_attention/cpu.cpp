@@ -1,9 +1,11 @@
 // Paged attention on a CPU: one pass over the blocks with online softmax, fp32 accumulation.
 //
-// A work item is one KV head of a few neighbouring query tokens of one sequence: its *rows* are those tokens times the
-// query heads that share the KV head. Keys are taken in tiles that never cross a block. All arithmetic of a row is
+// A work item is one KV head of a few neighbouring query tokens of one sequence, or all KV heads of a single one: its
+// *rows* are those tokens times the query heads that share the KV heads. Keys are taken in tiles that never cross a block. All arithmetic of a row is
 // ordered by the row's own position and the block size alone, so its result is the same bits whichever batch, chunk or
 // thread computes it, and whether it is decoded or prefilled.
+
+#include <omp.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -14,8 +16,8 @@
 namespace headrace {
 namespace {
 
-constexpr int kMaxRows = 16;       // Rows of an item at most, unless more heads share one KV head.
-constexpr int kSequencesForAllHeads = 8;
+constexpr int kMaxRows = 16;  // Rows of an item at most, unless more heads share one KV head.
+constexpr int kSequencesPerThread = 4;  // From which on an item takes all KV heads of a decoded sequence.
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
 
 // Whether bf16 queries and keys are multiplied without widening them.
@@ -194,7 +196,7 @@ struct Cursor {
 // A sequence's KV heads lie side by side in memory, so one item takes all of them where there are sequences enough to
 // keep all threads busy.
 int heads_per_decode(const AttentionArguments& a) {
-  return a.num_seqs >= kSequencesForAllHeads && a.num_heads <= kMaxGroup ? a.num_kv_heads : 1;
+  return a.num_seqs >= kSequencesPerThread * omp_get_num_threads() && a.num_heads <= kMaxGroup ? a.num_kv_heads : 1;
 }
 
 bool is_serial(const AttentionArguments& a, int num_threads) {

@@ -1,0 +1,1 @@
+"""Benchmarks: the gateway, the scheduler, the engine on a CPU, the kernels on a GPU."""
