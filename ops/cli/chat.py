@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def _first_model(endpoint: Endpoint) -> str:
 def _converse(endpoint: Endpoint, parameters: dict[str, Any], system_prompt: str | None) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() editing and history
+    # Ctrl-C belongs to the conversation, even where whoever started us ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"{parameters['model']} at {endpoint.url}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
     while (text := _ask()) is not None:
