@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from gateway.errors import ApiError
@@ -45,7 +46,7 @@ class ResponseHead:
         ]
 
 
-class Answer:
+class Answer(ABC):
     """Base of the two kinds of answers.
 
     Attributes:
@@ -108,10 +109,10 @@ class Answer:
     def _respond_error(self, error: ApiError) -> None:
         self._exchange.respond(error.status, self._head.headers(error.response_headers()), error.body())
 
+    @abstractmethod
     def _report(self, error: ApiError) -> None:
         """Tell the client about a failure."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _complete(self) -> None:
         """Tell the client that all choices are finished."""
-        raise NotImplementedError
