@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sysconfig
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def find_binary(name: str) -> str:
 
 
 @dataclass
-class Server:
+class Server(ABC):
     """A server process that a test may kill, stop and start again on the same port.
 
     Attributes:
@@ -38,8 +39,9 @@ class Server:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
+    @abstractmethod
     def url(self) -> str:
-        raise NotImplementedError
+        """Where clients connect."""
 
     @property
     def pid(self) -> int:
@@ -82,8 +84,9 @@ class Server:
         self.kill()
         self.start()
 
+    @abstractmethod
     def _command(self) -> list[str]:
-        raise NotImplementedError
+        """The command that starts it."""
 
     def _is_ready(self) -> bool:
         try:
