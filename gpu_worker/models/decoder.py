@@ -14,8 +14,8 @@ from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.linear import make_linear
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.layers.vocabulary import LMHead
-from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.weight_source import WeightSource
 from kernels.decoder_stack import StackShape
 from kernels.rope_kv_write import HeadNormWeights
 
@@ -23,7 +23,7 @@ from kernels.rope_kv_write import HeadNormWeights
 class CausalLM:
     """A whole model on one device. What it keeps between calls is weights and scratch memory: one thread calls it."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint."""
         self.config = config
         self.dtype = dtype
@@ -57,7 +57,7 @@ class CausalLM:
         return self._head(hidden)
 
 
-def _decoder(config: ModelConfig, checkpoint: Checkpoint, embedding: torch.Tensor) -> DecoderForm:
+def _decoder(config: ModelConfig, checkpoint: WeightSource, embedding: torch.Tensor) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     shape = StackShape(
         config.hidden_size,
@@ -76,7 +76,7 @@ def _decoder(config: ModelConfig, checkpoint: Checkpoint, embedding: torch.Tenso
     return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps)
 
 
-def _layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[LayerWeights]:
+def _layers(config: ModelConfig, checkpoint: WeightSource) -> Iterator[LayerWeights]:
     """Take the weights of one layer after another, so that only one has both its plain and its packed ones."""
     size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
@@ -96,14 +96,16 @@ def _layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[LayerWeight
         )
 
 
-def _head_norm(config: ModelConfig, checkpoint: Checkpoint, name: str) -> HeadNormWeights | None:
+def _head_norm(config: ModelConfig, checkpoint: WeightSource, name: str) -> HeadNormWeights | None:
     if not config.qk_norm:
         return None
     query, key = (checkpoint.take(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
     return HeadNormWeights(query, key, config.rms_norm_eps)
 
 
-def _projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int, has_bias: bool) -> Projection:
+def _projection(
+    checkpoint: WeightSource, names: list[str], rows: list[int], columns: int, has_bias: bool
+) -> Projection:
     """Take several projections of the same input as one, their features one after another."""
     weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(count, columns) for count in rows])
     if not has_bias:

@@ -1,0 +1,24 @@
+"""What a model takes its weights from: a checkpoint, or numbers made up for a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class WeightSource(Protocol):
+    """Hands out tensors by their name in the checkpoint, in the model's dtype, on its device."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Return one tensor, of exactly this shape."""
+        ...
+
+    def take_rows(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Return several tensors, concatenated along their first dimension, as one."""
+        ...
+
+    def discard(self, pattern: str) -> None:
+        """Count tensors whose whole name matches as taken: the model has no use for them."""
+        ...
