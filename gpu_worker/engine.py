@@ -20,14 +20,33 @@ from gpu_worker.rates import StepRates
 MAX_CONSECUTIVE_FAILURES = 3
 
 
-class ModelRunner(Protocol):
-    """Executes plans. It may read sequences, and writes nothing but `Sequence.row`.
+class PendingStep(Protocol):
+    """A submitted step."""
 
-    A sequence that it keeps state for has left when a plan lists it as preempted or its status is FINISHED.
+    def result(self) -> StepResult:
+        """Wait until the step's tokens are on the host; raise what the step raised."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """Executes plans, in the order in which they are submitted.
+
+    It reads sequences in `submit` only, and writes nothing but `Sequence.row`, which stays the same while the sequence
+    is in the batch. It drops what it keeps for `plan.departed` before anything that can fail.
     """
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's tokens and sample; called only with a plan that schedules something."""
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that may be submitted before the first of them has a result; 1 when `submit` computes at once."""
+        ...
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Start to compute the plan's tokens and to sample; called only with a plan that schedules something.
+
+        A token of an item that is not in `sequence.token_ids` yet is the one sampled last for the sequence, by a step
+        that is still in flight. The token that an item samples is number `start + num_tokens - num_prompt_tokens` of
+        the output.
+        """
         ...
 
 
@@ -148,7 +167,7 @@ class Engine:
         if not plan.scheduled:
             return self._scheduler.settle(plan, StepResult(plan.step, []))
         try:
-            result = self._runner.execute(plan)
+            result = self._runner.submit(plan).result()
             if len(result.sampled) != len(plan.scheduled):
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(plan.scheduled)} sequences")
         except Exception as error:

@@ -42,12 +42,11 @@ class Planner:
 
     def plan(self, step: int) -> StepPlan:
         """Plan one step while none is in flight."""
-        preempted: list[Sequence] = []
-        self._grow(preempted)
-        self._admit(preempted)
-        return self._share_out(step, preempted)
+        self._grow()
+        self._admit()
+        return self._share_out(step)
 
-    def _grow(self, preempted: list[Sequence]) -> None:
+    def _grow(self) -> None:
         """Give running sequences the blocks for their new tokens, preempting the last in order while there are none."""
         block_size = self._config.block_size
         # A decode can lack a block only where its next token starts one.
@@ -55,12 +54,12 @@ class Planner:
         growing = [s for s in (*growing, *self._running.catching_up.values()) if self._blocks.num_missing(s) > 0]
         while growing and sum(map(self._blocks.num_missing, growing)) > self._blocks.pool.num_available:
             victim = self._running.worst()
-            self._preempt(victim, preempted)
+            self._preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         for sequence in growing:
             self._blocks.grow(sequence)
 
-    def _admit(self, preempted: list[Sequence]) -> None:
+    def _admit(self) -> None:
         """Start waiting sequences in order, as long as this step has tokens for them and the pool has blocks."""
         for lane, queue in self._waiting.items():
             if not queue:
@@ -69,7 +68,7 @@ class Planner:
                 return
             num_tokens_left = self._config.max_num_batched_tokens - self._running.num_tokens_before(lane)
             while (sequence := queue.peek()) is not None:
-                if num_tokens_left <= 0 or not self._make_room(sequence, preempted):
+                if num_tokens_left <= 0 or not self._make_room(sequence):
                     return
                 queue.pop()
                 self._blocks.admit(sequence)
@@ -77,7 +76,7 @@ class Planner:
                 self._running.add(sequence)
                 num_tokens_left -= sequence.num_uncomputed_tokens
 
-    def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
+    def _make_room(self, sequence: Sequence) -> bool:
         """Say whether the sequence can start, after preempting batch work if that is needed and enough."""
         if self._fits(sequence):
             return True
@@ -87,7 +86,7 @@ class Planner:
         if self._blocks.admission_shortage(sequence) > sum(map(self._blocks.num_counted, victims)):
             return False
         while victims:
-            self._preempt(victims.pop(), preempted)
+            self._preempt(victims.pop())
             if self._fits(sequence):
                 return True
         return False
@@ -98,7 +97,7 @@ class Planner:
             return True
         return num_running < self._config.max_num_seqs and self._blocks.admission_shortage(sequence) <= 0
 
-    def _share_out(self, step: int, preempted: list[Sequence]) -> StepPlan:
+    def _share_out(self, step: int) -> StepPlan:
         """Give decodes one token each, and the rest of the budget to those that catch up, in order."""
         decoding = self._running.decoding
         scheduled = [ScheduledSequence(s, s.num_computed_tokens, 1, True) for s in decoding.values()]
@@ -112,13 +111,13 @@ class Planner:
             left -= num_tokens
             samples = num_tokens == num_uncomputed and sequence.wants_token
             scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
-        return StepPlan(step, scheduled, budget - left, preempted)
+        departed = self._running.take_departed() if scheduled else []
+        return StepPlan(step, scheduled, budget - left, departed)
 
-    def _preempt(self, sequence: Sequence, preempted: list[Sequence]) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting[sequence.lane].push(sequence)
-        preempted.append(sequence)

@@ -17,12 +17,17 @@ _order = attrgetter("order")
 
 
 class RunningSet:
-    """Running sequences by id. Only the scheduler changes it."""
+    """Running sequences by id. Only the scheduler changes it.
+
+    Attributes:
+        departed: Sequences that have left since the last plan took this list.
+    """
 
     def __init__(self) -> None:
         self.decoding: dict[str, Sequence] = {}
         self.catching_up: dict[str, Sequence] = {}
         self.num_batch = 0
+        self.departed: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.catching_up)
@@ -39,6 +44,12 @@ class RunningSet:
         """Remove a sequence that finished or is preempted."""
         self.num_batch -= sequence.lane == "batch"
         self._take(sequence)
+        self.departed.append(sequence)
+
+    def take_departed(self) -> list[Sequence]:
+        """Return the sequences that have left since the last call."""
+        departed, self.departed = self.departed, []
+        return departed
 
     def reclassify(self, sequence: Sequence) -> None:
         """Move a sequence to the side where its uncomputed tokens put it."""

@@ -37,6 +37,7 @@ class Sequence:
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
         num_computed_tokens: Tokens whose KV is in `block_table`.
+        num_pending_tokens: Tokens that steps in flight are sampling and that are not in `token_ids` yet.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
         block_table: Ids of the blocks that hold the KV, in order.
         row: Stable row of the model runner's batch state while running, else None.
@@ -62,6 +63,7 @@ class Sequence:
     salt: bytes = b""
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     row: int | None = None

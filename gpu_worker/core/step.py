@@ -38,13 +38,14 @@ class StepPlan(Struct, frozen=True, gc=False):
     Attributes:
         step: Step number, from 1.
         num_tokens: Sum of the scheduled tokens.
-        preempted: Sequences that lost their blocks before this step.
+        departed: Sequences that held a place in the batch and left it since the plan before: they ended or were
+            preempted. What the runner keeps for them can go; some it may never have seen.
     """
 
     step: int
     scheduled: list[ScheduledSequence]
     num_tokens: int
-    preempted: list[Sequence] = msgspec.field(default_factory=list)
+    departed: list[Sequence] = msgspec.field(default_factory=list)
 
 
 class LogprobEntry(Struct, frozen=True, gc=False):
@@ -74,6 +75,16 @@ class StepResult(Struct, frozen=True, gc=False):
 
     step: int
     sampled: list[SampledTokens]
+
+
+class CompletedStep(Struct, frozen=True, gc=False):
+    """The pending step of a runner that computes at once."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        """Return the outcome."""
+        return self.outcome
 
 
 class SequenceEvent(Struct, frozen=True, gc=False):

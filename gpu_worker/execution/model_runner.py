@@ -11,7 +11,7 @@ import time
 import torch
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
 from gpu_worker.execution.logprobs import Logprobs
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
@@ -37,6 +37,8 @@ class TorchModelRunner:
     Attributes:
         max_model_len: Tokens of a sequence at most.
     """
+
+    max_steps_in_flight = 1
 
     def __init__(self, model: CausalLM, cache: KVCache, max_num_seqs: int, max_model_len: int) -> None:
         """Run `model` with the blocks of `cache`."""
@@ -67,7 +69,7 @@ class TorchModelRunner:
         return self._cache.block_size
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> CompletedStep:
         """Compute the plan's tokens and sample where it says so; the plan schedules at least one sequence."""
         scheduled = plan.scheduled
         inputs = self._assembler.assemble(scheduled)
@@ -79,7 +81,7 @@ class TorchModelRunner:
             sampled = self._sample_some(hidden, inputs, scheduled, sampling)
         if any(item.sequence.sampling.prompt_logprobs is not None for item in scheduled):
             sampled = self._with_prompt_logprobs(hidden, inputs, scheduled, sampled)
-        return StepResult(plan.step, sampled)
+        return CompletedStep(StepResult(plan.step, sampled))
 
     @torch.inference_mode()
     def warm_up(self, max_num_batched_tokens: int) -> None:
@@ -91,9 +93,9 @@ class TorchModelRunner:
         num_tokens = max(1, min(max_num_batched_tokens, self.max_model_len - 1, 256))
         blocks = list(range(-(-(num_tokens + 1) // self._cache.block_size)))
         sequence = Sequence("warm-up", [0] * num_tokens, num_tokens, Sampling(top_p=0.9), 1, block_table=blocks)
-        self.execute(StepPlan(0, [ScheduledSequence(sequence, 0, num_tokens, True)], num_tokens))
+        self.submit(StepPlan(0, [ScheduledSequence(sequence, 0, num_tokens, True)], num_tokens))
         sequence.token_ids.append(0)
-        self.execute(StepPlan(0, [ScheduledSequence(sequence, num_tokens, 1, True)], 1))
+        self.submit(StepPlan(0, [ScheduledSequence(sequence, num_tokens, 1, True)], 1))
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
     def _sample_some(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Values
 
-from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 
 _NO_TOKENS = SampledTokens()
 _MASK = 2**64 - 1
@@ -23,6 +23,8 @@ class SimulatedRunner:
     A step that is late is followed by a shorter one, so the rate holds; after a pause (idle, or more than one step
     late) the schedule starts anew.
     """
+
+    max_steps_in_flight = 1
 
     def __init__(
         self,
@@ -41,19 +43,19 @@ class SimulatedRunner:
         self._sampled = [SampledTokens((token_id,)) for token_id in token_ids]
         self._logprob = -math.log(len(token_ids))
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> CompletedStep:
         """Make one token for each sampling sequence, and return when the step is due."""
         sampled = [self._sample(item) for item in plan.scheduled]
         if self._step_s:
             self._wait()
-        return StepResult(plan.step, sampled)
+        return CompletedStep(StepResult(plan.step, sampled))
 
     def _sample(self, item: ScheduledSequence) -> SampledTokens:
         sequence = item.sequence
         sampling = sequence.sampling
         sampled = _NO_TOKENS
         if item.samples:
-            position = len(sequence.token_ids) - sequence.num_prompt_tokens
+            position = item.start + item.num_tokens - sequence.num_prompt_tokens
             mixed = (position * 0x9E3779B97F4A7C15 ^ sampling.seed) & _MASK
             mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & _MASK
             sampled = self._sampled[(mixed >> 32) % len(self._sampled)]

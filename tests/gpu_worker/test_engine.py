@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_worker.core.step import SampledTokens, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepPlan, StepResult
 from gpu_worker.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
@@ -62,8 +62,10 @@ def test_success_between_failures_is_not_fatal() -> None:
 
 def test_result_of_the_wrong_length_is_a_failed_step() -> None:
     class ShortRunner:
-        def execute(self, plan: StepPlan) -> StepResult:
-            return StepResult(plan.step, [SampledTokens((1,))] * (len(plan.scheduled) - 1))
+        max_steps_in_flight = 1
+
+        def submit(self, plan: StepPlan) -> CompletedStep:
+            return CompletedStep(StepResult(plan.step, [SampledTokens((1,))] * (len(plan.scheduled) - 1)))
 
     engine = Engine(make_scheduler(), ShortRunner())
     engine.add(make_sequence(5))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpu_worker.core.step import SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
 from gpu_worker.engine import Engine, ModelRunner
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread, StepOutcome
 from gpu_worker.execution.simulated_runner import SimulatedRunner
@@ -152,8 +152,10 @@ def test_runner_that_keeps_failing_shows_in_the_stats(start: Start) -> None:
 
 def test_error_in_the_engine_itself_fails_everything_and_closes_it(start: Start) -> None:
     class LyingRunner:
-        def execute(self, plan: StepPlan) -> StepResult:
-            return StepResult(plan.step + 1, [None] * len(plan.scheduled))  # type: ignore[list-item]
+        max_steps_in_flight = 1
+
+        def submit(self, plan: StepPlan) -> CompletedStep:
+            return CompletedStep(StepResult(plan.step + 1, [None] * len(plan.scheduled)))  # type: ignore[list-item]
 
     running = start(LyingRunner(), max_num_seqs=1)
     running.thread.add(make_sequence(5))

@@ -82,7 +82,7 @@ def test_preempted_sequence_finds_its_own_blocks_again() -> None:
     harness.step()
     harness.add(make_sequence(4, max_tokens=1))
     plan = harness.schedule()
-    assert plan.preempted == [background]
+    assert plan.departed == [background]
     harness.settle(plan)
     plan = harness.schedule()
     assert [(item.sequence.id, item.start, item.num_tokens) for item in plan.scheduled] == [(background.id, 40, 1)]
@@ -100,7 +100,7 @@ def test_interactive_takes_a_batch_slot_within_one_step() -> None:
     person = make_sequence(4)
     harness.add(person)
     plan = harness.schedule()
-    assert plan.preempted == [newer]
+    assert plan.departed == [newer]
     assert [item.sequence for item in plan.scheduled] == [older, person]
     harness.settle(plan)
     harness.run()
@@ -115,7 +115,7 @@ def test_interactive_takes_batch_blocks_within_one_step() -> None:
     person = make_sequence(50, max_tokens=4)
     harness.add(person)
     plan = harness.schedule()
-    assert plan.preempted == [background]
+    assert plan.departed == [background]
     assert shares(plan) == [(person.id, 50)]
     harness.settle(plan)
     harness.run()
@@ -128,7 +128,7 @@ def test_batch_is_left_alone_when_its_blocks_would_not_be_enough() -> None:
     harness.add(holder, background)
     harness.step()
     harness.add(make_sequence(60, max_tokens=4))
-    assert harness.schedule().preempted == []
+    assert harness.schedule().departed == []
 
 
 def test_batch_does_not_start_while_interactive_waits() -> None:

@@ -144,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         assert all(item.num_tokens >= 1 for item in plan.scheduled)
-        assert not {sequence.id for sequence in plan.preempted} & set(names)
+        assert not {sequence.id for sequence in plan.departed} & set(names)
         for sequence in self._with(SequenceStatus.RUNNING):
             # Only a sequence with more than one token to compute may have to wait for the budget.
             assert sequence.id in names or sequence.num_uncomputed_tokens > 1 or not sequence.wants_token
@@ -160,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _check_lanes(self, plan: StepPlan) -> None:
         """While batch sequences run, an interactive one waits only for more blocks than all of them hold."""
         people = self._with(SequenceStatus.WAITING, SequenceStatus.PREEMPTED, lane="interactive")
-        people = [sequence for sequence in people if sequence not in plan.preempted]
+        people = [sequence for sequence in people if sequence not in plan.departed]
         running = self._with(SequenceStatus.RUNNING)
         background = [sequence for sequence in running if sequence.lane == "batch"]
         wanted = sum(s.num_uncomputed_tokens for s in running if s.lane == "interactive")

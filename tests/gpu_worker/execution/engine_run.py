@@ -106,7 +106,7 @@ def run(
             scheduler.add(sequence)
         del coming[:arrivals_per_step]
         plan = scheduler.schedule(0.0)
-        result = runner.execute(plan)
+        result = runner.submit(plan).result()
         for event in scheduler.settle(plan, result):
             outcome.add(event)
     scheduler.check_integrity()

@@ -33,7 +33,7 @@ def plan_of(*sequences: Sequence, start: int | None = None, samples: bool = True
 
 def generate(runner: SimulatedRunner, sequence: Sequence, count: int) -> list[int]:
     for _ in range(count):
-        sequence.token_ids.extend(runner.execute(plan_of(sequence)).sampled[0].token_ids)
+        sequence.token_ids.extend(runner.submit(plan_of(sequence)).result().sampled[0].token_ids)
     return sequence.token_ids[sequence.num_prompt_tokens :]
 
 
@@ -50,14 +50,14 @@ def test_moved_sequence_continues_with_the_same_tokens_in_any_batch() -> None:
     resumed, other = make_sequence(9, emitted=whole[:20], seed=7), make_sequence(2, seed=8)
     runner = SimulatedRunner(0, TOKENS)
     for _ in range(30):
-        result = runner.execute(plan_of(other, resumed))
+        result = runner.submit(plan_of(other, resumed)).result()
         resumed.token_ids.extend(result.sampled[1].token_ids)
     assert resumed.token_ids[9:] == whole
 
 
 def test_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
     runner = SimulatedRunner(0, TOKENS)
-    result = runner.execute(plan_of(make_sequence(9), start=0, samples=False))
+    result = runner.submit(plan_of(make_sequence(9), start=0, samples=False)).result()
     assert result.sampled[0].token_ids == ()
 
 
@@ -65,7 +65,7 @@ def test_logprobs_are_given_when_asked_for() -> None:
     runner = SimulatedRunner(0, TOKENS)
     sequence = make_sequence(5, logprobs=2, prompt_logprobs=0)
     plan = StepPlan(1, [ScheduledSequence(sequence, 2, 3, True)], 3)
-    (sampled,) = runner.execute(plan).sampled
+    (sampled,) = runner.submit(plan).result().sampled
     assert [entry.token_id for entry in sampled.logprobs] == list(sampled.token_ids)
     assert len(sampled.logprobs[0].top) == 2
     assert [entry.token_id for entry in sampled.prompt_logprobs] == sequence.token_ids[3:5]
@@ -76,7 +76,7 @@ def test_step_rate_is_exact_although_every_sleep_is_too_long() -> None:
     runner = SimulatedRunner(1.5, TOKENS, clock, clock.sleep)
     started = clock.now
     for _ in range(1000):
-        runner.execute(plan_of())
+        runner.submit(plan_of())
         clock.now += 0.0003
     assert clock.now - started == pytest.approx(1.5, abs=0.001)
 
@@ -84,18 +84,18 @@ def test_step_rate_is_exact_although_every_sleep_is_too_long() -> None:
 def test_step_after_a_pause_takes_its_full_time_and_does_not_catch_up() -> None:
     clock = Clock()
     runner = SimulatedRunner(10, TOKENS, clock, clock.sleep)
-    runner.execute(plan_of())
+    runner.submit(plan_of())
     for _ in range(2):
         clock.now += 5.0
         before = clock.now
-        runner.execute(plan_of())
+        runner.submit(plan_of())
         assert clock.now - before == pytest.approx(0.010)
 
 
 def test_zero_step_time_never_sleeps() -> None:
     clock = Clock()
     runner = SimulatedRunner(0, TOKENS, clock, clock.sleep)
-    runner.execute(plan_of(make_sequence(3)))
+    runner.submit(plan_of(make_sequence(3)))
     assert clock.now == 50.0
 
 
