@@ -1,0 +1,34 @@
+"""What every quantization method promises: the engine's form of a linear layer's weights."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.weight_forms import WeightForm
+
+
+class QuantizationMethod(Protocol):
+    """How a checkpoint stores its linear layers. Holds what the configuration says, no state."""
+
+    @property
+    def name(self) -> str:
+        """As configurations call it."""
+        ...
+
+    def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
+        """Take the weights of one linear layer.
+
+        Args:
+            source: The checkpoint.
+            name: Of the layer, without `.weight`.
+            out_features: Rows of the matrix.
+            in_features: Columns of the matrix.
+
+        Returns:
+            A quantized form; a `DenseWeight` for layers that were left alone.
+
+        Raises:
+            Exception: What `source.error` makes: a tensor is missing, malformed or not supported.
+        """
+        ...

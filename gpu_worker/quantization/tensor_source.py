@@ -1,0 +1,27 @@
+"""What a quantization method reads a checkpoint's tensors through."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class TensorSource(Protocol):
+    """Hands out tensors by their name in the checkpoint, on the model's device; knows which were taken."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        ...
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Return one tensor of floating point numbers, of exactly this shape, in the model's dtype."""
+        ...
+
+    def take_raw(self, name: str) -> torch.Tensor:
+        """Return a copy of one tensor, of whatever shape and dtype it is stored in."""
+        ...
+
+    def error(self, name: str, problem: str) -> Exception:
+        """Make the error that names a tensor and where it is stored."""
+        ...
