@@ -13,20 +13,31 @@ import torch
 
 from ops.bench.gpu.case import OpSuite
 from ops.bench.gpu.ceilings import measure_ceilings
-from ops.bench.gpu.record import append_records
-from ops.bench.gpu.run import CaseResult, CheckResult, check_op, time_op
+from ops.bench.gpu.record import RunRecord
+from ops.bench.gpu.run import check_op, time_op
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.table import HEADER, case_line, ceiling_line, check_lines, failure_lines
 from ops.bench.gpu.timer import CudaTimer, Timer
 
 _RESULTS = Path(__file__).parents[1] / "results"
+_EPILOG = """\
+On a bare machine with a GPU, from the root of the repository:
+
+  PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu --limit-s 540
+
+That needs torch and triton; the whole steps need msgspec, numpy, safetensors, tokenizers and transformers too. How it
+is measured: ops/bench/gpu/METHOD.md. What to do about a low figure: ops/bench/gpu/HOPPER.md."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; return 0 when all ops were right, 1 when one was not, 2 when there is nothing to run on."""
     suites = all_suites()
-    options = _parser([suite.name for suite in suites]).parse_args(arguments)
-    chosen = [suite for suite in suites if not options.only or suite.name in options.only]
+    parser = _parser([suite.name for suite in suites])
+    options = parser.parse_args(arguments)
+    for name in options.only or ():
+        if not any(suite.name.startswith(name) for suite in suites):
+            parser.error(f"--only {name}: no suite begins so; there are {', '.join(suite.name for suite in suites)}")
+    chosen = [suite for suite in suites if not options.only or suite.name.startswith(tuple(options.only))]
     if options.dry_run or not torch.cuda.is_available():
         for suite in chosen:
             print(f"{suite.name}: {', '.join(spec.label for spec in suite.cases)}")
@@ -48,40 +59,47 @@ def run_bench(
     deadline: float,
     checks_only: bool = False,
 ) -> int:
-    """Check, measure the ceilings, time; print a table and append the records."""
-    checks: list[CheckResult] = []
-    right: list[OpSuite] = []
+    """Measure the ceilings; then check each op and time it if it is right, its records appended at once."""
+    ceilings = None if checks_only else measure_ceilings(timer, device)
+    if ceilings is not None:
+        print(f"{ceiling_line(ceilings)}\n{HEADER}", flush=True)
+    record = RunRecord(directory, device, ceilings)
+    wrong, late = [], []
     for suite in suites:
-        results = check_op(suite, device)
-        checks += results
-        print("\n".join(check_lines(results)), flush=True)
-        if all(result.is_right for result in results):
-            right.append(suite)
-    cases: list[CaseResult] = []
-    ceilings = None
-    try:
-        if not checks_only:
-            ceilings = measure_ceilings(timer, device)
-            print(f"\n{ceiling_line(ceilings)}\n{HEADER}", flush=True)
-            for suite in right:
-                for result in time_op(suite, device, timer, ceilings, deadline):
-                    cases.append(result)
-                    print(case_line(result), flush=True)
-            print("\n".join(failure_lines(cases)))
-    finally:
-        path = append_records(directory, device, ceilings, checks, cases)
-    wrong = [suite.name for suite in suites if suite not in right]
-    print(f"wrong, and therefore not timed: {', '.join(wrong)}" if wrong else "all ops are right", f"; records: {path}")
+        if time.monotonic() > deadline:
+            late.append(suite.name)
+            continue
+        checks = check_op(suite, device)
+        record.append_checks(checks)
+        print("\n".join(check_lines(checks)), flush=True)
+        if not all(check.is_right for check in checks):
+            wrong.append(suite.name)
+        elif ceilings is not None:
+            cases = []
+            for case in time_op(suite, device, timer, ceilings, deadline):
+                cases.append(case)
+                record.append_case(case)
+                print(case_line(case), flush=True)
+            print("".join(f"{line}\n" for line in failure_lines(cases)), end="", flush=True)
+    verdicts = [f"wrong, not timed: {', '.join(wrong)}" if wrong else "all ops are right"]
+    verdicts += [f"no time was left for: {', '.join(late)}"] if late else []
+    print(*verdicts, f"records: {record.path}", sep="; ")
     return 1 if wrong else 0
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ops.bench.gpu", description="Check and time the kernels on a GPU.")
-    parser.add_argument("--only", action="append", choices=names, help="an op to run; may be given again")
+    parser = argparse.ArgumentParser(
+        "python -m ops.bench.gpu",
+        description="Check and time the kernels, and whole steps of the engine, on a GPU.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    only = f"run the suites whose name begins so; may be given again: {', '.join(names)}"
+    parser.add_argument("--only", action="append", metavar="NAME", help=only)
     parser.add_argument("--checks-only", action="store_true", help="compare with the oracles, time nothing")
     parser.add_argument("--dry-run", action="store_true", help="list what would run, and exit with code 2")
     parser.add_argument("--out", metavar="DIR", help="where gpu.jsonl is appended to (default: OUT, else the results)")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="start no case after this many seconds")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="start nothing after this many seconds")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,22 @@ import torch
 # Input sets of a case together are larger than this, so that no call finds its inputs in the L2 cache.
 ROTATED_BYTES = 256 * 2**20
 OURS = "headrace"
+# What a whole step does on the device alone, beside `OURS`, which has the host's part in it.
+OURS_ON_DEVICE = f"{OURS}/device"
+
+
+class Clock(enum.Enum):
+    """How a candidate is timed.
+
+    Members:
+        GRAPH: Many calls are captured in a CUDA graph, which is replayed between two events: the device's time alone.
+        EVENTS: Calls are made one by one between two events: the host's time shows where the device waits for it.
+        OWN: One call runs a whole load, and returns the seconds of its parts by the host's clock.
+    """
+
+    GRAPH = enum.auto()
+    EVENTS = enum.auto()
+    OWN = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,8 @@ class Case:
         num_sets: Input sets; a candidate is called with the number of one.
         candidates: By name. `OURS` is ours; names that begin with it are other configurations of ours.
         unavailable: Baselines that cannot run here, and why.
+        clocks: How candidates are timed that do not fit into a graph of many calls.
+        num_tokens: Tokens that a call, or a part of a load, makes; 0 where a rate of tokens says nothing.
     """
 
     num_bytes: int
@@ -44,6 +63,8 @@ class Case:
     num_sets: int
     candidates: Mapping[str, Callable[[int], object]]
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    clocks: Mapping[str, Clock] = field(default_factory=dict)
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,32 +18,38 @@ from ops.bench.gpu.ceilings import Ceilings
 from ops.bench.gpu.run import CaseResult, CheckResult
 
 FILE_NAME = "gpu.jsonl"
-_PACKAGES = ("torch", "triton", "flash_attn_3", "flashinfer-python")
+_PACKAGES = ("torch", "triton", "transformers", "flash_attn_3", "flash_attn", "flashinfer-python")
 
 
-def append_records(
-    directory: Path,
-    device: torch.device,
-    ceilings: Ceilings | None,
-    checks: Sequence[CheckResult],
-    cases: Sequence[CaseResult],
-) -> Path:
-    """Append one line a check and a case, and return the file."""
-    directory.mkdir(parents=True, exist_ok=True)
-    common: dict[str, object] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _commit(),
-        "machine": _machine(device),
-        "versions": {"python": platform.python_version()} | _versions(),
-        "command": " ".join(["python", "-m", "ops.bench.gpu", *sys.argv[1:]]),
-    }
-    if ceilings is not None:
-        common["ceilings"] = {"bytes_per_s": ceilings.bandwidth, "matmul_flop_per_s": ceilings.matmul_rate}
-    rows = [check_row(result) for result in checks] + [case_row(result) for result in cases]
-    path = directory / FILE_NAME
-    with path.open("a") as file:
-        file.writelines(json.dumps({**common, **row}) + "\n" for row in rows)
-    return path
+class RunRecord:
+    """Appends to the file as results come, so that a run that is cut short keeps what it has measured."""
+
+    def __init__(self, directory: Path, device: torch.device, ceilings: Ceilings | None) -> None:
+        """Write to `gpu.jsonl` in `directory`, which is made if need be."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / FILE_NAME
+        self._common: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "commit": _commit(),
+            "machine": _machine(device),
+            "versions": {"python": platform.python_version()} | _versions(),
+            "command": " ".join(["python", "-m", "ops.bench.gpu", *sys.argv[1:]]),
+        }
+        if ceilings is not None:
+            rates = {"bytes_per_s": ceilings.bandwidth, "matmul_flop_per_s": ceilings.matmul_rate}
+            self._common["ceilings"] = rates
+
+    def append_checks(self, checks: Sequence[CheckResult]) -> None:
+        """Append one line a check."""
+        self._append([check_row(check) for check in checks])
+
+    def append_case(self, case: CaseResult) -> None:
+        """Append the line of a case."""
+        self._append([case_row(case)])
+
+    def _append(self, rows: list[dict[str, object]]) -> None:
+        with self.path.open("a") as file:
+            file.writelines(json.dumps({**self._common, **row}) + "\n" for row in rows)
 
 
 def check_row(result: CheckResult) -> dict[str, object]:
@@ -68,6 +74,8 @@ def case_row(result: CaseResult) -> dict[str, object]:
         "shape": result.label,
         "floor_us": round(result.floor_s * 1e6, 3),
         "ceiling_fraction": result.fraction and round(result.fraction, 4),
+        "idle_share": None if result.idle_share is None else round(result.idle_share, 4),
+        "tokens_per_s": result.tokens_per_s and round(result.tokens_per_s, 1),
         "best_baseline": best,
         "speedup": round(result.timings[best].seconds / ours.seconds, 3) if best and ours else None,
         "candidates": {

@@ -1,17 +1,18 @@
-"""The run: every op's checks, then its cases; a wrong op is not timed, and a failing peer stops nobody."""
+"""One suite's run: its checks, then its cases; a failing peer stops nobody."""
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from ops.bench.gpu.case import OURS, CaseSpec, OpSuite
+from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.ceilings import Ceilings
 from ops.bench.gpu.timer import Timer, Timing
 
@@ -41,11 +42,24 @@ class CaseResult:
     floor_s: float
     timings: dict[str, Timing]
     failures: dict[str, str] = field(default_factory=dict)
+    num_tokens: int = 0
 
     @property
     def fraction(self) -> float | None:
         """Return the share of the ceiling that ours reaches."""
         return self.floor_s / self.timings[OURS].seconds if OURS in self.timings else None
+
+    @property
+    def idle_share(self) -> float | None:
+        """Return the share of a whole step in which the device has nothing to do."""
+        if OURS not in self.timings or OURS_ON_DEVICE not in self.timings:
+            return None
+        return 1 - self.timings[OURS_ON_DEVICE].seconds / self.timings[OURS].seconds
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the tokens that ours makes a second, where that says something."""
+        return self.num_tokens / self.timings[OURS].seconds if self.num_tokens and OURS in self.timings else None
 
     @property
     def best_baseline(self) -> str | None:
@@ -79,23 +93,40 @@ def time_op(
         if time.monotonic() > deadline:
             yield CaseResult(op.name, spec.label, 0.0, {}, {OURS: "out of time"})
         else:
-            yield _time_case(op.name, spec, device, timer, ceilings)
+            yield _time_case(op.name, spec, device, timer, ceilings, deadline)
+        # What a failure's traceback or a cycle still holds would be missing to the next case.
+        gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _time_case(op: str, spec: CaseSpec, device: torch.device, timer: Timer, ceilings: Ceilings) -> CaseResult:
+def _time_case(
+    op: str, spec: CaseSpec, device: torch.device, timer: Timer, ceilings: Ceilings, deadline: float
+) -> CaseResult:
     try:
         case = spec.build(device)
     except Exception as error:  # usually too little memory
         return CaseResult(op, spec.label, 0.0, {}, {OURS: _reason(error)})
-    timings, failures = {}, dict(case.unavailable)
+    timings: dict[str, Timing] = {}
+    failures = dict(case.unavailable)
     for name, call in case.candidates.items():
+        if timings and time.monotonic() > deadline:
+            failures[name] = "out of time"
+            continue
         try:
-            timings[name] = timer.measure(call, case.num_sets)
+            timings[name] = _time_candidate(case, name, call, timer)
         except Exception as error:  # a peer that cannot do this shape
             failures[name] = _reason(error)
-    return CaseResult(op, spec.label, ceilings.floor_s(case), timings, failures)
+    return CaseResult(op, spec.label, ceilings.floor_s(case), timings, failures, case.num_tokens)
+
+
+def _time_candidate(case: Case, name: str, call: Callable[[int], object], timer: Timer) -> Timing:
+    clock = case.clocks.get(name, Clock.GRAPH)
+    if clock is not Clock.OWN:
+        return timer.measure(call, case.num_sets, clock)
+    seconds = call(0)
+    assert isinstance(seconds, list), "a candidate with a clock of its own returns seconds"
+    return Timing.of(seconds)
 
 
 def _reason(error: Exception) -> str:

@@ -8,16 +8,23 @@ from ops.bench.gpu.case import OURS
 from ops.bench.gpu.ceilings import Ceilings
 from ops.bench.gpu.run import CaseResult, CheckResult
 
-HEADER = f"{'op':<17}{'shape':<38}{'ours µs':>9}{'ceiling':>9}  best baseline, then the others (µs, ours is × faster)"
+HEADER = f"{'op':<18}{'shape':<38}{'ours µs':>10}{'ceiling':>9}  best baseline, then the others (µs, ours is × faster)"
 
 
 def check_lines(results: Sequence[CheckResult]) -> list[str]:
-    """Return a line for each check."""
-    return [
-        f"{'ok' if result.is_right else 'WRONG':<6}{result.op:<17}{result.label:<52}"
+    """Return a line for each wrong check, and one for all that are right."""
+    right = [result for result in results if result.is_right]
+    lines = [
+        f"WRONG {result.op:<17}{result.label:<52}"
         + (f"{result.error:.2e} of {result.tolerance:.0e}" if result.error is not None else str(result.failure))
         for result in results
+        if not result.is_right
     ]
+    if right:
+        worst = max(right, key=lambda result: (result.error or 0.0) / (result.tolerance or 1.0))
+        text = f"{worst.error:.2e} of {worst.tolerance:.0e} at {worst.label}"
+        lines.append(f"ok    {worst.op:<17}{len(right)} checks, the farthest off {text}")
+    return lines
 
 
 def ceiling_line(ceilings: Ceilings) -> str:
@@ -29,7 +36,7 @@ def case_line(result: CaseResult) -> str:
     """Return the line of a case; `*` marks times that may hold the host's."""
     ours = result.timings.get(OURS)
     if ours is None:
-        return f"{result.op:<17}{result.label:<38}{'-':>9}{'-':>9}  {result.failures.get(OURS, 'not run')}"
+        return f"{result.op:<18}{result.label:<38}{'-':>10}{'-':>9}  {result.failures.get(OURS, 'not run')}"
     others = sorted((timing.seconds, name) for name, timing in result.timings.items() if name != OURS)
     # A baseline leads, not another configuration of ours.
     others.sort(key=lambda pair: pair[1] != result.best_baseline)
@@ -38,10 +45,14 @@ def case_line(result: CaseResult) -> str:
         for seconds, name in others
     ]
     failed = [f"{name}: -" for name in result.failures]
+    rates = []
+    if result.tokens_per_s is not None:
+        rates.append(f"{result.tokens_per_s:.0f} tokens/s")
+    if result.idle_share is not None:
+        rates.append(f"device idle {result.idle_share:.1%}")
     time_text = _micros(ours.seconds) + ("" if ours.is_graphed else "*")
-    return f"{result.op:<17}{result.label:<38}{time_text:>9}{result.fraction or 0:>9.1%}  " + ", ".join(
-        compared + failed
-    )
+    fraction = f"{result.fraction or 0:.1%}"
+    return f"{result.op:<18}{result.label:<38}{time_text:>10}{fraction:>9}  " + ", ".join(rates + compared + failed)
 
 
 def failure_lines(results: Sequence[CaseResult]) -> list[str]:

@@ -1,13 +1,15 @@
-"""Time of a call on the device, without the host's: graph replays between two events."""
+"""Time of a call on the device, without the host's where that can be had: graph replays between two events."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from ops.bench.gpu.case import Clock
 
 _GRAPH_SECONDS = 4e-3
 _MAX_CALLS = 256
@@ -25,20 +27,28 @@ class Timing:
     spread: float
     is_graphed: bool
 
+    @classmethod
+    def of(cls, seconds: Sequence[float], is_graphed: bool = False) -> Timing:
+        """Summarise samples."""
+        samples = sorted(seconds)
+        median = statistics.median(samples)
+        quarter = len(samples) // 4
+        return cls(median, (samples[-1 - quarter] - samples[quarter]) / median, is_graphed)
+
 
 class Timer(Protocol):
     """Times a call that takes the number of an input set."""
 
-    def measure(self, call: Callable[[int], object], num_sets: int) -> Timing:
-        """Return the time of one call, its input sets taken in turn."""
+    def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+        """Return the time of one call, its input sets taken in turn; `clock` is GRAPH or EVENTS."""
         ...
 
 
 class CudaTimer:
     """Times by replaying a CUDA graph of many calls."""
 
-    def measure(self, call: Callable[[int], object], num_sets: int) -> Timing:
-        """Warm up, capture, replay, and return the median."""
+    def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+        """Warm up, capture if so wanted, run, and return the median."""
         for index in range(3):
             call(index % num_sets)
         rough = _elapsed(lambda: call(0))
@@ -50,11 +60,8 @@ class CudaTimer:
             for index in range(num_calls):
                 call(index % num_sets)
 
-        run, is_graphed = _captured(calls)
-        samples = sorted(_elapsed(run) / num_calls for _ in range(_NUM_REPLAYS))
-        median = statistics.median(samples)
-        quarter = len(samples) // 4
-        return Timing(median, (samples[-1 - quarter] - samples[quarter]) / median, is_graphed)
+        run, is_graphed = _captured(calls) if clock is Clock.GRAPH else (calls, False)
+        return Timing.of([_elapsed(run) / num_calls for _ in range(_NUM_REPLAYS)], is_graphed)
 
 
 def _captured(calls: Callable[[], None]) -> tuple[Callable[[], object], bool]:

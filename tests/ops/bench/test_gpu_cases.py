@@ -16,7 +16,9 @@ from ops.bench.gpu.shapes import MODELS, ModelShape
 from ops.bench.gpu.suites import all_suites
 
 CPU = torch.device("cpu")
-TINY = ModelShape("tiny", 64, 4, 2, 16, 96, 300, has_qk_norm=True)
+TINY = ModelShape(
+    "tiny", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
+)
 
 ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "rms_norm": (partial(elementwise.rms_norm_error, CPU, 3, 65), 4e-3),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 from ops.bench.gpu import ceilings
 from ops.bench.gpu.__main__ import main, run_bench
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite
+from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.timer import Timing
 
@@ -26,7 +27,8 @@ SECONDS = {OURS: 2e-6, "slow": 8e-6, "fast": 3e-6, f"{OURS}/other": 1e-6, "ceili
 class ToldTimer:
     """Calls once, and takes the name that the call returns for its time."""
 
-    def measure(self, call: Callable[[int], object], num_sets: int) -> Timing:
+    def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+        assert clock is not Clock.OWN
         name = call(num_sets - 1)
         return Timing(SECONDS[name if isinstance(name, str) else "ceiling"], 0.01, is_graphed=name != "slow")
 
@@ -80,26 +82,78 @@ def test_right_op_is_timed_beside_its_baselines(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("error", [0.11, math.nan, fail], ids=["large", "nan", "raises"])
-def test_wrong_op_is_not_timed_and_the_others_are(error: float, tmp_path: Path) -> None:
+def test_wrong_op_is_not_timed_and_the_others_are(
+    error: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = (lambda: error(None)) if callable(error) else error
     status, records = run([make_suite("wrong", 0.0, wrong), make_suite("right", 0.0)], tmp_path)
     assert status == 1
     assert [record["op"] for record in records if "op" in record] == ["right"]
     assert [record["is_right"] for record in records if "check" in record] == [True, False, True]
+    output = capsys.readouterr().out
+    assert "WRONG wrong            check 1" in output
+    assert "wrong, not timed: wrong" in output
 
 
 def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, records = run([make_suite("big", 0.0, build=fail), make_suite("op", 0.0)], tmp_path)
     assert status == 0
-    assert records[2]["not_run"][OURS].startswith("ValueError: this shape is not supported")
-    assert records[2]["speedup"] is None
+    assert records[1]["not_run"][OURS].startswith("ValueError: this shape is not supported")
+    assert records[1]["speedup"] is None
     assert "this shape is not supported" in capsys.readouterr().out
     assert records[3]["speedup"] == 1.5
 
 
-def test_no_case_starts_after_the_limit(tmp_path: Path) -> None:
-    _, records = run([make_suite("op", 0.0)], tmp_path, limit_s=-1.0)
-    assert records[1]["not_run"] == {OURS: "out of time"}
+def test_no_suite_starts_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run_bench([make_suite("op", 0.0)], CPU, ToldTimer(), tmp_path, time.monotonic() - 1)
+    assert status == 0
+    assert not (tmp_path / "gpu.jsonl").exists()
+    assert "no time was left for: op" in capsys.readouterr().out
+
+
+def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path) -> None:
+    deadline = time.monotonic() + 0.2
+
+    def build_late(device: torch.device) -> Case:
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        return Case(1, 0, 1, {OURS: lambda _: OURS, "slow": lambda _: "slow"})
+
+    suite = make_suite("op", 0.0, build=build_late)
+    suite = replace(suite, cases=(suite.cases[0], replace(suite.cases[0], label="second")))
+    run_bench([suite], CPU, ToldTimer(), tmp_path, deadline)
+    records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert records[1]["candidates"][OURS]["us"] == 2.0
+    assert records[1]["not_run"] == {"slow": "out of time"}
+    assert records[2]["not_run"] == {OURS: "out of time"}
+
+
+def test_whole_step_reports_tokens_and_idle_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build(device: torch.device) -> Case:
+        return Case(
+            1,
+            0,
+            1,
+            {OURS: lambda _: [9e-6, 8e-6, 1e-5], OURS_ON_DEVICE: lambda _: OURS, "slow": lambda _: "slow"},
+            clocks={OURS: Clock.OWN, "slow": Clock.EVENTS},
+            num_tokens=18,
+        )
+
+    _, records = run([make_suite("step", 0.0, build=build)], tmp_path)
+    assert records[1]["candidates"][OURS]["us"] == 9.0
+    assert records[1]["idle_share"] == pytest.approx(7 / 9, abs=1e-3)
+    assert records[1]["tokens_per_s"] == 2e6
+    assert (records[1]["best_baseline"], records[1]["speedup"]) == ("slow", 0.889)
+    assert "2000000 tokens/s, device idle 77.8%, slow 8.0*" in capsys.readouterr().out
+
+
+def test_records_of_suites_before_a_crash_are_kept(tmp_path: Path) -> None:
+    def crash(device: torch.device) -> Case:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([make_suite("op", 0.0), make_suite("crashing", 0.0, build=crash)], tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert [record.get("check") or record["op"] for record in records] == ["op", "op", "crashing"]
 
 
 def test_records_are_appended(tmp_path: Path) -> None:
@@ -112,6 +166,12 @@ def test_memory_is_poisoned_only_while_checking() -> None:
     with poisoned_memory():
         assert torch.empty(1000).isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_only_takes_the_beginning_of_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run", "--only", "rms", "--only", "logits"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["rms_norm", "logits_bitmask"]
 
 
 def test_dry_run_lists_the_ops_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
