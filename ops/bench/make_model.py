@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -128,8 +128,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=[size.value for size in Size], required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence at most")
     arguments = parser.parse_args()
-    make_model(SHAPES[Size(arguments.shape)], arguments.out)
+    make_model(replace(SHAPES[Size(arguments.shape)], max_len=arguments.max_len), arguments.out)
 
 
 if __name__ == "__main__":

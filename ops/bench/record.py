@@ -8,15 +8,15 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("msgspec", "nats-py", "uvicorn", "uvloop", "httptools")
+_PACKAGES = ("msgspec", "nats-py", "uvicorn", "uvloop", "httptools", "torch")
 
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:
-    """Append one row to the benchmark's file."""
+    """Append one row to the benchmark's file. Rows of one process and command are one run."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=_RESULTS, capture_output=True, text=True, check=False
     )
@@ -24,13 +24,25 @@ def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> No
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit.stdout.strip() or None,
         "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | _versions(),
         "load_average": round(os.getloadavg()[0], 2),
         "command": command,
+        "process": os.getpid(),
         **row,
     }
     with (_RESULTS / f"{benchmark}.jsonl").open("a") as results:
         results.write(json.dumps(record) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what is installed: a gateway has no torch."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
 
 
 def _cpu_name() -> str:

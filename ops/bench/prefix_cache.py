@@ -1,0 +1,300 @@
+"""What the prefix cache costs where nothing hits, and what it saves where nearly everything does.
+
+Run as `python -m ops.bench.prefix_cache [--model DIR | --shape 15m] [--prompt 8192]`. Engine, scheduler and runner are
+real, without queue and tokenizer, on the CPU. Two engines, one with the cache and one without, share a runner and take
+the same distinct prompts in turn; time to first token is taken of a prompt that nobody has sent and of one that differs
+from it in its last hundredth. The table is printed, and appended to `results/prefix_cache.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine import Engine, ModelRunner
+from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.execution.simulated_runner import SimulatedRunner
+from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.record import append_record
+from shared.errors import ConfigError
+from shared.messages import Sampling
+
+BLOCK_SIZE = 16
+TOKEN_BUDGET = 512
+HIT_SHARE = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class MissLoad:
+    """Distinct prompts at once: `batch` of `prompt` tokens each, every one of which then decodes `new` tokens."""
+
+    batch: int = 2
+    prompt: int = 512
+    new: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MissCost:
+    """Seconds that a load took in each round, with and without the cache, in pairs."""
+
+    with_cache_s: list[float]
+    without_s: list[float]
+
+    @property
+    def percent(self) -> float:
+        """What the cache adds: the median over the pairs."""
+        return statistics.median(self._percents)
+
+    @property
+    def percent_interval(self) -> tuple[float, float]:
+        """The interval that holds the true median with 95 %: order statistics, which assume no distribution."""
+        percents = sorted(self._percents)
+        reach = math.ceil(0.98 * math.sqrt(len(percents)))
+        middle = len(percents) // 2
+        return percents[max(0, middle - reach)], percents[min(len(percents) - 1, middle + reach)]
+
+    @property
+    def _percents(self) -> list[float]:
+        return [(a / b - 1) * 100 for a, b in zip(self.with_cache_s, self.without_s, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """Seconds to the first token, round by round, of prompts that are new and of prompts that are mostly known."""
+
+    cold_s: list[float]
+    hit_s: list[float]
+    hit_share: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times sooner the first token of a known prompt comes: medians over each other."""
+        return statistics.median(self.cold_s) / statistics.median(self.hit_s)
+
+
+class Prompts:
+    """Makes sequences with prompts that share no beginning."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Draw from a vocabulary, special tokens left out."""
+        self._random = random.Random(0)
+        self._vocabulary = range(3, vocab_size)
+        self._num_made = 0
+
+    def tokens(self, count: int) -> list[int]:
+        """Draw tokens."""
+        return self._random.choices(self._vocabulary, k=count)
+
+    def sequence(self, prompt: list[int], new: int) -> Sequence:
+        """Make a sequence that decodes `new` tokens."""
+        self._num_made += 1
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        return Sequence(f"sequence-{self._num_made}", list(prompt), len(prompt), sampling, max_tokens=new)
+
+
+def make_engine(runner: ModelRunner, num_blocks: int, max_len: int, *, has_cache: bool) -> Engine:
+    """Make an engine as a worker would on a CPU."""
+    config = SchedulerConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_seqs=64,
+        max_num_batched_tokens=TOKEN_BUDGET,
+        max_model_len=max_len,
+        enable_prefix_caching=has_cache,
+    )
+    return Engine(Scheduler(config), runner)
+
+
+def seconds_of(engine: Engine, sequences: list[Sequence]) -> float:
+    """Serve sequences to their end and return how long it took.
+
+    Raises:
+        RuntimeError: A step failed.
+    """
+    started = time.perf_counter()
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work():
+        engine.step()
+        if engine.last_error is not None:
+            raise RuntimeError("the engine failed") from engine.last_error
+    return time.perf_counter() - started
+
+
+def measure_misses(runner: ModelRunner, vocab_size: int, load: MissLoad, rounds: int) -> MissCost:
+    """Serve the same distinct prompts with and without the cache, in turn.
+
+    The pools hold one and a half loads: each round evicts, as a cache does that has been used for a while.
+    """
+    max_len = load.prompt + load.new
+    num_blocks = _blocks_of(load)
+    engines = {has: make_engine(runner, num_blocks, max_len, has_cache=has) for has in (True, False)}
+    prompts = Prompts(vocab_size)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds + 1):
+        texts = [prompts.tokens(load.prompt) for _ in range(load.batch)]
+        # Who goes first alternates, so that neither always finds the caches that the other left.
+        for has_cache in (True, False) if number % 2 else (False, True):
+            sequences = [prompts.sequence(text, load.new) for text in texts]
+            elapsed = seconds_of(engines[has_cache], sequences)
+            if number:
+                seconds[has_cache].append(elapsed)
+    assert engines[True].stats.num_prefix_hits == 0, "prompts that share nothing hit"
+    return MissCost(seconds[True], seconds[False])
+
+
+def cache_seconds_per_token(rounds: int) -> float:
+    """Measure what hashing, looking up, publishing and evicting cost a prompt token.
+
+    With a runner that computes nothing, the cache is the only difference between the two engines.
+    """
+    load = MissLoad(batch=4, prompt=8192, new=1)
+    cost = measure_misses(SimulatedRunner(0, range(3, 100)), 32_000, load, rounds)
+    pairs = zip(cost.with_cache_s, cost.without_s, strict=True)
+    return statistics.median(a - b for a, b in pairs) / (load.batch * load.prompt)
+
+
+def measure_first_tokens(runner: ModelRunner, vocab_size: int, prompt: int, rounds: int) -> FirstTokens:
+    """Take turns: a prompt that is new, then one that begins with 99 % of it, in whole blocks."""
+    num_shared = -(-int(prompt * HIT_SHARE) // BLOCK_SIZE) * BLOCK_SIZE
+    engine = make_engine(runner, 2 * _blocks_for(prompt), prompt + 1, has_cache=True)
+    prompts = Prompts(vocab_size)
+    cold_s, hit_s, shares = [], [], []
+    for _ in range(rounds):
+        text = prompts.tokens(prompt)
+        cold_s.append(seconds_of(engine, [prompts.sequence(text, 1)]))
+        known = prompts.sequence(text[:num_shared] + prompts.tokens(prompt - num_shared), 1)
+        hit_s.append(seconds_of(engine, [known]))
+        shares.append(known.num_cached_tokens / prompt)
+    return FirstTokens(cold_s, hit_s, min(shares))
+
+
+def _blocks_for(num_tokens: int) -> int:
+    return num_tokens // BLOCK_SIZE + 1
+
+
+def _blocks_of(load: MissLoad) -> int:
+    return load.batch * _blocks_for(load.prompt + load.new) * 3 // 2
+
+
+def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | None) -> TorchModelRunner:
+    """Load a model with a KV cache for both measurements.
+
+    Raises:
+        ConfigError: The model's sequences are too short.
+    """
+    longest = max(prompt + 1, load.prompt + load.new)
+    runner = build_runner(
+        RunnerConfig(
+            model,
+            block_size=BLOCK_SIZE,
+            num_blocks=max(2 * _blocks_for(prompt), _blocks_of(load)),
+            max_num_seqs=64,
+            max_model_len=longest,
+            num_threads=num_threads,
+        )
+    )
+    if runner.max_model_len < longest:
+        raise ConfigError(
+            "--prompt",
+            f"needs sequences of {longest} tokens, but the model's have {runner.max_model_len} at most; make one with "
+            f"`python -m ops.bench.make_model --max-len {longest}`",
+        )
+    runner.warm_up(TOKEN_BUDGET)
+    return runner
+
+
+@contextmanager
+def _model(options: argparse.Namespace, max_len: int) -> Iterator[Path]:
+    if options.model is not None:
+        yield options.model
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        make_model(replace(SHAPES[Size(options.shape)], max_len=max_len), Path(folder))
+        yield Path(folder)
+
+
+def _rows(misses: MissCost, per_token_s: float, first: FirstTokens, load: MissLoad) -> list[dict[str, object]]:
+    without_s = statistics.median(misses.without_s)
+    return [
+        {
+            "measurement": "misses",
+            "prompt": load.prompt,
+            "batch": load.batch,
+            "new": load.new,
+            "with_cache_s": round(statistics.median(misses.with_cache_s), 4),
+            "without_cache_s": round(without_s, 4),
+            "rounds": len(misses.with_cache_s),
+            "cost_percent": round(misses.percent, 2),
+            "cost_percent_interval": [round(bound, 2) for bound in misses.percent_interval],
+            "cache_us_per_prompt_token": round(per_token_s * 1e6, 4),
+            "cache_percent": round(per_token_s * load.batch * load.prompt / without_s * 100, 3),
+        },
+        {
+            "measurement": "hits",
+            "rounds": len(first.cold_s),
+            "hit_share": round(first.hit_share, 4),
+            "cold_ttft_ms": round(statistics.median(first.cold_s) * 1e3, 2),
+            "hit_ttft_ms": round(statistics.median(first.hit_s) * 1e3, 2),
+            "ttft_speedup": round(first.speedup, 1),
+        },
+    ]
+
+
+def _print(misses: dict[str, object], hits: dict[str, object], prompt: int) -> None:
+    print(f"no hits, {misses['batch']} prompts of {misses['prompt']} tokens, {misses['new']} decode steps")
+    print(f"  with the cache    {misses['with_cache_s']} s")
+    print(f"  without           {misses['without_cache_s']} s")
+    print(f"  cost, of pairs    {misses['cost_percent']} %, with 95 % in {misses['cost_percent_interval']}")
+    print(f"  the cache's own   {misses['cache_us_per_prompt_token']} µs a prompt token, {misses['cache_percent']} %")
+    print(f"prompt of {prompt} tokens, {hits['hit_share']:.1%} known")
+    print(f"  first token, cold {hits['cold_ttft_ms']} ms")
+    print(f"  first token, hit  {hits['hit_ttft_ms']} ms, {hits['ttft_speedup']}x sooner")
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", type=Path, help="directory of a model")
+    source.add_argument("--shape", default="15m", choices=[size.value for size in Size], help="with random weights")
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompts that hit")
+    parser.add_argument("--rounds", type=int, default=200, help="pairs of loads that miss")
+    parser.add_argument("--hit-rounds", type=int, default=9, help="pairs of a cold prompt and one that hits")
+    parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
+    options = parser.parse_args()
+    load = MissLoad()
+    per_token_s = cache_seconds_per_token(max(2, options.rounds // 8))
+    with _model(options, max(options.prompt + 1, load.prompt + load.new)) as model:
+        runner = load_runner(model, options.prompt, load, options.num_threads)
+        vocab_size = runner.model_config.vocab_size
+        misses = measure_misses(runner, vocab_size, load, options.rounds)
+        first = measure_first_tokens(runner, vocab_size, options.prompt, options.hit_rounds)
+        name = options.shape if options.model is None else options.model.name
+        dtype = str(runner.dtype).removeprefix("torch.")
+    common = {"model": name, "dtype": dtype, "threads": torch.get_num_threads()}
+    rows = _rows(misses, per_token_s, first, load)
+    _print(rows[0], rows[1], options.prompt)
+    rows[1]["prompt"] = options.prompt
+    command = "python -m ops.bench.prefix_cache " + " ".join(sys.argv[1:])
+    for row in rows:
+        append_record("prefix_cache", command.strip(), common | row)
+
+
+if __name__ == "__main__":
+    main()
