@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+
 import torch
 
 from gpu_worker.core.step import LogprobEntry
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Log probabilities of one token a row and of the most likely alternatives, on the device or on the host.
+
+    Attributes:
+        chosen: `[num_rows]` float32.
+        top_ids: `[num_rows, most]` int64, most likely first.
+        top_values: `[num_rows, most]` float32.
+    """
+
+    chosen: torch.Tensor
+    top_ids: torch.Tensor
+    top_values: torch.Tensor
+
+    def entries(self, token_ids: Values[int], num_top: Values[int]) -> list[LogprobEntry]:
+        """Return one entry a row.
+
+        Args:
+            token_ids: The token of each row.
+            num_top: How many alternatives each row reports.
+        """
+        columns = (self.chosen.tolist(), self.top_ids.tolist(), self.top_values.tolist())
+        return [
+            LogprobEntry(token_id, chosen, tuple(zip(ids[:count], values[:count], strict=True)))
+            for token_id, count, chosen, ids, values in zip(token_ids, num_top, *columns, strict=True)
+        ]
 
 
 class Logprobs:
@@ -20,19 +51,17 @@ class Logprobs:
         """
         self._values = torch.log_softmax(logits, dim=-1)
 
-    def entries(self, token_ids: list[int], num_top: list[int]) -> list[LogprobEntry]:
-        """Return one entry a row.
+    def report(self, token_ids: torch.Tensor, most: int) -> LogprobTensors:
+        """Pick out one token a row and the `most` most likely ones, without waiting for the device.
 
-        Args:
-            token_ids: The token of each row.
-            num_top: How many most likely alternatives each row reports.
+        Shapes:
+            token_ids: `[num_rows]` int64
         """
+        chosen = self._values.gather(1, token_ids[:, None])[:, 0]
+        top_values, top_ids = self._values.topk(min(most, self._values.shape[1]))
+        return LogprobTensors(chosen, top_ids, top_values)
+
+    def entries(self, token_ids: list[int], num_top: list[int]) -> list[LogprobEntry]:
+        """Return one entry a row; as for `LogprobTensors.entries`."""
         index = torch.tensor(token_ids, dtype=torch.int64, device=self._values.device)
-        chosen = self._values.gather(1, index[:, None])[:, 0].tolist()
-        most = min(max(num_top), self._values.shape[1])
-        if most == 0:
-            return [LogprobEntry(*pair) for pair in zip(token_ids, chosen, strict=True)]
-        top_values, top_ids = self._values.topk(most)
-        tops = zip(top_ids.tolist(), top_values.tolist(), num_top, strict=True)
-        alternatives = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in tops]
-        return [LogprobEntry(*entry) for entry in zip(token_ids, chosen, alternatives, strict=True)]
+        return self.report(index, max(num_top)).entries(token_ids, num_top)

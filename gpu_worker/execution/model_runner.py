@@ -11,9 +11,9 @@ import time
 import torch
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
-from gpu_worker.execution.logprobs import Logprobs
+from gpu_worker.execution.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
 from gpu_worker.execution.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
@@ -26,8 +26,6 @@ from shared.messages import Sampling
 
 logger = logging.getLogger(__name__)
 
-# Rows of logits at a time when a prompt's log probabilities are wanted: bounds their memory for large vocabularies.
-_PROMPT_LOGPROB_ROWS = 128
 _NOTHING_SAMPLED = SampledTokens()
 
 
@@ -79,8 +77,11 @@ class TorchModelRunner:
             sampled = self._sampler.sample(self._model.logits(hidden), sampling)
         else:
             sampled = self._sample_some(hidden, inputs, scheduled, sampling)
-        if any(item.sequence.sampling.prompt_logprobs is not None for item in scheduled):
-            sampled = self._with_prompt_logprobs(hidden, inputs, scheduled, sampled)
+        for chunk in prompt_chunks(scheduled, inputs.layout.query_starts):
+            targets = torch.tensor(chunk.targets, dtype=torch.int64, device=hidden.device)
+            entries = chunk_entries(chunk, score_chunk(self._model, hidden, chunk, targets))
+            tokens = sampled[chunk.place]
+            sampled[chunk.place] = SampledTokens(tokens.token_ids, tokens.logprobs, entries)
         return CompletedStep(StepResult(plan.step, sampled))
 
     @torch.inference_mode()
@@ -108,39 +109,10 @@ class TorchModelRunner:
         """Sample where some rows, or some sequences, do not."""
         if not sampling:
             return [_NOTHING_SAMPLED] * len(scheduled)
-        rows = inputs.last_rows[[item.samples for item in scheduled]]
+        rows = inputs.layout.last_tokens[[item.samples for item in scheduled]]
         logits = self._model.logits(hidden[torch.from_numpy(rows).to(hidden.device)])
         sampled = iter(self._sampler.sample(logits, sampling))
         return [next(sampled) if item.samples else _NOTHING_SAMPLED for item in scheduled]
-
-    def _with_prompt_logprobs(
-        self,
-        hidden: torch.Tensor,
-        inputs: StepInputs,
-        scheduled: list[ScheduledSequence],
-        sampled: list[SampledTokens],
-    ) -> list[SampledTokens]:
-        """Add the log probabilities of the prompt tokens that follow the computed ones."""
-        result = []
-        for item, tokens, last_row in zip(scheduled, sampled, inputs.last_rows.tolist(), strict=True):
-            num_top = item.sequence.sampling.prompt_logprobs
-            end = min(item.start + item.num_tokens + 1, item.sequence.num_prompt_tokens)
-            targets = item.sequence.token_ids[item.start + 1 : end]
-            if num_top is None or not targets:
-                result.append(tokens)
-                continue
-            first_row = last_row + 1 - item.num_tokens
-            entries = self._prompt_entries(hidden[first_row : first_row + len(targets)], targets, num_top)
-            result.append(SampledTokens(tokens.token_ids, tokens.logprobs, entries))
-        return result
-
-    def _prompt_entries(self, hidden: torch.Tensor, targets: list[int], num_top: int) -> tuple[LogprobEntry, ...]:
-        entries: list[LogprobEntry] = []
-        for first in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
-            part = targets[first : first + _PROMPT_LOGPROB_ROWS]
-            logits = self._model.logits(hidden[first : first + len(part)])
-            entries += Logprobs(logits).entries(part, [num_top] * len(part))
-        return tuple(entries)
 
 
 def build_runner(config: RunnerConfig, progress: Progress | None = None) -> TorchModelRunner:

@@ -1,7 +1,7 @@
 """From a step's plan to the tensors that the model takes.
 
-The arrays of a step are assembled in a few whole-array operations. Block tables are kept from step to step, row by row,
-because in decoding only the last entry of a row changes, and rarely.
+Block tables are kept from step to step, row by row, because in decoding only the last entry of a row changes, and
+rarely. Row `i` is the i-th sequence of the step's, whichever that is, so that the rows of a step lie together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.execution.step_layout import StepLayout, lay_out
 from gpu_worker.layers.attention_context import AttentionContext
 
 
@@ -25,13 +26,13 @@ class StepInputs:
     Attributes:
         token_ids: `[num_tokens]` int64.
         positions: `[num_tokens]` int64.
-        last_rows: For each scheduled sequence, the row of its last token.
+        layout: Where the tokens of each sequence are.
         context: The batch as attention sees it.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    last_rows: npt.NDArray[np.int64]
+    layout: StepLayout
     context: AttentionContext
 
 
@@ -47,42 +48,24 @@ class StepAssembler:
         self._tables: npt.NDArray[np.int32] = self._table_tensor.numpy()
         self._placed: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._num_placed = [0] * max_num_seqs
-        self._counting = np.arange(max_num_seqs + 1, dtype=np.int64)
+        self._counting = np.arange(max_num_seqs, dtype=np.int64)
 
     def assemble(self, scheduled: Values[ScheduledSequence]) -> StepInputs:
         """Lay the scheduled tokens of all sequences end to end."""
         count = len(scheduled)
         self._place_tables(scheduled)
-        starts = np.array([item.start for item in scheduled], dtype=np.int64)
-        lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
-        max_query_len = int(lengths.max())
-        if max_query_len == 1:
-            token_ids = [item.sequence.token_ids[item.start] for item in scheduled]
-            ends, rows, positions = self._counting[1 : count + 1], self._counting[:count], starts
-        else:
-            token_ids = []
-            for item in scheduled:
-                token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
-            ends = lengths.cumsum()
-            rows = np.repeat(self._counting[:count], lengths)
-            positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
-        block_size = self._cache.block_size
-        blocks, offsets = np.divmod(positions, block_size)
-        context_lens = starts + lengths
-        query_starts = np.empty(count + 1, dtype=np.int32)
-        query_starts[0] = 0
-        query_starts[1:] = ends
+        layout = lay_out(scheduled, self._counting[:count], self._tables, self._cache.block_size)
         context = AttentionContext(
             key_caches=self._cache.keys,
             value_caches=self._cache.values,
-            slot_mapping=self._tensor(self._tables[rows, blocks] * np.int64(block_size) + offsets),
+            slot_mapping=self._tensor(layout.slots),
             block_tables=self._table_tensor[:count].to(self._device),
-            query_starts=self._tensor(query_starts),
-            context_lens=self._tensor(context_lens.astype(np.int32)),
-            max_query_len=max_query_len,
-            max_context_len=int(context_lens.max()),
+            query_starts=self._tensor(layout.query_starts),
+            context_lens=self._tensor(layout.context_lens),
+            max_query_len=layout.max_query_len,
+            max_context_len=int(layout.context_lens.max()),
         )
-        return StepInputs(torch.tensor(token_ids, device=self._device), self._tensor(positions), ends - 1, context)
+        return StepInputs(self._tensor(layout.token_ids), self._tensor(layout.positions), layout, context)
 
     def _place_tables(self, scheduled: Values[ScheduledSequence]) -> None:
         """Bring row `i` of the block tables up to date with the i-th sequence.

@@ -1,0 +1,84 @@
+"""A row of the batch for every sequence in it, with its block table, here and on the device.
+
+Owns `Sequence.row`, which stays the same while the sequence is in the batch, so that what the device keeps for it need
+not move. One more row, the spare one, belongs to padding: its block table is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+
+import numpy as np
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.step_layout import Int32s, Int64s
+from gpu_worker.execution.transfers import Upload
+
+
+class BatchRows:
+    """Hands out rows and keeps their block tables.
+
+    Attributes:
+        spare: The row of padding.
+        tables: `[max_num_seqs + 1, width]`, as this side knows them.
+        device_tables: The same on the device.
+    """
+
+    def __init__(self, max_num_seqs: int, width: int, device: torch.device) -> None:
+        """Make room for `max_num_seqs` sequences of at most `width` blocks."""
+        self.spare = max_num_seqs
+        self.tables: Int32s = np.zeros((max_num_seqs + 1, width), dtype=np.int32)
+        self.device_tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._num_placed = [0] * max_num_seqs
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, the spare one included."""
+        return len(self.tables)
+
+    def release(self, departed: Iterable[Sequence]) -> None:
+        """Take the rows back of sequences that have left the batch; some never had one."""
+        for sequence in departed:
+            if sequence.row is not None:
+                self._free.append(sequence.row)
+                sequence.row = None
+
+    def place(self, scheduled: Values[ScheduledSequence], upload: Upload) -> tuple[Int64s, list[Sequence]]:
+        """Bring rows and block tables up to date with the scheduled sequences.
+
+        A block table only grows while its sequence is in the batch.
+
+        Returns:
+            The row of each sequence, and the sequences that are new in the batch.
+        """
+        width, num_placed = self.tables.shape[1], self._num_placed
+        rows, newcomers = [], []
+        places: list[int] = []
+        blocks: list[int] = []
+        for item in scheduled:
+            sequence = item.sequence
+            row = sequence.row
+            if row is None:
+                row = sequence.row = self._free.pop()
+                num_placed[row] = 0
+                newcomers.append(sequence)
+            rows.append(row)
+            table = sequence.block_table
+            known, size = num_placed[row], len(table)
+            if known != size:
+                places += range(row * width + known, row * width + size)
+                blocks += table[known:]
+                num_placed[row] = size
+        if places:
+            self._write(np.array(places, dtype=np.int64), np.array(blocks, dtype=np.int32), upload)
+        return np.array(rows, dtype=np.int64), newcomers
+
+    def _write(self, places: Int64s, blocks: Int32s, upload: Upload) -> None:
+        self.tables.reshape(-1)[places] = blocks
+        staged_places, staged_blocks = upload.add(places), upload.add(blocks)
+        flat = self.device_tables.view(-1)
+        upload.on_arrival(lambda: flat.index_copy_(0, staged_places.tensor, staged_blocks.tensor))

@@ -1,0 +1,92 @@
+"""From a step's plan to the arrays that describe it, in a few whole-array operations. Values only; no device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.core.step import ScheduledSequence
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+# Stands for a token that a step in flight is sampling: only the device has it, as the last one of its row.
+TOKEN_ON_DEVICE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """The scheduled tokens of all sequences, end to end.
+
+    Attributes:
+        token_ids: `[num_tokens]`, `TOKEN_ON_DEVICE` where not known here.
+        token_rows: `[num_tokens]`, the row of each token's sequence.
+        positions: `[num_tokens]`, in the sequence.
+        slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
+        rows: `[num_seqs]`, the row of each sequence.
+        query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
+        context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
+        max_query_len: Most tokens of a sequence.
+    """
+
+    token_ids: Int64s
+    token_rows: Int64s
+    positions: Int64s
+    slots: Int64s
+    rows: Int64s
+    query_starts: Int32s
+    context_lens: Int32s
+    max_query_len: int
+
+    @property
+    def last_tokens(self) -> Int64s:
+        """Return where the last token of each sequence is."""
+        return self.query_starts[1:].astype(np.int64) - 1
+
+
+def lay_out(scheduled: Values[ScheduledSequence], rows: Int64s, tables: Int32s, block_size: int) -> StepLayout:
+    """Lay the scheduled tokens of all sequences end to end.
+
+    Args:
+        scheduled: At least one sequence.
+        rows: The row of each sequence in `tables`.
+        tables: Block tables; a row covers the sequence's scheduled tokens.
+        block_size: Tokens of a block.
+    """
+    count = len(scheduled)
+    starts = np.array([item.start for item in scheduled], dtype=np.int64)
+    lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+    max_query_len = int(lengths.max())
+    query_starts = np.zeros(count + 1, dtype=np.int32)
+    if max_query_len == 1:
+        known = [item.sequence.token_ids for item in scheduled]
+        token_ids = [
+            ids[item.start] if item.start < len(ids) else TOKEN_ON_DEVICE
+            for ids, item in zip(known, scheduled, strict=True)
+        ]
+        token_rows, positions = rows, starts
+        query_starts[1:] = np.arange(1, count + 1)
+    else:
+        token_ids = []
+        for item in scheduled:
+            token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
+            if item.start >= len(item.sequence.token_ids):
+                token_ids.append(TOKEN_ON_DEVICE)
+        ends = lengths.cumsum()
+        query_starts[1:] = ends
+        token_rows = np.repeat(rows, lengths)
+        positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
+    blocks, offsets = np.divmod(positions, block_size)
+    return StepLayout(
+        token_ids=np.array(token_ids, dtype=np.int64),
+        token_rows=token_rows,
+        positions=positions,
+        slots=tables[token_rows, blocks] * np.int64(block_size) + offsets,
+        rows=rows,
+        query_starts=query_starts,
+        context_lens=(starts + lengths).astype(np.int32),
+        max_query_len=max_query_len,
+    )
