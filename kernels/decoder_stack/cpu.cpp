@@ -118,10 +118,11 @@ struct Walk {
     const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
     const int64_t slot_size = int64_t{heads.num_kv_heads} * heads.head_dim;
     each_token([&](int64_t token) {
-      const int64_t offset = step.slots[token] * slot_size;
+      const int64_t slot = step.slots[token];
+      Cache* key = slot < 0 ? nullptr : static_cast<Cache*>(layer.key_cache) + slot * slot_size;
+      Cache* value = slot < 0 ? nullptr : static_cast<Cache*>(layer.value_cache) + slot * slot_size;
       rotate_token(scratch.qkv + token * stride, heads, stack.cos_sin + step.positions[token] * heads.rotated_dim,
-                   layer.query_norm, layer.key_norm, stack.eps, static_cast<Cache*>(layer.key_cache) + offset,
-                   static_cast<Cache*>(layer.value_cache) + offset);
+                   layer.query_norm, layer.key_norm, stack.eps, key, value);
     });
   }
 

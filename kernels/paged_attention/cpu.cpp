@@ -74,7 +74,8 @@ void end_rows(const AttentionArguments& a, const Item& item, const Rows& rows) {
     const auto [token, head] = place_of(row, item, group);
     const int64_t result_row = int64_t{a.query_starts[item.sequence] + token} * a.num_heads + head;
     Query* target = static_cast<Query*>(a.result) + result_row * a.head_dim;
-    const float factor = 1.0f / horizontal_sum(rows.sum[row]);
+    const float sum = horizontal_sum(rows.sum[row]);
+    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;  // Zeros for a row that saw no token.
     const float* output = rows.output + row * rows.head_dim_padded;
     alignas(64) float scaled[kMaxHeadDim];
     for (int i = 0; i < a.head_dim; ++i) scaled[i] = output[i] * factor;
