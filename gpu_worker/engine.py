@@ -1,20 +1,25 @@
-"""The step: schedule → execute → settle. The engine joins a scheduler and a model runner, and measures them.
+"""The step: schedule → submit → settle. The engine joins a scheduler and a model runner, and measures them.
 
-Owns both; knows neither threads nor NATS. A runner that raises fails the sequences of that step and no others; one that
-keeps raising makes the engine report itself as fatally failed, for the worker to exit.
+Owns both, and the steps in flight; knows neither threads nor NATS. While the device computes one step, the engine
+settles the one before and plans and submits the next, as far as the runner allows. A runner that raises fails the
+sequences of that step and no others; one that keeps raising makes the engine report itself as fatally failed, for the
+worker to exit.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
 
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
 from gpu_worker.rates import StepRates
 
 MAX_CONSECUTIVE_FAILURES = 3
@@ -48,6 +53,25 @@ class ModelRunner(Protocol):
         the output.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _RefusedStep:
+    """A step whose submission failed. It fails when it lands, after those before it."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step in flight, planned at `started` in seconds of the engine's clock."""
+
+    plan: StepPlan
+    pending: PendingStep
+    started: float
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):
@@ -84,7 +108,7 @@ class Engine:
     """Not thread safe: one thread calls everything but `validate`.
 
     Attributes:
-        last_error: What the runner raised in the last step, None when it succeeded.
+        last_error: What the runner raised in the step that landed last, None when it succeeded.
     """
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,6 +117,8 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._rates = StepRates()
+        self._in_flight: deque[_Flight] = deque()
+        self._landed_at = -math.inf
         self._consecutive_failures = 0
         self._num_failed_steps = 0
         self._is_broken = False
@@ -156,29 +182,62 @@ class Engine:
         return [SequenceEvent(s, (), s.num_output_tokens, "failed", error=message) for s in self.sequences]
 
     def has_work(self) -> bool:
-        """Say whether a step would compute something or report an event."""
+        """Say whether there is something to compute, to land or to report."""
         return self._scheduler.has_work()
 
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps that were submitted and have not landed."""
+        return len(self._in_flight)
+
     def step(self) -> list[SequenceEvent]:
-        """Compute one step and return what it did to each sequence."""
+        """Submit as many steps as the runner takes, land the oldest and return what it did to each sequence."""
+        while len(self._in_flight) < self._runner.max_steps_in_flight and self._submit_next():
+            pass
+        return self.land()
+
+    def land(self) -> list[SequenceEvent]:
+        """Wait for the oldest step in flight and return what it did to each sequence; submit nothing."""
+        flight = self._in_flight.popleft()
+        plan = flight.plan
         self.last_error = None
-        started = self._clock()
-        plan = self._scheduler.schedule(started)
-        if not plan.scheduled:
-            return self._scheduler.settle(plan, StepResult(plan.step, []))
         try:
-            result = self._runner.submit(plan).result()
+            result = flight.pending.result()
             if len(result.sampled) != len(plan.scheduled):
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(plan.scheduled)} sequences")
         except Exception as error:
             self.last_error = error
             self._consecutive_failures += 1
             self._num_failed_steps += 1
+            self._landed_at = self._clock()
             return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
-        self._consecutive_failures = 0
         events = self._scheduler.settle(plan, result)
-        self._measure(plan, events, self._clock() - started)
+        if plan.scheduled:
+            self._consecutive_failures = 0
+            # A step that was submitted behind another one has had the device only since that one landed.
+            began, self._landed_at = max(flight.started, self._landed_at), self._clock()
+            self._measure(plan, events, self._landed_at - began)
         return events
+
+    def _submit_next(self) -> bool:
+        """Plan a step and submit it; say whether another one may be planned behind it."""
+        if self._in_flight and isinstance(self._in_flight[-1].pending, _RefusedStep):
+            # What it should have sampled will never be on the device.
+            return False
+        started = self._clock()
+        plan = self._scheduler.schedule(started)
+        if plan is None:
+            return False
+        pending: PendingStep
+        if not plan.scheduled:
+            pending = CompletedStep(StepResult(plan.step, []))
+        else:
+            try:
+                pending = self._runner.submit(plan)
+            except Exception as error:
+                pending = _RefusedStep(error)
+        self._in_flight.append(_Flight(plan, pending, started))
+        return bool(plan.scheduled)
 
     def _measure(self, plan: StepPlan, events: list[SequenceEvent], duration_s: float) -> None:
         num_generated = sum([len(event.token_ids) for event in events])

@@ -2,8 +2,8 @@
 
 Commands come in through an inbox that is emptied between steps, so the engine itself needs no lock. Outcomes go out
 through `deliver`, called on the engine thread; the consumer passes them on with `call_soon_threadsafe`. With nothing to
-do the thread sleeps in the inbox. It ends by `stop`, or after an error in the engine itself, which fails every
-sequence and is reported like any other outcome, with `stats.is_fatal` set.
+do the thread sleeps in the inbox. It ends by `stop`, once the steps in flight have landed, or after an error in the
+engine itself, which fails every sequence and is reported like any other outcome, with `stats.is_fatal` set.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class EngineThread:
         self._inbox.put(partial(self._add, sequence))
 
     def abort(self, sequence_id: str) -> None:
-        """Drop a sequence before the next step, if it is there; events of the step in flight may still name it."""
+        """Drop a sequence before the next step, if it is there; events of the step under way may still name it."""
         self._inbox.put(partial(self._engine.abort, sequence_id))
 
     def stop(self, drain_s: float = 0.0) -> list[Sequence]:
-        """End after the step in flight, or when all work is done, at most `drain_s` seconds later; wait for the end.
+        """End after the steps in flight, or when all work is done, at most `drain_s` seconds later; wait for the end.
 
         Returns:
             The sequences that did not finish; they get no event.
@@ -108,7 +108,9 @@ class EngineThread:
                 if self._stop_at is not None and (not self._engine.has_work() or time.monotonic() >= self._stop_at):
                     break
                 if self._engine.has_work():
-                    self._step()
+                    self._report_of(self._engine.step)
+            while self._engine.num_steps_in_flight:
+                self._report_of(self._engine.land)
         except Exception as error:
             self._is_closed = True
             _log.exception("the engine broke down")
@@ -123,10 +125,13 @@ class EngineThread:
         self._unfinished += self._engine.sequences
         for sequence in self._engine.sequences:
             self._engine.abort(sequence.id)
+        if self._engine.has_work():
+            # Sequences that were complete when they came have their last event still to be reported.
+            self._report_of(self._engine.step)
         self._stats = self._engine.stats
 
-    def _step(self) -> None:
-        events = self._engine.step()
+    def _report_of(self, advance: Callable[[], list[SequenceEvent]]) -> None:
+        events = advance()
         error = self._engine.last_error
         if error is not None:
             _log.error("step failed: %s", error, exc_info=error)

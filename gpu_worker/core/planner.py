@@ -8,10 +8,13 @@ Moves sequences between the waiting queues and the running set; it never ends on
   preempted at once when one needs their slot or their blocks.
 - When running sequences outgrow the pool, the last in that order is preempted: its blocks go back (findable as long
   as nobody reuses them), and it waits again at its old place and is recomputed.
+- Nobody is preempted while a step is in flight: it may be computing for the victim, and what it ends may make the
+  room. Planning stops there until the step has landed; sequences that were given blocks or admitted by then keep them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from operator import attrgetter
 
 from gpu_worker.core.running_set import RunningSet
@@ -24,7 +27,7 @@ from shared.messages import Lane
 
 
 class Planner:
-    """Plans steps over queues, running set and blocks that it shares with the scheduler."""
+    """Plans steps over queues, running set, blocks and plans in flight that it shares with the scheduler."""
 
     def __init__(
         self,
@@ -32,59 +35,80 @@ class Planner:
         blocks: SequenceBlocks,
         waiting: dict[Lane, WaitingQueue],
         running: RunningSet,
+        in_flight: deque[StepPlan],
     ) -> None:
         """Plan for these; `waiting` lists the lanes in the order in which they are served."""
         self._config = config
         self._blocks = blocks
         self._waiting = waiting
         self._running = running
+        self._in_flight = in_flight
         self.num_preemptions = 0
 
-    def plan(self, step: int) -> StepPlan:
-        """Plan one step while none is in flight."""
-        self._grow()
-        self._admit()
-        return self._share_out(step)
+    def plan(self, step: int) -> StepPlan | None:
+        """Plan step number `step`, behind those in flight; None when one of these has to land first."""
+        return self._share_out(step) if self._grow() and self._admit() else None
 
-    def _grow(self) -> None:
-        """Give running sequences the blocks for their new tokens, preempting the last in order while there are none."""
+    def _grow(self) -> bool:
+        """Give running sequences the blocks for their new tokens, preempting the last in order while there are none.
+
+        Returns:
+            False when somebody would have to be preempted while a step is in flight.
+        """
         block_size = self._config.block_size
         # A decode can lack a block only where its next token starts one.
         growing = [s for s in self._running.decoding.values() if s.num_computed_tokens % block_size == 0]
         growing = [s for s in (*growing, *self._running.catching_up.values()) if self._blocks.num_missing(s) > 0]
         while growing and sum(map(self._blocks.num_missing, growing)) > self._blocks.pool.num_available:
+            if self._in_flight:
+                return False
             victim = self._running.worst()
             self._preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         for sequence in growing:
             self._blocks.grow(sequence)
+        return True
 
-    def _admit(self) -> None:
-        """Start waiting sequences in order, as long as this step has tokens for them and the pool has blocks."""
+    def _admit(self) -> bool:
+        """Start waiting sequences in order, as long as this step has tokens for them and the pool has blocks.
+
+        Returns:
+            False when somebody would have to be preempted while a step is in flight.
+        """
         for lane, queue in self._waiting.items():
             if not queue:
                 continue
             if len(self._running) >= self._config.max_num_seqs and (lane == "batch" or not self._running.num_batch):
-                return
+                return True
             num_tokens_left = self._config.max_num_batched_tokens - self._running.num_tokens_before(lane)
             while (sequence := queue.peek()) is not None:
-                if num_tokens_left <= 0 or not self._make_room(sequence):
-                    return
+                if num_tokens_left <= 0:
+                    return True
+                if not self._fits(sequence):
+                    victims = self._victims(sequence)
+                    if not victims:
+                        return True
+                    if self._in_flight:
+                        return False
+                    if not self._make_room(sequence, victims):
+                        return True
                 queue.pop()
                 self._blocks.admit(sequence)
                 sequence.status = SequenceStatus.RUNNING
                 self._running.add(sequence)
                 num_tokens_left -= sequence.num_uncomputed_tokens
+        return True
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Say whether the sequence can start, after preempting batch work if that is needed and enough."""
-        if self._fits(sequence):
-            return True
+    def _victims(self, sequence: Sequence) -> list[Sequence]:
+        """Return the batch work, best first, that may be preempted for this sequence; none when all is not enough."""
         if sequence.lane == "batch":
-            return False
+            return []
         victims = sorted(self._running.batch(), key=attrgetter("order"))
-        if self._blocks.admission_shortage(sequence) > sum(map(self._blocks.num_counted, victims)):
-            return False
+        enough = self._blocks.admission_shortage(sequence) <= sum(map(self._blocks.num_counted, victims))
+        return victims if enough else []
+
+    def _make_room(self, sequence: Sequence, victims: list[Sequence]) -> bool:
+        """Preempt victims until the sequence fits, and say whether it does."""
         while victims:
             self._preempt(victims.pop())
             if self._fits(sequence):
@@ -93,14 +117,13 @@ class Planner:
 
     def _fits(self, sequence: Sequence) -> bool:
         num_running = len(self._running)
-        if num_running == 0:
+        if num_running == 0 and not self._in_flight:
             return True
         return num_running < self._config.max_num_seqs and self._blocks.admission_shortage(sequence) <= 0
 
     def _share_out(self, step: int) -> StepPlan:
         """Give decodes one token each, and the rest of the budget to those that catch up, in order."""
-        decoding = self._running.decoding
-        scheduled = [ScheduledSequence(s, s.num_computed_tokens, 1, True) for s in decoding.values()]
+        scheduled = self._decodes(step)
         budget = self._config.max_num_batched_tokens
         left = budget - len(scheduled)
         for sequence in self._running.ordered_catching_up():
@@ -111,8 +134,28 @@ class Planner:
             left -= num_tokens
             samples = num_tokens == num_uncomputed and sequence.wants_token
             scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_pending_tokens += samples
+            sequence.last_step = step
+            self._running.reclassify(sequence)
         departed = self._running.take_departed() if scheduled else []
         return StepPlan(step, scheduled, budget - left, departed)
+
+    def _decodes(self, step: int) -> list[ScheduledSequence]:
+        """Schedule every decode. The hot loop of planning: no properties, no calls but the one that makes the item."""
+        scheduled, last = [], []
+        for sequence in self._running.decoding.values():
+            start = sequence.num_computed_tokens
+            scheduled.append(ScheduledSequence(sequence, start, 1, True))
+            sequence.num_computed_tokens = start + 1
+            sequence.num_pending_tokens += 1
+            sequence.last_step = step
+            # Token `start` is the last so far, and the one being sampled comes after it.
+            if start + 2 >= sequence.max_num_tokens:
+                last.append(sequence)
+        for sequence in last:
+            self._running.reclassify(sequence)
+        return scheduled
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

@@ -40,9 +40,9 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
-    def publish(self, sequence: Sequence) -> None:
-        """Make the blocks findable that the sequence has filled since the last call."""
-        num_full = sequence.num_computed_tokens // self._block_size
+    def publish(self, sequence: Sequence, num_written: int) -> None:
+        """Make the blocks findable that the sequence's first `num_written` tokens fill, as far as they were not yet."""
+        num_full = num_written // self._block_size
         for index in range(sequence.num_findable_blocks, num_full):
             self._pool.label(sequence.block_table[index], self._digest(sequence, index))
         sequence.num_findable_blocks = num_full

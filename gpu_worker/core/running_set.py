@@ -1,7 +1,8 @@
 """The sequences that hold blocks and a slot, kept apart by what they need from the next step.
 
 A *decoding* sequence has exactly one token to compute and samples after it, so it costs one token of every step's
-budget. All others are *catching up*: a prompt, a prompt recomputed after preemption, several tokens accepted at once.
+budget. Sequences are *catching up* with a prompt, a prompt recomputed after preemption, several tokens accepted at
+once. A *landing* sequence needs nothing more: a step in flight computes the last that it may have, and ends it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ class RunningSet:
     def __init__(self) -> None:
         self.decoding: dict[str, Sequence] = {}
         self.catching_up: dict[str, Sequence] = {}
+        self.landing: dict[str, Sequence] = {}
         self.num_batch = 0
         self.departed: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self.decoding) + len(self.catching_up)
+        return len(self.decoding) + len(self.catching_up) + len(self.landing)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain(self.decoding.values(), self.catching_up.values())
+        return chain(self.decoding.values(), self.catching_up.values(), self.landing.values())
 
     def add(self, sequence: Sequence) -> None:
         """Add an admitted sequence."""
         self.num_batch += sequence.lane == "batch"
-        self._place(sequence)
+        self._side(sequence)[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that finished or is preempted."""
@@ -46,15 +48,17 @@ class RunningSet:
         self._take(sequence)
         self.departed.append(sequence)
 
+    def reclassify(self, sequence: Sequence) -> None:
+        """Move a sequence to the side where its counters put it; it keeps its place where that is the same."""
+        side = self._side(sequence)
+        if sequence.id not in side:
+            self._take(sequence)
+            side[sequence.id] = sequence
+
     def take_departed(self) -> list[Sequence]:
         """Return the sequences that have left since the last call."""
         departed, self.departed = self.departed, []
         return departed
-
-    def reclassify(self, sequence: Sequence) -> None:
-        """Move a sequence to the side where its uncomputed tokens put it."""
-        self._take(sequence)
-        self._place(sequence)
 
     def ordered_catching_up(self) -> list[Sequence]:
         """Return the sequences that are catching up, in the order in which they get the step's tokens."""
@@ -62,8 +66,8 @@ class RunningSet:
 
     def num_tokens_before(self, lane: Lane) -> int:
         """Return how many tokens of a step the running sequences want before a newcomer of this lane gets any."""
-        before = [sequence for sequence in self if lane == "batch" or sequence.lane == "interactive"]
-        return sum(sequence.num_uncomputed_tokens for sequence in before)
+        growing = chain(self.decoding.values(), self.catching_up.values())
+        return sum(s.num_uncomputed_tokens for s in growing if lane == "batch" or s.lane == "interactive")
 
     def batch(self) -> list[Sequence]:
         """Return the sequences of the batch lane."""
@@ -73,10 +77,20 @@ class RunningSet:
         """Return the sequence to preempt first: batch lane, then lowest priority, then latest arrival."""
         return max(self, key=_order)
 
-    def _take(self, sequence: Sequence) -> None:
-        if self.decoding.pop(sequence.id, None) is None:
-            del self.catching_up[sequence.id]
+    def check_integrity(self) -> None:
+        """Assert that every sequence is where its counters put it."""
+        for sequence in self:
+            assert self._side(sequence).get(sequence.id) is sequence, f"{sequence.id} is on the wrong side"
+        assert self.num_batch == sum(sequence.lane == "batch" for sequence in self)
 
-    def _place(self, sequence: Sequence) -> None:
-        side = self.decoding if sequence.num_uncomputed_tokens == 1 and sequence.wants_token else self.catching_up
-        side[sequence.id] = sequence
+    def _take(self, sequence: Sequence) -> None:
+        for side in (self.decoding, self.catching_up, self.landing):
+            if side.pop(sequence.id, None) is not None:
+                return
+        raise AssertionError(f"{sequence.id} does not run")
+
+    def _side(self, sequence: Sequence) -> dict[str, Sequence]:
+        num_uncomputed, wants_token = sequence.num_uncomputed_tokens, sequence.wants_token
+        if num_uncomputed == 0 or (sequence.num_pending_tokens and not wants_token):
+            return self.landing
+        return self.decoding if num_uncomputed == 1 and wants_token else self.catching_up

@@ -1,16 +1,18 @@
 """Decides what every step computes, and applies what it computed.
 
-Owns all sequences from `add` to their last event: their counters and status, the waiting queues, the running set,
-and through `SequenceBlocks` the KV blocks. A step is `schedule` → (the runner executes the plan) → `settle`. What a
-step computes is the planner's decision; this module takes sequences in, applies results, and ends sequences.
+Owns all sequences from `add` to their last event: their counters and status, the waiting queues, the running set, the
+plans in flight, and through `SequenceBlocks` the KV blocks. A step is `schedule` → (the runner executes the plan) →
+`settle`. What a step computes is the planner's decision; this module takes sequences in, applies results, ends them.
 
-One step is in flight at a time. To plan step N+1 before N is settled, `schedule` would have to count the tokens in
-flight as computed, give decodes a block for a token it does not know yet, and keep a deque of plans whose blocks are
-released by the last plan that names the sequence; `settle` already ignores sequences that ended meanwhile.
+Several steps may be in flight, planned one behind the other and landing in that order. Counters advance when a step is
+planned: `schedule` gives a decode its next block before its token is known. What only the token tells comes when the
+step lands: the end of the sequence, and blocks that others may find. So a sequence can end while a later step computes
+for it. That step's tokens are dropped, and the blocks go back when the last step that names the sequence lands.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from operator import attrgetter
 
 from gpu_worker.core.deadlines import Deadlines
@@ -33,7 +35,7 @@ class DuplicateSequenceError(ValueError):
 
 
 class Scheduler:
-    """Not thread safe. `step` is the number of the last settled step."""
+    """Not thread safe. `step` is the number of the last step that landed."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -42,11 +44,12 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._running = RunningSet()
         self._waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
-        self._planner = Planner(config, self._blocks, self._waiting, self._running)
+        self._in_flight: deque[StepPlan] = deque()
+        self._planner = Planner(config, self._blocks, self._waiting, self._running, self._in_flight)
         self._deadlines = Deadlines()
-        self._in_flight: StepPlan | None = None
         self._events: list[SequenceEvent] = []
         self._num_added = 0
+        self._num_planned = 0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -77,8 +80,8 @@ class Scheduler:
         return sorted(self._sequences.values(), key=attrgetter("order"))
 
     def has_work(self) -> bool:
-        """Say whether a step would compute something or report an event."""
-        return bool(self._sequences or self._events)
+        """Say whether there is something to compute, to land or to report."""
+        return bool(self._sequences or self._events or self._in_flight)
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse a sequence that could never run. Reads only the configuration, so any thread may call it.
@@ -122,29 +125,36 @@ class Scheduler:
     def abort(self, sequence_id: str) -> Sequence | None:
         """Drop a sequence without an event; None when it is not here (any more).
 
-        Its blocks are free at once or, when it is part of the step in flight, after that step.
+        Its blocks are free at once or, when steps in flight name it, after the last of these.
         """
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self._finish(sequence)
         return sequence
 
-    def schedule(self, now: float) -> StepPlan:
-        """Plan the next step; nothing is scheduled when there is nothing to compute.
+    def schedule(self, now: float) -> StepPlan | None:
+        """Plan the next step, behind those in flight.
 
         Args:
             now: Monotonic seconds; sequences whose deadline has passed end here, and `settle` reports them.
+
+        Returns:
+            A plan, which is now in flight; one without any sequence when there is nothing to compute at all. None when
+            a step in flight has to land first.
         """
-        assert self._in_flight is None, "schedule() before the last step was settled"
         for sequence in self._deadlines.pop_expired(now):
             self._finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
-        self._in_flight = self._planner.plan(self.step + 1)
-        return self._in_flight
+        plan = self._planner.plan(self._num_planned + 1)
+        if plan is None or (self._in_flight and not plan.scheduled):
+            return None
+        self._in_flight.append(plan)
+        if plan.scheduled:
+            self._num_planned = plan.step
+        return plan
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[SequenceEvent]:
-        """Apply the outcome of the step in flight and return what it did to each sequence."""
-        assert plan is self._in_flight, "settle() of a step that is not in flight"
+        """Apply the outcome of the oldest step in flight and return what it did to each sequence."""
         assert plan.step == result.step
         assert len(plan.scheduled) == len(result.sampled)
         self._land(plan)
@@ -153,7 +163,7 @@ class Scheduler:
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
             sequence, new = item.sequence, sampled.token_ids
             if sequence.status is finished:
-                self._blocks.release(sequence)
+                self._release_after(plan, sequence)
                 continue
             token_ids = sequence.token_ids
             num_before = len(token_ids)
@@ -165,9 +175,9 @@ class Scheduler:
                 and new[0] not in sequence.stop_ids
             ):
                 token_ids.append(new[0])
-                sequence.num_computed_tokens = num_before
+                sequence.num_pending_tokens -= 1
                 if num_before % block_size == 0:
-                    self._blocks.publish(sequence)
+                    self._blocks.publish(sequence, num_before)
                 num_output = num_before - sequence.num_prompt_tokens
                 events.append(SequenceEvent(sequence, new, num_output, None, sampled.logprobs))
             elif (event := self._apply(item, sampled)) is not None:
@@ -175,14 +185,13 @@ class Scheduler:
         return events
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceEvent]:
-        """End all sequences of the step in flight because it could not be executed."""
-        assert plan is self._in_flight, "fail() of a step that is not in flight"
+        """End all sequences of the oldest step in flight because it could not be executed."""
         self._land(plan)
         events, self._events = self._events, []
         for item in plan.scheduled:
             sequence = item.sequence
             if sequence.status is SequenceStatus.FINISHED:
-                self._blocks.release(sequence)
+                self._release_after(plan, sequence)
                 continue
             self._finish(sequence)
             events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=error))
@@ -190,15 +199,15 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""
-        holders = list(self._running)
-        if self._in_flight is not None:
-            flying = [item.sequence for item in self._in_flight.scheduled]
-            holders += [sequence for sequence in flying if sequence.status is SequenceStatus.FINISHED]
-        self._blocks.check_integrity(holders)
+        flying = {item.sequence for plan in self._in_flight for item in plan.scheduled}
+        ended = {sequence for sequence in flying if sequence.status is SequenceStatus.FINISHED}
+        self._blocks.check_integrity([*self._running, *ended])
+        self._running.check_integrity()
         assert len(self._running) + self.num_waiting == len(self._sequences)
-        assert self._running.num_batch == sum(sequence.lane == "batch" for sequence in self._running)
-        for sequence in self._running.decoding.values():
-            assert sequence.num_uncomputed_tokens == 1
+        assert flying == ended | {sequence for sequence in self._running if self._is_flying(sequence)}
+        for sequence in self._sequences.values():
+            num_pending = sum(i.samples for plan in self._in_flight for i in plan.scheduled if i.sequence is sequence)
+            assert sequence.num_pending_tokens == num_pending
 
     def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:
         """Apply one sequence's share of a step, whatever it is."""
@@ -207,31 +216,39 @@ class Scheduler:
         assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
         num_before = sequence.num_output_tokens
         num_computed = item.start + item.num_tokens
+        sequence.num_pending_tokens -= item.samples
+        assert len(new) <= 1 or not self._is_flying(sequence), "a step in flight took one token for certain"
         count, finish = extend(sequence, new)
-        if item.samples:
-            # Drafts that were computed and then rejected are not part of the sequence.
-            num_computed = min(num_computed, sequence.num_tokens - 1)
-        elif num_computed == sequence.num_tokens:
+        if not item.samples and num_computed == len(sequence.token_ids):
             finish = finish_reason(sequence)
-        sequence.num_computed_tokens = num_computed
-        self._blocks.publish(sequence)
+        self._blocks.publish(sequence, num_computed)
         prompt_logprobs = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
         sequence.num_prompt_logprobs += len(prompt_logprobs)
         if finish is not None:
             self._finish(sequence)
-        else:
+        elif count > 1:
             self._running.reclassify(sequence)
         if not count and finish is None and not prompt_logprobs:
             return None
         return SequenceEvent(sequence, new[:count], num_before, finish, sampled.logprobs[:count], prompt_logprobs)
 
     def _land(self, plan: StepPlan) -> None:
-        self._in_flight = None
+        assert next(iter(self._in_flight), None) is plan, "the step is not in flight, or not the oldest"
+        self._in_flight.popleft()
         if plan.scheduled:
             self.step = plan.step
 
+    def _is_flying(self, sequence: Sequence) -> bool:
+        """Say whether a step in flight names the sequence."""
+        return sequence.last_step > self.step
+
+    def _release_after(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Take the blocks of an ended sequence back when the plan that landed is the last that names it."""
+        if sequence.last_step == plan.step:
+            self._blocks.release(sequence)
+
     def _finish(self, sequence: Sequence) -> None:
-        """Take a sequence out for good; blocks that the step in flight uses are released when it lands."""
+        """Take a sequence out for good; blocks that steps in flight use are released when the last of them lands."""
         was_running = sequence.status is SequenceStatus.RUNNING
         sequence.status = SequenceStatus.FINISHED
         del self._sequences[sequence.id]
@@ -239,6 +256,6 @@ class Scheduler:
             self._waiting[sequence.lane].discard(sequence)
             return
         self._running.remove(sequence)
-        flying = self._in_flight is not None and any(item.sequence is sequence for item in self._in_flight.scheduled)
-        if not flying:
+        sequence.num_pending_tokens = 0
+        if not self._is_flying(sequence):
             self._blocks.release(sequence)

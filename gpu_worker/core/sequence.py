@@ -3,6 +3,9 @@
 Only the scheduler writes a sequence's counters, block table and status; the model runner reads them. The one rule of
 the engine: `num_computed_tokens` (tokens whose KV is in blocks) catches up with `num_tokens`. Prefill, chunked
 prefill, prefix hits, resumption after preemption or from another worker, and verification of drafts are all this rule.
+
+Both counters run ahead of the device: what a step will have computed and sampled counts from the moment it is planned,
+so that the next step can be planned behind it. `token_ids` holds what is known.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ class Sequence:
         salt: Tenant salt of the prefix cache.
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
-        num_computed_tokens: Tokens whose KV is in `block_table`.
+        num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
         num_pending_tokens: Tokens that steps in flight are sampling and that are not in `token_ids` yet.
+        last_step: Number of the last step that was planned with it.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
         block_table: Ids of the blocks that hold the KV, in order.
         row: Stable row of the model runner's batch state while running, else None.
@@ -64,6 +68,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
+    last_step: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     row: int | None = None
@@ -78,20 +83,23 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far, computed or not."""
-        return len(self.token_ids)
+        """Tokens known or being sampled, computed or not."""
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated over all attempts."""
+        """Known tokens that were generated, over all attempts."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose KV is still to be computed."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens whose KV no step has computed or is computing."""
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def wants_token(self) -> bool:
-        """Say whether another token may be sampled; False while only the prompt's log probabilities are wanted."""
-        return len(self.token_ids) < self.max_num_tokens
+        """Say whether another token may be sampled, beyond those being sampled.
+
+        False from the start when only the prompt's log probabilities are wanted.
+        """
+        return len(self.token_ids) + self.num_pending_tokens < self.max_num_tokens

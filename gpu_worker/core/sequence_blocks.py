@@ -59,7 +59,7 @@ class SequenceBlocks:
             self.num_prefix_hits += sequence.num_cached_tokens
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence lacks for the tokens it has."""
+        """Return how many blocks the sequence lacks for the tokens that it has or is getting."""
         return self.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
 
     def grow(self, sequence: Sequence) -> None:
@@ -68,10 +68,10 @@ class SequenceBlocks:
         sequence.block_table += self.pool.allocate(self.num_missing(sequence))
         self._num_promised -= promised - self._promised(sequence)
 
-    def publish(self, sequence: Sequence) -> None:
-        """Make the blocks findable that the sequence has filled."""
+    def publish(self, sequence: Sequence, num_written: int) -> None:
+        """Make the blocks findable that the sequence's first `num_written` tokens fill; these are in them for good."""
         if self._cache:
-            self._cache.publish(sequence)
+            self._cache.publish(sequence, num_written)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""

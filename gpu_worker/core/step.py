@@ -18,12 +18,13 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
     """One sequence's share of a step.
 
     The runner computes tokens `start : start + num_tokens` of `sequence.token_ids`, writes their KV into the blocks of
-    `sequence.block_table` (which already covers them), and samples a token when `samples`.
+    `sequence.block_table` (which already covers them), and samples a token when `samples`. The last of these tokens
+    may be one that a step in flight is sampling, and not in `token_ids` yet.
 
     Attributes:
         start: `num_computed_tokens` when the step was planned.
         num_tokens: Tokens to compute in this step (`num_scheduled_tokens`), at least one.
-        samples: True when the step reaches the sequence's last known token and another one is wanted.
+        samples: True when the step reaches the sequence's last token and another one is wanted.
     """
 
     sequence: Sequence
@@ -39,7 +40,8 @@ class StepPlan(Struct, frozen=True, gc=False):
         step: Step number, from 1.
         num_tokens: Sum of the scheduled tokens.
         departed: Sequences that held a place in the batch and left it since the plan before: they ended or were
-            preempted. What the runner keeps for them can go; some it may never have seen.
+            preempted. What the runner keeps for them goes first: one that was preempted may be scheduled again at
+            once, as if it were new. Some the runner may never have seen.
     """
 
     step: int
@@ -60,7 +62,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
     """What the runner made for one scheduled sequence: one token, or none when it does not sample yet.
 
     Attributes:
-        token_ids: New tokens in order; more than one once speculation is on.
+        token_ids: New tokens in order; several (accepted drafts) only while no later step names the sequence.
         logprobs: One entry per new token when the request asked for them, else empty.
         prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
     """

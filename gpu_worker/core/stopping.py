@@ -9,11 +9,11 @@ from shared.messages import FinishReason
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Return why the sequence ends with the tokens it has, or None when it goes on.
 
-    A stop token counts only where it was generated, not as the end of the prompt.
+    A stop token counts only where it was generated, not as the end of the prompt. Tokens being sampled do not count.
     """
     if sequence.num_output_tokens > 0 and sequence.token_ids[-1] in sequence.stop_ids:
         return "stop"
-    if not sequence.wants_token:
+    if len(sequence.token_ids) >= sequence.max_num_tokens:
         return "length"
     return None
 

@@ -133,7 +133,7 @@ async def test_broken_engine_fails_its_requests_and_is_reported(
     def explode(*_: Any) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(SimulatedRunner, "execute", explode)
+    monkeypatch.setattr(SimulatedRunner, "submit", explode)
     worker = await start_worker(nats_url, gateway.model)
     for _ in range(3):
         answer = await gateway.ask()

@@ -1,10 +1,12 @@
 """A scheduler with the oracle runner behind it, and what came out of it."""
 
+from collections import deque
+
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SequenceEvent, StepPlan
+from gpu_worker.core.step import SampledTokens, SequenceEvent, StepPlan, StepResult
 from shared.messages import FinishReason
-from tests.gpu_worker.core.paged_oracle import OracleRunner, reference_tokens
+from tests.gpu_worker.core.paged_oracle import OracleRunner, OracleStep, reference_tokens
 
 BLOCK = 4
 
@@ -22,6 +24,7 @@ class Harness:
         enable_prefix_caching: bool = True,
         headroom_tokens: int = 128,
         vocab_size: int = 1_000_003,
+        max_steps_in_flight: int = 1,
     ) -> None:
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -34,7 +37,8 @@ class Harness:
                 headroom_tokens=headroom_tokens,
             )
         )
-        self.runner = OracleRunner(BLOCK, vocab_size)
+        self.runner = OracleRunner(BLOCK, vocab_size, max_steps_in_flight, max_num_seqs)
+        self.in_flight: deque[tuple[StepPlan, OracleStep]] = deque()
         self.now = 0.0
         self.output: dict[str, list[int]] = {}
         self.finish: dict[str, FinishReason] = {}
@@ -45,13 +49,48 @@ class Harness:
             self.scheduler.add(sequence)
 
     def step(self) -> list[SequenceEvent]:
-        return self.settle(self.schedule())
+        """Plan and submit as many steps as may be in flight, and land the oldest."""
+        while self.can_submit() and (plan := self.try_schedule()) is not None and plan.scheduled:
+            pass
+        return self.land()
+
+    def can_submit(self) -> bool:
+        return len(self.in_flight) < self.runner.max_steps_in_flight
 
     def schedule(self) -> StepPlan:
-        return self.scheduler.schedule(self.now)
+        plan = self.try_schedule()
+        assert plan is not None
+        return plan
+
+    def try_schedule(self) -> StepPlan | None:
+        """Plan a step and submit it."""
+        plan = self.scheduler.schedule(self.now)
+        if plan is not None:
+            step = self.runner.submit(plan) if plan.scheduled else OracleStep(self.runner, plan.step, [])
+            self.in_flight.append((plan, step))
+        return plan
 
     def settle(self, plan: StepPlan) -> list[SequenceEvent]:
-        return self.collect(self.scheduler.settle(plan, self.runner.execute(plan)))
+        assert self.in_flight[0][0] is plan
+        return self.land()
+
+    def land(self) -> list[SequenceEvent]:
+        """Settle the oldest step."""
+        plan, step = self.in_flight.popleft()
+        result = step.result() if plan.scheduled else StepResult(plan.step, [])
+        return self.collect(self.scheduler.settle(plan, result))
+
+    def lose(self, error: str) -> list[SequenceEvent]:
+        """Land the oldest step as failed."""
+        plan, step = self.in_flight.popleft()
+        step.lose()
+        return self.collect(self.scheduler.fail(plan, error))
+
+    def settle_as(self, *token_ids: int) -> list[SequenceEvent]:
+        """Settle the oldest step with tokens of the test's choice instead of the runner's."""
+        plan, _ = self.in_flight.popleft()
+        sampled = [SampledTokens(token_ids if item.samples else ()) for item in plan.scheduled]
+        return self.collect(self.scheduler.settle(plan, StepResult(plan.step, sampled)))
 
     def collect(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
         for event in events:

@@ -4,8 +4,12 @@ Its "KV" of a position is a hash of all tokens up to there (and of the tenant), 
 the KV of the last position, and it reads every position back through the block table. So it notices a block that was
 reused too early, shared wrongly, skipped or written by two sequences; and `reference_tokens` is what a contiguous model
 would have generated.
+
+Like a device it may run behind: it takes block tables and known tokens when a step is submitted, computes when the
+result is asked for, and takes tokens that were in flight from its own samples.
 """
 
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from gpu_worker.core.sequence import Sequence
@@ -39,42 +43,120 @@ def reference_tokens(
     return output, "length"
 
 
+@dataclass(eq=False)
+class _Row:
+    """What the device knows of a sequence: its samples by position, right unless a step got lost."""
+
+    number: int
+    sampled: dict[int, int] = field(default_factory=dict)
+    is_lost: bool = False
+
+
+@dataclass
+class _Work:
+    """An item as it was when it was submitted: later changes of the sequence do not reach the device."""
+
+    item: ScheduledSequence
+    row: _Row
+    token_ids: list[int]
+    block_table: list[int]
+
+    @property
+    def end(self) -> int:
+        return self.item.start + self.item.num_tokens
+
+
+class OracleStep:
+    """A submitted step, computed when its result is asked for."""
+
+    def __init__(self, runner: "OracleRunner", number: int, work: list[_Work]) -> None:
+        self._runner, self._number, self._work = runner, number, work
+
+    def result(self) -> StepResult:
+        return StepResult(self._number, self._runner.compute(self._number, self._work))
+
+    def lose(self) -> None:
+        """Fail: the device wrote something into the slots, and what it sampled is of no use."""
+        for work in self._work:
+            work.row.is_lost = True
+            self._runner.spoil(work)
+
+
 class OracleRunner:
     """Executes plans on a paged memory of hashes; raises AssertionError on any wrong read or write."""
 
-    def __init__(self, block_size: int, vocab_size: int = 5) -> None:
+    def __init__(
+        self, block_size: int, vocab_size: int = 5, max_steps_in_flight: int = 1, max_num_seqs: int = 1000
+    ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
+        self.max_steps_in_flight = max_steps_in_flight
         self.plans: list[StepPlan] = []
         self.num_computed_tokens = 0
         self._memory: dict[int, int] = {}
+        self._rows: dict[Sequence, _Row] = {}
+        self._free_rows = list(range(max_num_seqs))
+        self._last_computed = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> OracleStep:
         self.plans.append(plan)
         self.num_computed_tokens += plan.num_tokens
-        expected = [contents(item.sequence.salt, item.sequence.token_ids) for item in plan.scheduled]
+        assert len(set(plan.departed)) == len(plan.departed)
+        for sequence in plan.departed:
+            row = self._rows.pop(sequence, None)
+            if row is not None:
+                self._free_rows.append(row.number)
+        return OracleStep(self, plan.step, [self._take(item) for item in plan.scheduled])
+
+    def compute(self, number: int, works: list[_Work]) -> list[SampledTokens]:
+        assert number > self._last_computed, "the device computes steps in the order of their submission"
+        self._last_computed = number
+        expected = [[] if work.row.is_lost else self._expected(work) for work in works]
         written: set[int] = set()
-        for item, values in zip(plan.scheduled, expected, strict=True):
-            for position in range(item.start, item.start + item.num_tokens):
-                slot = self._slot(item.sequence, position)
+        for work, values in zip(works, expected, strict=True):
+            for position in range(work.item.start, work.end):
+                slot = self._slot(work, position)
                 assert slot not in written, f"two tokens of one step share slot {slot}"
                 written.add(slot)
-                self._memory[slot] = values[position]
-        return StepResult(
-            plan.step, [self._sample(item, values) for item, values in zip(plan.scheduled, expected, strict=True)]
-        )
+                self._memory[slot] = values[position] if values else -1
+        return [self._sample(work, values) for work, values in zip(works, expected, strict=True)]
 
-    def _slot(self, sequence: Sequence, position: int) -> int:
-        return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
+    def spoil(self, work: _Work) -> None:
+        for position in range(work.item.start, work.end):
+            self._memory[self._slot(work, position)] = -1
 
-    def _sample(self, item: ScheduledSequence, values: list[int]) -> SampledTokens:
-        sequence, end = item.sequence, item.start + item.num_tokens
-        read = [self._memory.get(self._slot(sequence, position)) for position in range(end)]
-        assert read == values[:end], f"{sequence.id} reads wrong KV at {item.start}"
+    def _take(self, item: ScheduledSequence) -> _Work:
+        sequence = item.sequence
+        if sequence not in self._rows:
+            assert self._free_rows, "more sequences in the batch than it has rows"
+            self._rows[sequence] = _Row(self._free_rows.pop())
+        row = self._rows[sequence]
+        sequence.row = row.number
+        return _Work(item, row, list(sequence.token_ids), list(sequence.block_table))
+
+    def _expected(self, work: _Work) -> list[int]:
+        """KV of all positions up to the last one computed; what the host did not know comes from the row."""
+        known, sampled = work.token_ids, work.row.sampled
+        assert work.end <= len(known) or work.end - 1 == max(sampled), "not the token sampled last"
+        token_ids = [known[i] if i < len(known) else sampled[i] for i in range(work.end)]
+        return contents(work.item.sequence.salt, token_ids)
+
+    def _slot(self, work: _Work, position: int) -> int:
+        return work.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _sample(self, work: _Work, values: list[int]) -> SampledTokens:
+        item, end = work.item, work.end
+        sequence = item.sequence
+        if not values:
+            return SampledTokens((0,) if item.samples else ())
+        read = [self._memory.get(self._slot(work, position)) for position in range(end)]
+        assert read == values, f"{sequence.id} reads wrong KV at {item.start}"
         prompt_logprobs = ()
         if sequence.sampling.prompt_logprobs is not None:
-            seen = sequence.token_ids[item.start + 1 : min(end + 1, sequence.num_prompt_tokens)]
+            seen = work.token_ids[item.start + 1 : min(end + 1, sequence.num_prompt_tokens)]
             prompt_logprobs = tuple(LogprobEntry(token_id, -1.0) for token_id in seen)
-        assert end == sequence.num_tokens or not item.samples
-        tokens = (values[end - 1] % self.vocab_size,) if item.samples else ()
-        return SampledTokens(tokens, prompt_logprobs=prompt_logprobs)
+        if not item.samples:
+            return SampledTokens((), prompt_logprobs=prompt_logprobs)
+        assert end >= len(work.token_ids), "a token is sampled that is known already"
+        work.row.sampled[end] = values[-1] % self.vocab_size
+        return SampledTokens((work.row.sampled[end],), prompt_logprobs=prompt_logprobs)

@@ -1,7 +1,7 @@
 import pytest
 
 from gpu_worker.core.scheduler import DuplicateSequenceError, Scheduler, SchedulerConfig
-from gpu_worker.core.step import LogprobEntry, SampledTokens, StepPlan, StepResult
+from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from shared.errors import BadRequestError, PromptTooLongError
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.sequences import EOS, make_sequence
@@ -39,24 +39,23 @@ def test_resumed_sequence_that_was_complete_only_finishes(emitted: list[int], re
     assert harness.scheduler.step == 0
 
 
-def sampled(plan: StepPlan, *token_ids: int) -> StepResult:
-    return StepResult(plan.step, [SampledTokens(token_ids if item.samples else ()) for item in plan.scheduled])
-
-
 def test_eos_ends_the_sequence_and_is_delivered() -> None:
     harness = Harness()
     sequence = make_sequence(4)
     harness.add(sequence)
-    (event,) = harness.scheduler.settle(plan := harness.schedule(), sampled(plan, EOS))
+    harness.schedule()
+    (event,) = harness.settle_as(EOS)
     assert (event.token_ids, event.finish) == ((EOS,), "stop")
 
 
 def test_ignored_eos_does_not_end_the_sequence_but_a_stop_token_does() -> None:
     harness = Harness()
     harness.add(make_sequence(4, ignore_eos=True, stop_token_ids=(9,)))
-    (event,) = harness.scheduler.settle(plan := harness.schedule(), sampled(plan, EOS))
+    harness.schedule()
+    (event,) = harness.settle_as(EOS)
     assert event.finish is None
-    (event,) = harness.scheduler.settle(plan := harness.schedule(), sampled(plan, 9))
+    harness.schedule()
+    (event,) = harness.settle_as(9)
     assert event.finish == "stop"
 
 
@@ -72,7 +71,8 @@ def test_several_tokens_at_once_are_cut_at_the_stop_and_the_rest_is_caught_up() 
     harness = Harness()
     sequence = make_sequence(4, max_tokens=10, logprobs=0)
     harness.add(sequence)
-    harness.scheduler.settle(plan := harness.schedule(), sampled(plan, 1, 2, 3))
+    harness.schedule()
+    harness.settle_as(1, 2, 3)
     plan = harness.schedule()
     assert [(item.start, item.num_tokens, item.samples) for item in plan.scheduled] == [(4, 3, True)]
     entries = tuple(LogprobEntry(token_id, -1.0) for token_id in (4, EOS, 6))
@@ -219,9 +219,9 @@ def test_failed_step_ends_its_sequences_and_no_others() -> None:
     harness = Harness(max_num_seqs=2)
     hit, aborted, waiting = make_sequence(4), make_sequence(4), make_sequence(4)
     harness.add(hit, aborted, waiting)
-    plan = harness.schedule()
+    harness.schedule()
     harness.scheduler.abort(aborted.id)
-    (event,) = harness.collect(harness.scheduler.fail(plan, "out of memory"))
+    (event,) = harness.lose("out of memory")
     assert (event.sequence, event.finish, event.error) == (hit, "failed", "out of memory")
     harness.run()
     harness.assert_reference(waiting)
@@ -231,10 +231,9 @@ def test_settling_a_step_twice_is_refused() -> None:
     harness = Harness()
     harness.add(make_sequence(4))
     plan = harness.schedule()
-    result = harness.runner.execute(plan)
-    harness.scheduler.settle(plan, result)
+    harness.settle(plan)
     with pytest.raises(AssertionError, match="not in flight"):
-        harness.scheduler.settle(plan, result)
+        harness.scheduler.settle(plan, StepResult(plan.step, [SampledTokens((1,))]))
 
 
 def test_step_number_advances_only_with_completed_steps() -> None:

@@ -1,4 +1,7 @@
-"""Random lives of a small scheduler, checked after every step against what a contiguous model generates."""
+"""Random lives of a small scheduler, checked after every step against what a contiguous model generates.
+
+With one step in flight or several: that model knows no steps, so the tokens are the same.
+"""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,8 +34,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         max_model_len=st.sampled_from([40, 1000]),
         headroom=st.sampled_from([0, 4, 128]),
+        max_steps_in_flight=st.sampled_from([1, 2, 2, 3]),
     )
-    def start(self, max_num_seqs: int, slack: int, caching: bool, max_model_len: int, headroom: int) -> None:
+    def start(
+        self,
+        max_num_seqs: int,
+        slack: int,
+        caching: bool,
+        max_model_len: int,
+        headroom: int,
+        max_steps_in_flight: int,
+    ) -> None:
         self.harness = Harness(
             num_blocks=POOL,
             max_num_seqs=max_num_seqs,
@@ -41,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             headroom_tokens=headroom,
             vocab_size=VOCAB_SIZE,
+            max_steps_in_flight=max_steps_in_flight,
         )
         self.scheduler = self.harness.scheduler
         self.sequences: list[Sequence] = []
@@ -107,36 +120,60 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(repeat=st.integers(1, 6))
     def step(self, repeat: int) -> None:
         for _ in range(repeat):
-            self.harness.settle(self._scheduled())
+            self._fill()
+            self.harness.land()
             self._check_after_step()
 
-    @rule(data=st.data())
-    def step_with_abort_in_flight(self, data: st.DataObject) -> None:
-        plan = self._scheduled()
-        if plan.scheduled:
-            self._abort(data.draw(st.sampled_from(plan.scheduled)).sequence)
-            self.scheduler.check_integrity()
-        self.harness.settle(plan)
+    @precondition(lambda self: self.harness.can_submit())
+    @rule()
+    def submit(self) -> None:
+        self._submitted()
+
+    @precondition(lambda self: self.harness.in_flight)
+    @rule()
+    def land(self) -> None:
+        self.harness.land()
         self._check_after_step()
+
+    @rule(data=st.data())
+    def abort_in_flight(self, data: st.DataObject) -> None:
+        self._fill()
+        flying = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
+        if flying:
+            self._abort(data.draw(st.sampled_from(flying)))
+            self.scheduler.check_integrity()
 
     @rule()
     def failing_step(self) -> None:
-        plan = self._scheduled()
+        self._fill()
+        plan, _ = self.harness.in_flight[0]
         self.failed |= {item.sequence.id for item in plan.scheduled}
-        self.harness.collect(self.scheduler.fail(plan, "broken"))
+        self.harness.lose("broken")
         self._check_after_step()
 
-    def _scheduled(self) -> StepPlan:
+    def _fill(self) -> None:
+        while self.harness.can_submit() and self._submitted():
+            pass
+        assert self.harness.in_flight
+
+    def _submitted(self) -> bool:
+        """Submit a step, and say whether there may be another one behind it."""
         self.harness.now += 1.0
         waiting = [s for s in self.sequences if s.status is SequenceStatus.WAITING]
-        plan = self.harness.schedule()
+        is_idle = not self.harness.in_flight
+        num_preemptions = self.scheduler.stats.num_preemptions
+        plan = self.harness.try_schedule()
         self.scheduler.check_integrity()
-        self._check_budget(plan)
         self._check_order(waiting)
+        assert is_idle or self.scheduler.stats.num_preemptions == num_preemptions, "preempted under a step in flight"
+        if plan is None:
+            assert not is_idle, "nothing is in flight that could land first"
+            return False
+        self._check_budget(plan)
         self._check_lanes(plan)
-        if self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
+        if self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED) or not is_idle:
             assert plan.scheduled, "there is work, and nothing is scheduled"
-        return plan
+        return bool(plan.scheduled)
 
     def _check_budget(self, plan: StepPlan) -> None:
         names = [item.sequence.id for item in plan.scheduled]
@@ -144,9 +181,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         assert all(item.num_tokens >= 1 for item in plan.scheduled)
-        assert not {sequence.id for sequence in plan.departed} & set(names)
+        # A preempted sequence may start again at once, in blocks that it shares with one that runs on.
+        scheduled = {item.sequence for item in plan.scheduled}
+        assert all(sequence.num_preemptions for sequence in scheduled & set(plan.departed))
         for sequence in self._with(SequenceStatus.RUNNING):
-            # Only a sequence with more than one token to compute may have to wait for the budget.
+            # Only a sequence with more than one token to compute may have to wait for the budget, or one that lands.
             assert sequence.id in names or sequence.num_uncomputed_tokens > 1 or not sequence.wants_token
 
     def _check_order(self, waiting_before: list[Sequence]) -> None:
@@ -163,14 +202,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         people = [sequence for sequence in people if sequence not in plan.departed]
         running = self._with(SequenceStatus.RUNNING)
         background = [sequence for sequence in running if sequence.lane == "batch"]
-        wanted = sum(s.num_uncomputed_tokens for s in running if s.lane == "interactive")
+        given = {item.sequence: item.num_tokens - item.samples for item in plan.scheduled}
+        wanting = [s for s in running if s in given or s.wants_token or not s.num_pending_tokens]
+        wanted = sum(s.num_uncomputed_tokens + given.get(s, 0) for s in wanting if s.lane == "interactive")
         if not people or not background or wanted >= self.scheduler.config.max_num_batched_tokens:
             return
         person = min(people, key=lambda s: (-s.priority, s.arrival))
         num_tokens = min(person.num_tokens + self.scheduler.config.headroom_tokens, person.max_num_tokens)
         needed = -(-num_tokens // BLOCK)
-        promised = sum(max(s.expected_blocks - len(s.block_table), 0) for s in running if s.lane == "interactive")
-        held = {block for s in running if s.lane == "interactive" for block in s.block_table}
+        holders = {s for s in running if s.lane == "interactive"}
+        flying = [item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled]
+        holders |= {s for s in flying if s.status is SequenceStatus.FINISHED}
+        promised = sum(max(s.expected_blocks - len(s.block_table), 0) for s in holders)
+        held = {block for s in holders for block in s.block_table}
         assert needed > POOL - len(held) - promised
 
     def _check_after_step(self) -> None:

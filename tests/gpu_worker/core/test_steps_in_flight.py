@@ -1,0 +1,222 @@
+"""What is particular to planning a step while another one is in flight."""
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.step import StepPlan
+from tests.gpu_worker.core.harness import Harness
+from tests.gpu_worker.core.sequences import make_sequence
+
+
+def shares(plan: StepPlan) -> list[tuple[str, int, int]]:
+    return [(item.sequence.id, item.start, item.num_tokens) for item in plan.scheduled]
+
+
+def first_token(prompt: list[int]) -> int:
+    """What the model generates first after the prompt."""
+    harness = Harness()
+    sequence = make_sequence(prompt, max_tokens=1)
+    harness.add(sequence)
+    harness.run()
+    return harness.output[sequence.id][0]
+
+
+def num_scheduled(harness: Harness, sequence: Sequence) -> int:
+    return sum(item.sequence is sequence for plan in harness.runner.plans for item in plan.scheduled)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_mixed_sequences_generate_what_a_contiguous_model_does(depth: int) -> None:
+    harness = Harness(max_steps_in_flight=depth)
+    sequences = [make_sequence(length, max_tokens=20) for length in (1, 3, 4, 5, 16, 17, 40)]
+    harness.add(*sequences)
+    harness.run()
+    harness.assert_reference(*sequences)
+
+
+def test_decode_is_planned_from_the_token_that_is_being_sampled() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    sequence = make_sequence(6)
+    harness.add(sequence)
+    assert shares(harness.schedule()) == [(sequence.id, 0, 6)]
+    assert (sequence.num_tokens, sequence.num_pending_tokens, len(sequence.token_ids)) == (7, 1, 6)
+    assert shares(harness.schedule()) == [(sequence.id, 6, 1)]
+    assert (sequence.num_tokens, sequence.num_pending_tokens, len(sequence.token_ids)) == (8, 2, 6)
+    harness.land()
+    assert (sequence.num_tokens, sequence.num_pending_tokens, len(sequence.token_ids)) == (8, 1, 7)
+
+
+def test_chunks_of_a_prompt_follow_each_other_in_flight() -> None:
+    harness = Harness(max_steps_in_flight=2, max_num_batched_tokens=16)
+    sequence = make_sequence(40)
+    harness.add(sequence)
+    assert shares(harness.schedule()) == [(sequence.id, 0, 16)]
+    assert shares(harness.schedule()) == [(sequence.id, 16, 16)]
+    assert harness.land() == []
+    assert shares(harness.schedule()) == [(sequence.id, 32, 8)]
+    harness.run()
+    harness.assert_reference(sequence)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+def test_sequence_whose_last_token_is_in_flight_is_not_scheduled_again(max_tokens: int, depth: int) -> None:
+    harness = Harness(max_steps_in_flight=depth)
+    sequence = make_sequence(6, max_tokens=max_tokens)
+    harness.add(sequence)
+    harness.run()
+    harness.assert_reference(sequence)
+    assert num_scheduled(harness, sequence) == max_tokens
+
+
+@pytest.mark.parametrize(("depth", "num_wasted"), [(1, 0), (2, 1), (3, 2)])
+def test_end_that_only_the_token_tells_wastes_the_steps_behind_it(depth: int, num_wasted: int) -> None:
+    prompt = [5, 6, 7]
+    stop = first_token(prompt)
+    harness = Harness(max_steps_in_flight=depth)
+    sequence = make_sequence(prompt, max_tokens=100, stop_token_ids=(stop,))
+    harness.add(sequence)
+    (event,) = harness.step()
+    assert (event.token_ids, event.finish) == ((stop,), "stop")
+    harness.scheduler.check_integrity()
+    harness.run()
+    assert num_scheduled(harness, sequence) == 1 + num_wasted
+    assert sequence.token_ids == [*prompt, stop]
+
+
+def test_blocks_of_an_ended_sequence_go_back_once_its_last_step_has_landed() -> None:
+    prompt = [5, 6, 7, 8, 9]
+    harness = Harness(max_steps_in_flight=2, enable_prefix_caching=False)
+    sequence = make_sequence(prompt, stop_token_ids=(first_token(prompt),))
+    harness.add(sequence)
+    harness.step()
+    assert harness.finish == {sequence.id: "stop"}
+    assert harness.scheduler.stats.free_blocks == 62
+    assert harness.scheduler.has_work(), "a step is to be landed"
+    assert harness.try_schedule() is None
+    assert harness.land() == []
+    assert harness.scheduler.stats.free_blocks == 64
+    assert not harness.scheduler.has_work()
+
+
+def test_aborted_and_expired_sequences_end_under_two_steps_in_flight() -> None:
+    harness = Harness(max_steps_in_flight=2, max_num_batched_tokens=64)
+    aborted, expiring, other = make_sequence(6), make_sequence(6, deadline=5.0), make_sequence(6)
+    harness.add(aborted, expiring, other)
+    harness.schedule()
+    harness.schedule()
+    harness.scheduler.abort(aborted.id)
+    harness.scheduler.check_integrity()
+    assert [event.sequence for event in harness.land()] == [expiring, other]
+    harness.now = 5.0
+    assert [item.sequence for item in harness.schedule().scheduled] == [other]
+    assert harness.runner.plans[-1].departed == [aborted, expiring]
+    assert {event.sequence: event.finish for event in harness.land()} == {expiring: "expired", other: None}
+    harness.run()
+    assert len(harness.output[expiring.id]) == 1
+    harness.assert_reference(other)
+
+
+def test_id_of_an_aborted_sequence_can_be_used_while_its_steps_are_in_flight() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    first, second = make_sequence(6, id="same"), make_sequence(9, id="same")
+    harness.add(first)
+    harness.schedule()
+    harness.schedule()
+    harness.scheduler.abort("same")
+    harness.add(second)
+    harness.run()
+    harness.assert_reference(second)
+
+
+def test_nobody_is_preempted_under_a_step_in_flight_when_the_pool_runs_out() -> None:
+    harness = Harness(num_blocks=6, max_num_batched_tokens=64, max_steps_in_flight=2, headroom_tokens=0)
+    stays, yields = make_sequence(11, max_tokens=12), make_sequence(11, max_tokens=12)
+    harness.add(stays, yields)
+    harness.schedule()
+    harness.schedule()
+    harness.land()
+    while (plan := harness.try_schedule()) is not None:
+        assert not plan.departed
+        harness.land()
+    assert yields.status is SequenceStatus.RUNNING
+    harness.land()
+    assert harness.schedule().departed == [yields]
+    harness.run()
+    harness.assert_reference(stays, yields)
+
+
+def test_interactive_takes_a_batch_slot_once_the_step_in_flight_has_landed() -> None:
+    harness = Harness(max_num_seqs=1, max_steps_in_flight=2)
+    background, person = make_sequence(6, lane="batch", max_tokens=20), make_sequence(6)
+    harness.add(background)
+    harness.schedule()
+    harness.add(person)
+    assert harness.try_schedule() is None
+    harness.land()
+    plan = harness.schedule()
+    assert (plan.departed, shares(plan)) == ([background], [(person.id, 0, 6)])
+    harness.run()
+    harness.assert_reference(background, person)
+
+
+def test_blocks_in_flight_are_not_findable_until_their_step_has_landed() -> None:
+    harness = Harness(max_num_batched_tokens=64, max_steps_in_flight=2)
+    first, early, late = (make_sequence(range(100, 120), max_tokens=30) for _ in range(3))
+    harness.add(first)
+    harness.schedule()
+    harness.add(early)
+    assert shares(harness.schedule()) == [(first.id, 20, 1), (early.id, 0, 20)]
+    harness.land()
+    harness.add(late)
+    assert shares(harness.schedule())[-1] == (late.id, 16, 4)
+    harness.run()
+    harness.assert_reference(first, early, late)
+
+
+def test_prompt_logprobs_are_reported_once_and_in_order() -> None:
+    harness = Harness(max_num_seqs=2, max_steps_in_flight=2)
+    asking, only_asking = make_sequence(40, prompt_logprobs=0), make_sequence(30, max_tokens=0, prompt_logprobs=0)
+    harness.add(asking, only_asking)
+    entries: dict[str, list[int]] = {asking.id: [], only_asking.id: []}
+    while harness.scheduler.has_work():
+        for event in harness.step():
+            entries[event.sequence.id] += [entry.token_id for entry in event.prompt_logprobs]
+    assert entries == {asking.id: asking.token_ids[1:40], only_asking.id: only_asking.token_ids[1:]}
+    harness.assert_reference(asking)
+    assert (harness.output[only_asking.id], harness.finish[only_asking.id]) == ([], "length")
+
+
+def test_failed_step_ends_its_sequences_and_the_step_behind_it_lands_for_the_others() -> None:
+    harness = Harness(max_num_seqs=2, max_num_batched_tokens=8, max_steps_in_flight=2)
+    hit, other = make_sequence(8, max_tokens=6), make_sequence(5, max_tokens=6)
+    harness.add(hit, other)
+    assert shares(harness.schedule()) == [(hit.id, 0, 8)]
+    assert shares(harness.schedule()) == [(hit.id, 8, 1), (other.id, 0, 5)]
+    (event,) = harness.lose("device lost")
+    assert (event.sequence, event.finish, event.error) == (hit, "failed", "device lost")
+    harness.scheduler.check_integrity()
+    assert [event.sequence for event in harness.land()] == [other]
+    harness.run()
+    harness.assert_reference(other)
+
+
+def test_steps_land_in_the_order_in_which_they_were_planned() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    harness.add(make_sequence(6))
+    harness.schedule()
+    later = harness.schedule()
+    with pytest.raises(AssertionError, match="not the oldest"):
+        harness.scheduler.fail(later, "too early")
+
+
+def test_slot_of_a_sequence_that_ends_in_flight_is_free_for_the_next_plan() -> None:
+    harness = Harness(max_num_seqs=1, max_steps_in_flight=2)
+    prompt = [5, 6, 7]
+    ending, waiting = make_sequence(prompt, stop_token_ids=(first_token(prompt),)), make_sequence(4)
+    harness.add(ending, waiting)
+    harness.step()
+    plan = harness.schedule()
+    assert (plan.departed, shares(plan)) == ([ending], [(waiting.id, 0, 4)])
+    harness.run()
+    harness.assert_reference(waiting)
