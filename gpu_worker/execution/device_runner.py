@@ -8,6 +8,8 @@ results come back on their own. Runs on any device that torch has; where there a
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Values
 
@@ -22,12 +24,15 @@ from gpu_worker.execution.device_step import DeviceStep, StepOutputs
 from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.prompt_logprobs import prompt_chunks, score_chunk
 from gpu_worker.execution.row_parameters import RowParameters
-from gpu_worker.execution.step_layout import StepLayout, lay_out
+from gpu_worker.execution.step_layout import Int64s, StepLayout, lay_out
 from gpu_worker.execution.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.transfers import Downloads, Upload
+from gpu_worker.execution.warm_up import StepLimits, warm_up_plans
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
+
+logger = logging.getLogger(__name__)
 
 
 class DeviceModelRunner:
@@ -92,6 +97,20 @@ class DeviceModelRunner:
             else:
                 outputs = self._launch(scheduled, layout, samples, upload)
             return DeviceStep(plan.step, outputs, self._downloads)
+
+    def warm_up(self) -> None:
+        """Execute all kinds of steps, the largest included, so that no request waits for what happens only once.
+
+        Call it before the first step: it writes into the cache.
+        """
+        started = time.monotonic()
+        limits = StepLimits(self._rows.spare, self.max_model_len, self._max_num_batched_tokens, self._cache.block_size)
+        for plan in warm_up_plans(limits):
+            if plan.scheduled:
+                self.submit(plan).result()
+            else:
+                self._rows.release(plan.departed)
+        logger.info("warmed up in %.1f s", time.monotonic() - started)
 
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture decode steps; from then on they are replayed.
@@ -171,6 +190,7 @@ class DeviceModelRunner:
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
 
-def _output_positions(scheduled: Values[ScheduledSequence]) -> np.ndarray:
+def _output_positions(scheduled: Values[ScheduledSequence]) -> Int64s:
+    """Return which token of its output each sequence would sample."""
     positions = [item.start + item.num_tokens - item.sequence.num_prompt_tokens for item in scheduled]
     return np.array(positions, dtype=np.int64)
