@@ -1,20 +1,30 @@
-"""All ops that have a bench, in the order in which they run."""
+"""All suites, in the order in which they run."""
 
 from __future__ import annotations
 
 from ops.bench.gpu.case import OpSuite
-from ops.bench.gpu.cases import attention, elementwise, logits, rotation, small_gemm
+from ops.bench.gpu.cases import attention, elementwise, logits, rotation, small_gemm, steps
 
 
 def all_suites() -> tuple[OpSuite, ...]:
-    """Return the ops, cheap and certain ones first: what comes last suffers when time runs out."""
+    """Return the suites, those first whose figures matter most: what comes last suffers when time runs out."""
     return (
+        steps.DECODE_8B,
+        attention.DECODE_ATTENTION,
+        small_gemm.SMALL_GEMM,
+        steps.DECODE_32B,
+        steps.PREFILL_8B,
+        attention.CHUNK_ATTENTION,
+        logits.SAMPLING,
+        steps.THROUGHPUT,
+        steps.PREFIX_CACHE,
+        steps.DECODE_06B,
+        steps.DECODE_4B,
         elementwise.RMS_NORM,
         elementwise.SILU_MUL,
         rotation.ROPE_KV_WRITE,
+        steps.PREFILL_32B,
+        steps.PREFILL_06B,
+        steps.PREFILL_4B,
         logits.LOGITS_BITMASK,
-        logits.SAMPLING,
-        attention.DECODE_ATTENTION,
-        attention.CHUNK_ATTENTION,
-        small_gemm.SMALL_GEMM,
     )

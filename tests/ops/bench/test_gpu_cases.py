@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -87,4 +88,7 @@ def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
         labels = [spec.label for spec in suite.cases]
         assert len(set(labels)) == len(labels)
         assert max(map(len, labels)) <= 38
+        assert len(suite.name) < 18
+        for spec in suite.cases:
+            inspect.signature(spec.build).bind(CPU)
     assert {(model.hidden_size, model.vocab_size) for model in MODELS} >= {(4096, 128_256), (5120, 151_936)}

@@ -1,0 +1,87 @@
+"""A step's tensors without an engine: sequences of chosen lengths in scattered blocks of a cache."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.decoder import CausalLM
+from kernels.sampling import SamplingParameters, sample_tokens
+
+
+class PagedBatch:
+    """Gives each of `num_seqs` sequences room for `max_len` tokens, in blocks drawn at random from the whole cache."""
+
+    def __init__(self, cache: KVCache, num_seqs: int, max_len: int) -> None:
+        """Draw the blocks.
+
+        Raises:
+            ValueError: The cache has too few.
+        """
+        width = -(-max_len // cache.block_size)
+        if num_seqs * width > cache.num_blocks:
+            needed = num_seqs * width
+            raise ValueError(
+                f"{num_seqs} sequences of {max_len} tokens need {needed} blocks; there are {cache.num_blocks}"
+            )
+        self._cache = cache
+        device = cache.keys[0].device
+        order = torch.randperm(cache.num_blocks, device=device)[: num_seqs * width]
+        self._tables = order.view(num_seqs, width).int()
+
+    def step(self, lengths: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
+        """Return the positions and the context of a step.
+
+        Args:
+            lengths: Of each sequence the tokens that the step computes, and the tokens in the cache after it.
+        """
+        device, block_size = self._tables.device, self._cache.block_size
+        queries = [query for query, _ in lengths]
+        positions = torch.cat([torch.arange(context - query, context, device=device) for query, context in lengths])
+        rows = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(queries, device=device))
+        context = AttentionContext(
+            key_caches=self._cache.keys,
+            value_caches=self._cache.values,
+            slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
+            block_tables=self._tables[: len(lengths)],
+            query_starts=torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device),
+            context_lens=torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device),
+            max_query_len=max(queries),
+            max_context_len=max(context for _, context in lengths),
+        )
+        return positions, context
+
+
+class StaticStep:
+    """One step of a model, again and again on the same tensors, so that it can be captured in a graph."""
+
+    def __init__(self, model: CausalLM, cache: KVCache, lengths: list[tuple[int, int]], max_len: int) -> None:
+        """Make the inputs.
+
+        Args:
+            model: Computes the step.
+            cache: Is read as it is, and written to.
+            lengths: As `PagedBatch.step` takes them.
+            max_len: Tokens that a row of the block table has room for, on which the launch of attention depends.
+        """
+        device = model.device
+        self._model = model
+        batch = PagedBatch(cache, len(lengths), max_len)
+        self._positions, self._context = batch.step(lengths)
+        self._token_ids = torch.randint(model.config.vocab_size, self._positions.shape, device=device)
+        self._last_rows = self._context.query_starts[1:].long() - 1
+        self._slots = torch.arange(len(lengths), device=device)
+        zeros = torch.zeros(len(lengths), device=device)
+        # A temperature of zero, and nothing truncated.
+        self._greedy = SamplingParameters(zeros, zeros - torch.inf, zeros.int(), zeros + 1, zeros.long(), zeros.long())
+
+    @torch.inference_mode()
+    def __call__(self, _: int) -> torch.Tensor:
+        """Compute the step up to its tokens, which stay on the device."""
+        hidden = self._model.forward(self._token_ids, self._positions, self._context)
+        if len(hidden) != len(self._last_rows):
+            hidden = hidden[self._last_rows]
+        return sample_tokens(self._model.logits(hidden), self._slots, self._greedy, may_truncate=False)

@@ -1,0 +1,98 @@
+"""Loads of many steps: a batch of prompts served to their ends, and what the prefix cache costs and saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ops.bench.gpu.case import OURS, Case, Clock
+from ops.bench.gpu.shapes import ModelShape
+from ops.bench.gpu.step.prefill import prefill_flops
+from ops.bench.gpu.step.random_model import random_model
+from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sequences that arrive at once, of `prompt` tokens each, and what each makes."""
+
+    num_seqs: int
+    prompt: int
+    new: int
+
+
+def throughput_case(device: torch.device, shape: ModelShape, load: Load, has_peer: bool) -> Case:
+    """Serve a load from an idle engine to the last token.
+
+    The floor is what the decodes read, or what the prompts multiply: no step overlaps the two, so it is a loose one.
+    """
+    max_model_len = load.prompt + load.new
+    model, weights = random_model(shape, max_model_len, device)
+    engine = StepEngine(model, EngineSizes(load.num_seqs, max_model_len))
+    engine.time_to_first_token(engine.random_prompt(load.prompt - 1))
+    prompts = [engine.random_prompt(load.prompt) for _ in range(load.num_seqs)]
+
+    def serve(_: int) -> list[float]:
+        started = time.perf_counter()
+        for prompt in prompts:
+            engine.add(prompt, load.new)
+        engine.run()
+        return [time.perf_counter() - started]
+
+    candidates: dict[str, Callable[[int], object]] = {OURS: serve}
+    unavailable = {}
+    if has_peer:
+        name = f"generate_batch ({best_attention()})"
+        peer = TransformersPeer(shape, weights.tensors, device, max_model_len, best_attention())
+        candidates[name] = lambda _: [peer.serve_s(prompts, load.new)]
+    else:
+        unavailable["generate_batch"] = "left out of this load, which would take it too long; see the smaller one"
+    weight_bytes = 2 * (shape.layer_parameters + shape.head_parameters)
+    contexts = load.num_seqs * sum(range(load.prompt, load.prompt + load.new))
+    return Case(
+        load.new * weight_bytes + contexts * shape.kv_bytes_per_token,
+        load.num_seqs * prefill_flops(shape, load.prompt),
+        1,
+        candidates,
+        unavailable,
+        dict.fromkeys(candidates, Clock.OWN),
+        load.num_seqs * load.new,
+    )
+
+
+def prefix_cache_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:
+    """Time a prompt's first token: new to the cache, without a cache, and all but a hundredth of it in the cache."""
+    max_model_len = num_tokens + 1
+    model, _ = random_model(shape, max_model_len, device)
+
+    def make_engine(has_prefix_cache: bool) -> StepEngine:
+        sizes = EngineSizes(
+            2, max_model_len, token_budget=num_tokens, has_graphs=False, has_prefix_cache=has_prefix_cache
+        )
+        engine = StepEngine(model, sizes)
+        engine.time_to_first_token(engine.random_prompt(num_tokens))
+        return engine
+
+    engines = {has_cache: make_engine(has_cache) for has_cache in (True, False)}
+
+    def first_tokens(has_cache: bool) -> list[float]:
+        engine = engines[has_cache]
+        return [engine.time_to_first_token(engine.random_prompt(num_tokens)) for _ in range(num_prompts)]
+
+    def hits(_: int) -> list[float]:
+        engine, shared = engines[True], num_tokens * 99 // 100
+        known = engine.random_prompt(num_tokens)
+        engine.time_to_first_token(known)
+        prompts = [known[:shared] + engine.random_prompt(num_tokens - shared) for _ in range(num_prompts)]
+        return [engine.time_to_first_token(prompt) for prompt in prompts]
+
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda _: first_tokens(True),
+        "no prefix cache": lambda _: first_tokens(False),
+        f"{OURS}/99% hits": hits,
+    }
+    return Case(0, prefill_flops(shape, num_tokens), 1, candidates, clocks=dict.fromkeys(candidates, Clock.OWN))

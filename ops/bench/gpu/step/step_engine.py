@@ -1,0 +1,138 @@
+"""The engine on a model that is in memory already: real scheduler, real runner, random prompts, the host's clock."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import SequenceEvent
+from gpu_worker.engine import Engine
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.models.decoder import CausalLM
+from shared.messages import Sampling
+
+BLOCK_SIZE = 16
+# Steps that are timed together: with steps in flight, single ones begin and end at odd times.
+_STEPS_PER_SAMPLE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """What the engine is made for.
+
+    Attributes:
+        max_num_seqs: Sequences at once, each with blocks for `max_model_len` tokens.
+        token_budget: Of a step.
+        has_graphs: Decodes are captured in graphs first.
+        has_prefix_cache: Prompts that begin alike share blocks.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+    token_budget: int = 8192
+    has_graphs: bool = True
+    has_prefix_cache: bool = False
+
+
+class StepEngine:
+    """Owns an engine, and the sequences that it is given."""
+
+    def __init__(self, model: CausalLM, sizes: EngineSizes) -> None:
+        """Allocate the cache, make the runner."""
+        num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
+        self.cache = _allocate(model, num_blocks, sizes)
+        budget = max(sizes.token_budget, sizes.max_num_seqs)
+        runner = DeviceModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget)
+        if sizes.has_graphs:
+            runner.capture_graphs()
+        config = SchedulerConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=sizes.max_model_len,
+            enable_prefix_caching=sizes.has_prefix_cache,
+        )
+        self._engine = Engine(Scheduler(config), runner)
+        self._vocabulary = range(model.config.vocab_size)
+        self._random = random.Random(0)
+        self._num_added = 0
+
+    def random_prompt(self, length: int) -> list[int]:
+        """Return tokens that no earlier prompt began with."""
+        return self._random.choices(self._vocabulary, k=length)
+
+    def add(self, prompt: list[int], max_tokens: int) -> Sequence:
+        """Queue a greedy sequence."""
+        self._num_added += 1
+        sequence = Sequence(
+            id=f"sequence-{self._num_added}",
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            sampling=Sampling(temperature=0.0, ignore_eos=True),
+            max_tokens=max_tokens,
+        )
+        self._engine.add(sequence)
+        return sequence
+
+    def step(self) -> list[SequenceEvent]:
+        """Take a step.
+
+        Raises:
+            RuntimeError: It failed.
+        """
+        events = self._engine.step()
+        if self._engine.last_error is not None:
+            raise RuntimeError(f"the engine failed: {self._engine.last_error}") from self._engine.last_error
+        return events
+
+    def run(self) -> None:
+        """Step until every sequence has ended."""
+        while self._engine.has_work():
+            self.step()
+
+    def fill(self, num_seqs: int, prompt_len: int) -> list[Sequence]:
+        """Add sequences that go on to the end of the context, and step until all of them decode."""
+        sequences = [self.add(self.random_prompt(prompt_len), 1 << 30) for _ in range(num_seqs)]
+        prefilling = {sequence.id for sequence in sequences}
+        while prefilling:
+            prefilling -= {event.sequence.id for event in self.step() if event.token_ids}
+        return sequences
+
+    def time_steps(self, num_steps: int) -> list[float]:
+        """Return the seconds of a step, again and again, while the same sequences decode.
+
+        Raises:
+            RuntimeError: A sequence ended meanwhile.
+        """
+        num_running = self._engine.stats.running
+        for _ in range(_STEPS_PER_SAMPLE):
+            self.step()
+        samples = []
+        for _ in range(max(1, num_steps // _STEPS_PER_SAMPLE)):
+            started = time.perf_counter()
+            for _ in range(_STEPS_PER_SAMPLE):
+                self.step()
+            samples.append((time.perf_counter() - started) / _STEPS_PER_SAMPLE)
+        if self._engine.stats.running != num_running:
+            raise RuntimeError(f"{num_running} sequences were to decode, {self._engine.stats.running} are left")
+        return samples
+
+    def time_to_first_token(self, prompt: list[int]) -> float:
+        """Return the seconds from adding a prompt to an idle engine to its one token."""
+        started = time.perf_counter()
+        self.add(prompt, 1)
+        self.run()
+        return time.perf_counter() - started
+
+
+def _allocate(model: CausalLM, num_blocks: int, sizes: EngineSizes) -> KVCache:
+    config = RunnerConfig(Path(), block_size=BLOCK_SIZE, num_blocks=num_blocks, max_num_seqs=sizes.max_num_seqs)
+    return allocate_kv_cache(config, model.config, sizes.max_model_len, model.dtype, model.device)

@@ -1,0 +1,158 @@
+"""Whole steps at tiny sizes on the CPU: every check, every candidate, and the way into table and records."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest.mock import create_autospec
+
+import pytest
+import torch
+
+from ops.bench.gpu import ceilings
+from ops.bench.gpu.__main__ import run_bench
+from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
+from ops.bench.gpu.cases import steps
+from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
+from ops.bench.gpu.step import correctness, decode, prefill, serving
+from ops.bench.gpu.step.decode import DecodeLoad, decode_case
+from ops.bench.gpu.step.prefill import prefill_case
+from ops.bench.gpu.step.random_model import random_model
+from ops.bench.gpu.step.serving import Load, prefix_cache_case, throughput_case
+from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.suites import all_suites
+from ops.bench.gpu.timer import Timing
+
+CPU = torch.device("cpu")
+QWEN = ModelShape(
+    "tiny-qwen", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
+)
+LLAMA = replace(QWEN, name="tiny-llama", has_qk_norm=False, ties_embeddings=False)
+
+CASES: dict[str, Callable[[torch.device], Case]] = {
+    "decode": partial(decode_case, shape=QWEN, load=DecodeLoad(3, 24, 8, 4)),
+    "untied decode": partial(decode_case, shape=LLAMA, load=DecodeLoad(2, 20, 8)),
+    "prefill": partial(prefill_case, shape=LLAMA, num_tokens=40, num_prompts=2),
+    "throughput": partial(throughput_case, shape=QWEN, load=Load(3, 20, 5), has_peer=True),
+    "large throughput": partial(throughput_case, shape=QWEN, load=Load(2, 20, 3), has_peer=False),
+    "prefix cache": partial(prefix_cache_case, shape=QWEN, num_tokens=400, num_prompts=2),
+}
+
+
+class WallTimer:
+    """Times two calls by the clock."""
+
+    def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+        started = time.perf_counter()
+        for index in range(2):
+            assert call(index % num_sets) is not None
+        return Timing.of([(time.perf_counter() - started) / 2], is_graphed=clock is Clock.GRAPH)
+
+
+@pytest.fixture(autouse=True)
+def few_threads_and_small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    monkeypatch.setattr(ceilings, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(ceilings, "_MATRIX_SIZE", 8)
+
+
+def run(suite: OpSuite, directory: Path) -> list[dict]:
+    status = run_bench([suite], CPU, WallTimer(), directory, time.monotonic() + 60)
+    assert status == 0
+    return [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("shape", [QWEN, LLAMA], ids=lambda shape: shape.name)
+def test_right_model_passes_the_checks(shape: ModelShape) -> None:
+    for check in steps.step_checks(CPU, shape, (21, 9), 5):
+        assert 0 <= check.error() <= check.tolerance, check.label
+
+
+def test_wrong_model_fails_the_check_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_model(shape: ModelShape, *rest: object) -> object:
+        model, weights = random_model(replace(shape, rope_theta=1e2), *rest)
+        return model, weights
+
+    monkeypatch.setattr(correctness, "random_model", wrong_model)
+    assert correctness.logits_error(CPU, QWEN, (21, 9)) > 1e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_is_timed_and_recorded(name: str, tmp_path: Path) -> None:
+    suite = OpSuite("step", lambda device: [], (CaseSpec(name, CASES[name]),))
+    [record] = run(suite, tmp_path)
+    assert {key: reason for key, reason in record["not_run"].items() if "too long" not in reason} == {}
+    assert record["candidates"][OURS]["us"] > 0
+    assert record["floor_us"] > 0
+    assert len(record["candidates"]) > 1 or record["not_run"]
+
+
+def test_decode_step_reports_tokens_idle_share_and_peers(tmp_path: Path) -> None:
+    suite = OpSuite("step", lambda device: [], (CaseSpec("decode", CASES["decode"]),))
+    [record] = run(suite, tmp_path)
+    ours, on_device = (record["candidates"][name]["us"] for name in (OURS, OURS_ON_DEVICE))
+    assert record["idle_share"] == pytest.approx(1 - on_device / ours, abs=1e-3)
+    assert record["tokens_per_s"] == pytest.approx(3e6 / ours, rel=1e-2)
+    assert record["candidates"].keys() == {OURS, OURS_ON_DEVICE, "eager", "matrices", "generate_batch (sdpa)"}
+
+
+def test_floor_of_a_decode_step_reads_every_matrix_and_all_keys_and_values() -> None:
+    case = CASES["untied decode"](CPU)
+    _, weights = random_model(LLAMA, 8, CPU)
+    # The embedding is looked up, not multiplied: the first matrix does not count.
+    num_parameters = sum(matrix.numel() for matrix in weights.matrices[1:])
+    cached, odd = divmod(case.num_bytes - 2 * num_parameters, 2 * 2 * 2 * 2 * 16)
+    assert odd == 0
+    assert 2 * 20 <= cached <= 2 * (20 + 4)
+
+
+def test_multiplied_flops_of_a_prefill_are_those_of_the_published_size() -> None:
+    assert LLAMA3_8B.layer_parameters + 2 * LLAMA3_8B.head_parameters == pytest.approx(8.03e9, rel=1e-3)
+    assert prefill_case(CPU, QWEN, 40, 1).num_flops > 2 * 40 * QWEN.layer_parameters
+
+
+def test_timed_steps_in_which_a_sequence_ends_are_refused() -> None:
+    model, _ = random_model(QWEN, 64, CPU)
+    engine = StepEngine(model, EngineSizes(2, 64))
+    engine.fill(1, 20)
+    engine.add(engine.random_prompt(20), 12)
+    engine.step()
+    with pytest.raises(RuntimeError, match="2 sequences were to decode, 1 are left"):
+        engine.time_steps(16)
+
+
+def test_prompt_in_the_cache_computes_only_its_end() -> None:
+    model, _ = random_model(QWEN, 401, CPU)
+    engine = StepEngine(model, EngineSizes(2, 401, token_budget=400, has_prefix_cache=True))
+    prompt = engine.random_prompt(400)
+    engine.time_to_first_token(prompt)
+    sequence = engine.add(prompt[:396] + engine.random_prompt(4), 1)
+    engine.run()
+    assert sequence.num_cached_tokens == 384
+
+
+@pytest.mark.parametrize("suite", [suite for suite in all_suites() if "step" in suite.name], ids=lambda s: s.name)
+def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((decode, "decode_case"), (prefill, "prefill_case")):
+        monkeypatch.setattr(module, name, create_autospec(getattr(module, name), return_value="built"))
+    assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
+
+
+def test_loads_of_many_steps_are_called_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("throughput_case", "prefix_cache_case"):
+        monkeypatch.setattr(serving, name, create_autospec(getattr(serving, name), return_value="built"))
+    for suite in (steps.THROUGHPUT, steps.PREFIX_CACHE):
+        assert {spec.build(CPU) for spec in suite.cases} == {"built"}
+
+
+def test_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_without_msgspec(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+
+    monkeypatch.setattr(steps, "import_module", import_without_msgspec)
+    with pytest.raises(steps.MissingPackageError, match="whole steps need msgspec: python3 -m pip install msgspec"):
+        steps.DECODE_8B.checks(CPU)
