@@ -8,6 +8,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.quantization.weight_forms import DenseWeight
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, StackLayer, StackShape, StackStep
 from kernels.linear.cpu import PackedWeight, pack
@@ -38,7 +39,7 @@ class FusedDecoder:
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
     ) -> None:
-        """Make the stack. Shapes are those of `CpuDecoderStack`."""
+        """Make the stack, of dense weights. Shapes are those of `CpuDecoderStack`."""
         packed = [_pack_layer(library, weights) for weights in layers]
         self._stack = CpuDecoderStack(library, shape, embedding, packed, final_norm.float(), cos_sin)
 
@@ -60,7 +61,8 @@ class FusedDecoder:
 
 def _pack_layer(library: CpuLibrary, weights: LayerWeights) -> StackLayer:
     def packed(projection: Projection, is_gated: bool = False) -> PackedWeight:
-        return pack(library, projection.weight, projection.bias, is_gated=is_gated)
+        assert isinstance(projection.weight, DenseWeight)
+        return pack(library, projection.weight.weight, projection.bias, is_gated=is_gated)
 
     head_norm = weights.head_norm
     return StackLayer(

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.quantization.weight_forms import WeightForm
 from kernels.rope_kv_write import HeadNormWeights
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A matrix, `[out_features, in_features]`, and an optional bias, `[out_features]`."""
+    """A matrix, `[out_features, in_features]`, in whatever form, and an optional bias, `[out_features]`."""
 
-    weight: torch.Tensor
+    weight: WeightForm
     bias: torch.Tensor | None = None
 
 

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from gpu_worker.layers.quantized_linear import QuantizedLinear, SplitLinear
+from gpu_worker.quantization.weight_forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear import PackedWeight, linear, pack_weight
 
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
@@ -31,16 +33,28 @@ class Linear(Protocol):
         ...
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Choose the fastest form of a linear layer for the weight's device and dtype.
+def make_linear(weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
+    """Choose the fastest form of a linear layer for the weight's form, device and dtype; a plain matrix is dense.
 
     Shapes:
         weight: `[out_features, in_features]`
         bias: `[out_features]`
     """
+    if isinstance(weight, DenseWeight):
+        weight = weight.weight
+    elif isinstance(weight, SplitWeight):
+        return _split_linear(weight, bias)
+    elif not isinstance(weight, torch.Tensor):
+        return QuantizedLinear(weight, bias)
     if (packed := pack_weight(weight, bias)) is not None:
         return KernelLinear(packed)
     return OneDNNLinear(weight, bias) if _can_pack(weight) else PlainLinear(weight, bias)
+
+
+def _split_linear(weight: SplitWeight, bias: torch.Tensor | None) -> SplitLinear:
+    rows = [part.shape[0] for part in weight.parts]
+    biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)
+    return SplitLinear([make_linear(*pair) for pair in zip(weight.parts, biases, strict=True)])
 
 
 def _can_pack(weight: torch.Tensor) -> bool:

@@ -91,6 +91,24 @@ class Checkpoint:
             self._mark(name)
         return whole
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._shards
+
+    def take_raw(self, name: str) -> torch.Tensor:
+        """Copy one tensor, of whatever shape and dtype it is stored in.
+
+        Raises:
+            CheckpointError: It is missing.
+        """
+        tensor = self._stored(name).to(self._device, copy=True)
+        self._mark(name)
+        return tensor
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Make the error that names a tensor and the file that holds it."""
+        return CheckpointError(self._shards[name][0], f"tensor {name!r} {problem}")
+
     def discard(self, pattern: str) -> None:
         """Count tensors whose whole name matches as taken: the model has no use for them."""
         for name in self._shards:
@@ -115,17 +133,18 @@ class Checkpoint:
             self._progress(len(self._taken), len(self._shards))
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = self._stored(name)
+        if tuple(tensor.shape) != shape:
+            raise self.error(name, f"has shape {list(tensor.shape)}; config.json calls for {list(shape)}")
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise self.error(name, f"is stored as {tensor.dtype}; supported: float32, float16, bfloat16")
+        return tensor
+
+    def _stored(self, name: str) -> torch.Tensor:
         if name not in self._shards:
             path = next(iter(self._shards.values()))[0].parent
             raise CheckpointError(path, f"has no tensor {name!r}, which config.json calls for")
-        path, file = self._shards[name]
-        tensor: torch.Tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            problem = f"tensor {name!r} has shape {list(tensor.shape)}; config.json calls for {list(shape)}"
-            raise CheckpointError(path, problem)
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            problem = f"tensor {name!r} is stored as {tensor.dtype}; supported: float32, float16, bfloat16"
-            raise CheckpointError(path, problem)
+        tensor: torch.Tensor = self._shards[name][1].get_tensor(name)
         return tensor
 
     def _open(self, directory: Path) -> dict[str, tuple[Path, Any]]:

@@ -11,6 +11,9 @@ from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import max_model_len, read_rope
+from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.method_reader import read_method
+from gpu_worker.quantization.quantization_method import QuantizationMethod
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -28,7 +31,8 @@ class ModelConfig:
         mlp_bias: The projections of the feed-forward block have one.
         qk_norm: Query and key heads are normalised before the rotation.
         eos_token_ids: Tokens that end a sequence, from `config.json` and `generation_config.json`.
-        dtype: What the checkpoint's weights are stored in.
+        dtype: What the checkpoint's weights are stored in, those that are not quantized.
+        quantization: How the checkpoint's linear layers are quantized, if they are.
     """
 
     architecture: str
@@ -51,6 +55,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     dtype: torch.dtype
+    quantization: QuantizationMethod | None = None
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Sizes of one layer's attention."""
@@ -110,6 +115,7 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
         eos_token_ids=frozenset(file.token_ids("eos_token_id") + generation.token_ids("eos_token_id")),
         bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
         dtype=_dtype(file),
+        quantization=_quantization(file),
     )
 
 
@@ -134,11 +140,16 @@ def read_layer_windows(file: JsonFile) -> tuple[int | None, ...] | None:
 
 
 def _refuse_unsupported(file: JsonFile) -> None:
-    if file.nested("quantization_config") is not None:
-        raise file.error("quantization_config", "is set; only float32, float16 and bfloat16 weights are supported")
     activation = file.text("hidden_act", "silu")
     if activation != "silu":
         raise file.error("hidden_act", f"is {activation[:80]!r}; supported: 'silu'")
+
+
+def _quantization(file: JsonFile) -> QuantizationMethod | None:
+    try:
+        return read_method(file.fields)
+    except QuantizationError as error:
+        raise file.error(error.field, error.problem) from None
 
 
 def _head_dim(file: JsonFile, num_heads: int, default: int | None) -> int:

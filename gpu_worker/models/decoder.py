@@ -9,13 +9,15 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_weights import LayerWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.linear import make_linear
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
+from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
 from kernels.decoder_stack import StackShape
 from kernels.rope_kv_write import HeadNormWeights
 
@@ -23,18 +25,35 @@ from kernels.rope_kv_write import HeadNormWeights
 class CausalLM:
     """A whole model on one device. What it keeps between calls is weights and scratch memory: one thread calls it."""
 
-    def __init__(self, config: ModelConfig, checkpoint: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        """Take every weight that the configuration calls for; the rest stays in the checkpoint."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantized: QuantizedLayers | None = None,
+    ) -> None:
+        """Take every weight that the configuration calls for; the rest stays in the checkpoint.
+
+        Args:
+            config: Sizes and options.
+            checkpoint: Holds the weights.
+            dtype: What the model computes in.
+            device: Where it runs.
+            quantized: Where linear layers come from; None takes dense ones from the checkpoint.
+        """
         self.config = config
         self.dtype = dtype
         self.device = device
         vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._decoder = _decoder(config, checkpoint, vocabulary)
+        projections = Projections(checkpoint, quantized)
+        self._decoder = _decoder(config, checkpoint, projections, vocabulary)
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
+            head: WeightForm = DenseWeight(vocabulary)
         else:
-            vocabulary = checkpoint.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = LMHead(make_linear(vocabulary))
+            head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
+        self._head = LMHead(make_linear(head))
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -57,7 +76,9 @@ class CausalLM:
         return self._head(hidden)
 
 
-def _decoder(config: ModelConfig, checkpoint: WeightSource, embedding: torch.Tensor) -> DecoderForm:
+def _decoder(
+    config: ModelConfig, checkpoint: WeightSource, projections: Projections, embedding: torch.Tensor
+) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     shape = StackShape(
         config.hidden_size,
@@ -67,16 +88,16 @@ def _decoder(config: ModelConfig, checkpoint: WeightSource, embedding: torch.Ten
         config.head_dim,
         config.rms_norm_eps,
     )
-    layers = _layers(config, checkpoint)
+    layers = _layers(config, checkpoint, projections)
     final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
     cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
     library = fusing_library(shape, embedding.dtype, embedding.device)
-    if library is not None:
+    if library is not None and projections.quantized is None:
         return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin)
     return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps)
 
 
-def _layers(config: ModelConfig, checkpoint: WeightSource) -> Iterator[LayerWeights]:
+def _layers(config: ModelConfig, checkpoint: WeightSource, projections: Projections) -> Iterator[LayerWeights]:
     """Take the weights of one layer after another, so that only one has both its plain and its packed ones."""
     size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
@@ -87,12 +108,12 @@ def _layers(config: ModelConfig, checkpoint: WeightSource) -> Iterator[LayerWeig
         yield LayerWeights(
             shape=config.attention_shape(index),
             attention_norm=checkpoint.take(f"{name}.input_layernorm.weight", size),
-            qkv=_projection(checkpoint, parts, heads, size, config.qkv_bias),
+            qkv=projections.take(parts, heads, size, has_bias=config.qkv_bias),
             head_norm=_head_norm(config, checkpoint, f"{name}.self_attn"),
-            output=_projection(checkpoint, [f"{name}.self_attn.o_proj"], [size], heads[0], config.output_bias),
+            output=projections.take([f"{name}.self_attn.o_proj"], [size], heads[0], has_bias=config.output_bias),
             mlp_norm=checkpoint.take(f"{name}.post_attention_layernorm.weight", size),
-            gate_up=_projection(checkpoint, gate_up, [inner, inner], size, config.mlp_bias),
-            down=_projection(checkpoint, [f"{name}.mlp.down_proj"], [size], inner, config.mlp_bias),
+            gate_up=projections.take(gate_up, [inner, inner], size, has_bias=config.mlp_bias),
+            down=projections.take([f"{name}.mlp.down_proj"], [size], inner, has_bias=config.mlp_bias),
         )
 
 
@@ -101,13 +122,3 @@ def _head_norm(config: ModelConfig, checkpoint: WeightSource, name: str) -> Head
         return None
     query, key = (checkpoint.take(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
     return HeadNormWeights(query, key, config.rms_norm_eps)
-
-
-def _projection(
-    checkpoint: WeightSource, names: list[str], rows: list[int], columns: int, has_bias: bool
-) -> Projection:
-    """Take several projections of the same input as one, their features one after another."""
-    weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(count, columns) for count in rows])
-    if not has_bias:
-        return Projection(weight)
-    return Projection(weight, checkpoint.take_rows([f"{name}.bias" for name in names], [(count,) for count in rows]))

@@ -45,6 +45,11 @@ class JsonFile:
         """Make the error that names a field of this file."""
         return CheckpointError(self.path, f"field {self._prefix + name!r} {problem}")
 
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields as they were read, for a reader that checks them itself."""
+        return self._fields
+
     def names(self) -> frozenset[str]:
         """Names of the fields that are present."""
         return frozenset(name for name, value in self._fields.items() if value is not None)

@@ -9,10 +9,14 @@ import torch
 
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+
+# Quantized checkpoints may have scales for a quantized KV cache, which ours is not.
+_CACHE_SCALES = r"model\.layers\.\d+\.self_attn\.((attn\.)?[qkv]_scale|kv_scale|[kv]_proj\.(output|[kv])_scale)"
 
 
 def load_model(
@@ -39,7 +43,11 @@ def load_model(
     if max_model_len is not None and max_model_len < config.max_model_len:
         config = dataclasses.replace(config, max_model_len=max_model_len)
     with Checkpoint(directory, dtype, device, progress) as checkpoint:
-        model = CausalLM(config, checkpoint, dtype, device)
+        method = config.quantization
+        quantized = None if method is None else QuantizedLayers(method, checkpoint)
+        model = CausalLM(config, checkpoint, dtype, device, quantized)
         checkpoint.discard(_STORED_FREQUENCIES)
+        if method is not None:
+            checkpoint.discard(_CACHE_SCALES)
         checkpoint.check_all_taken()
     return model

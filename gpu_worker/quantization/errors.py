@@ -6,10 +6,15 @@ from shared.errors import HeadraceError
 
 
 class QuantizationError(HeadraceError):
-    """A field of a `quantization_config` is missing, malformed or not supported."""
+    """A field of a `quantization_config` is missing, malformed or not supported.
+
+    Attributes:
+        field: Its whole path in the file.
+        problem: What is wrong with it, and what is supported.
+    """
 
     def __init__(self, field: str, problem: str) -> None:
-        """Say which field, below `quantization_config`, what is wrong with it, and what is supported."""
-        super().__init__(f"{field!r} {problem}")
-        self.field = field
+        """Take the field's path below `quantization_config`; empty is that object itself."""
+        self.field = f"quantization_config.{field}".removesuffix(".")
+        super().__init__(f"{self.field!r} {problem}")
         self.problem = problem

@@ -14,6 +14,7 @@ from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.quantization.weight_forms import DenseWeight
 from kernels.decoder_stack import StackShape
 from kernels.rope_kv_write import HeadNormWeights
 
@@ -40,7 +41,7 @@ def random_layers(variant: Variant, dtype: torch.dtype) -> list[LayerWeights]:
 
     def projection(rows: int, columns: int) -> Projection:
         weight = (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(dtype)
-        return Projection(weight, vector(rows) if variant.has_bias else None)
+        return Projection(DenseWeight(weight), vector(rows) if variant.has_bias else None)
 
     size, inner, dim = SHAPE.hidden_size, SHAPE.intermediate_size, SHAPE.head_dim
     norm = HeadNormWeights(vector(dim), vector(dim), 1e-5) if variant.normalises_heads else None

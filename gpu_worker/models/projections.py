@@ -1,0 +1,65 @@
+"""Takes a model's linear layers, dense or quantized, several of the same input as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_worker.layers.layer_weights import Projection
+from gpu_worker.models.weight_source import WeightSource
+from gpu_worker.quantization.quantization_method import QuantizationMethod
+from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm, concatenate
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayers:
+    """The linear layers of a quantized checkpoint: how they are stored, and where."""
+
+    method: QuantizationMethod
+    source: TensorSource
+
+    def take(self, names: Sequence[str], rows: Sequence[int], columns: int) -> WeightForm:
+        """Take layers of the same input, their features one after another."""
+        parts = [self.method.take(self.source, name, count, columns) for name, count in zip(names, rows, strict=True)]
+        return concatenate(parts)
+
+    def drop_empty_biases(self, names: Sequence[str]) -> None:
+        """Take biases that the model does not have: some tools write zeros for them.
+
+        Raises:
+            Exception: What the source's `error` makes: one is not zero.
+        """
+        for name in (f"{name}.bias" for name in names):
+            if self.source.has(name) and self.source.take_raw(name).any():
+                raise self.source.error(name, "is not zero, but config.json has no place for it")
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Where a model's linear layers come from; `quantized` is None where all are dense."""
+
+    source: WeightSource
+    quantized: QuantizedLayers | None = None
+
+    def take(self, names: Sequence[str], rows: Sequence[int], columns: int, *, has_bias: bool = False) -> Projection:
+        """Take layers of the same input as one, their features one after another.
+
+        Args:
+            names: Of the layers, without `.weight`.
+            rows: Their output features.
+            columns: Their input features.
+            has_bias: Each has a bias.
+        """
+        weight = self._weight(names, rows, columns)
+        if has_bias:
+            return Projection(weight, self.source.take_rows([f"{name}.bias" for name in names], [(n,) for n in rows]))
+        if self.quantized is not None:
+            self.quantized.drop_empty_biases(names)
+        return Projection(weight)
+
+    def _weight(self, names: Sequence[str], rows: Sequence[int], columns: int) -> WeightForm:
+        if self.quantized is not None:
+            return self.quantized.take(names, rows, columns)
+        shapes = [(count, columns) for count in rows]
+        return DenseWeight(self.source.take_rows([f"{name}.weight" for name in names], shapes))

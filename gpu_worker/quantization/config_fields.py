@@ -1,0 +1,43 @@
+"""Reads a `quantization_config`, as untrusted as the rest of a checkpoint, into typed fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpu_worker.quantization.errors import QuantizationError
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+def read_fields(config: Mapping[str, Any], kind: type[Fields], place: str = "") -> Fields:
+    """Read the fields of `kind`; others are ignored.
+
+    Args:
+        config: The object as JSON gave it.
+        kind: Declares the fields.
+        place: Where the object stands below `quantization_config`, for messages.
+
+    Raises:
+        QuantizationError: A field is missing or of the wrong type.
+    """
+    present = {name: value for name, value in config.items() if value is not None}
+    try:
+        return msgspec.convert(present, kind)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$")
+        field = ".".join(part for part in (place, path.strip(".`")) if part)
+        raise QuantizationError(field, f"cannot be read: {problem}") from None
+
+
+def check_choice(field: str, value: Any, supported: tuple[Any, ...]) -> None:
+    """Check that a field has a supported value.
+
+    Raises:
+        QuantizationError: It has not.
+    """
+    if value not in supported:
+        allowed = ", ".join(repr(choice) for choice in supported)
+        raise QuantizationError(field, f"is {str(value)[:80]!r}; supported: {allowed}")

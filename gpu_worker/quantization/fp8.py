@@ -1,0 +1,72 @@
+"""FP8 checkpoints (`quant_method` "fp8"): float8_e4m3fn weights with a scale a tensor, row or block of 128 by 128.
+
+Source: the layout of vLLM and, with blocks, of DeepSeek-V3 (arXiv 2412.19437, section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpu_worker.quantization.config_fields import check_choice, read_fields
+from gpu_worker.quantization.scaled_tensors import take_activation_scale, take_float8, take_weight_scales
+from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.weight_forms import SCALE_BLOCK, DenseWeight, ScaledWeight, WeightForm
+
+NAME = "fp8"
+
+
+class _Config(msgspec.Struct, frozen=True):
+    activation_scheme: str = "dynamic"
+    weight_block_size: list[int] | None = None
+    fmt: str = "e4m3"
+
+
+@dataclass(frozen=True, slots=True)
+class FP8:
+    """What the configuration says.
+
+    Attributes:
+        is_static: Inputs are quantized with scales from the checkpoint, not with their own.
+        has_blocks: Weights have a scale a block.
+    """
+
+    is_static: bool
+    has_blocks: bool
+
+    @property
+    def name(self) -> str:
+        """As configurations call it."""
+        return NAME
+
+    def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
+        """Do what `QuantizationMethod` promises. A layer without scales was left alone."""
+        scale_name = next((s for s in ("weight_scale", "weight_scale_inv") if source.has(f"{name}.{s}")), None)
+        if scale_name is None:
+            return DenseWeight(source.take(f"{name}.weight", out_features, in_features))
+        shape = (out_features, in_features)
+        values = take_float8(source, f"{name}.weight", shape)
+        scales = take_weight_scales(source, f"{name}.{scale_name}", shape, has_blocks=self.has_blocks)
+        if not self.is_static:
+            return ScaledWeight(values, scales, "dynamic")
+        scale = "input_scale" if source.has(f"{name}.input_scale") else "activation_scale"
+        return ScaledWeight(values, scales, "static", take_activation_scale(source, f"{name}.{scale}"))
+
+
+def read_fp8(fields: Mapping[str, Any]) -> FP8:
+    """Read a `quantization_config`.
+
+    Raises:
+        QuantizationError: A field is missing, malformed or not supported.
+    """
+    config = read_fields(fields, _Config)
+    check_choice("activation_scheme", config.activation_scheme.lower(), ("dynamic", "static"))
+    check_choice("weight_block_size", config.weight_block_size, (None, [SCALE_BLOCK, SCALE_BLOCK]))
+    check_choice("fmt", config.fmt.lower(), ("e4m3", "float8_e4m3fn"))
+    is_static = config.activation_scheme.lower() == "static"
+    if config.weight_block_size is not None:
+        check_choice("activation_scheme", config.activation_scheme.lower(), ("dynamic",))
+    return FP8(is_static, config.weight_block_size is not None)

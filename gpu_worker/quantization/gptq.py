@@ -1,0 +1,127 @@
+"""GPTQ checkpoints: integers of 4 or 8 bits in 32-bit words along the input, one scale and zero point a group.
+
+Source: Frantar et al., arXiv 2210.17323; the layout is AutoGPTQ's. Its first version stores a zero point minus one, its
+second ("gptq_v2") the zero point itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from gpu_worker.quantization.bit_packing import unpack_words
+from gpu_worker.quantization.config_fields import check_choice, read_fields
+from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.group_weight import columns_of_a_group, group_weight
+from gpu_worker.quantization.module_patterns import compile_pattern
+from gpu_worker.quantization.stored_tensors import take_exact, take_input_order, take_scales
+from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+
+NAME = "gptq"
+
+
+class GPTQSettings(msgspec.Struct, frozen=True):
+    """How a layer was quantized."""
+
+    bits: int
+    group_size: int = 128
+    desc_act: bool = False
+    sym: bool = True
+
+
+class _Config(GPTQSettings, frozen=True):
+    checkpoint_format: str | None = None
+    format: str | None = None
+    is_marlin_format: bool = False
+    dynamic: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQ:
+    """What the configuration says.
+
+    Attributes:
+        settings: Of layers without a rule of their own.
+        has_true_zeros: Zero points are stored as they are, not minus one.
+        rules: In order: layers whose name matches have other settings, or None where they were left alone.
+    """
+
+    settings: GPTQSettings
+    has_true_zeros: bool
+    rules: tuple[tuple[re.Pattern[str], GPTQSettings | None], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As configurations call it."""
+        return NAME
+
+    def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
+        """Do what `QuantizationMethod` promises. A layer without packed weights was left alone."""
+        settings = next((other for pattern, other in self.rules if pattern.match(name)), self.settings)
+        if settings is None or not source.has(f"{name}.qweight"):
+            return DenseWeight(source.take(f"{name}.weight", out_features, in_features))
+        bits, per_word = settings.bits, 32 // settings.bits
+        if in_features % per_word or out_features % per_word:
+            size = f"[{out_features}, {in_features}]"
+            raise source.error(f"{name}.qweight", f"is of a layer {size}; both must be multiples of {per_word}")
+        group_size = columns_of_a_group(settings.group_size, in_features)
+        num_groups = -(-in_features // group_size)
+        words = take_exact(source, f"{name}.qweight", torch.int32, (in_features // per_word, out_features))
+        stored = take_exact(source, f"{name}.qzeros", torch.int32, (num_groups, out_features // per_word))
+        scales = take_scales(source, f"{name}.scales", (num_groups, out_features)).T.contiguous()
+        order = None
+        if settings.desc_act or source.has(f"{name}.g_idx"):
+            order = take_input_order(source, f"{name}.g_idx", in_features, group_size)
+        # Words hold neighbours along the input, so that their bytes are what the engine packs.
+        values = words.T.contiguous().view(torch.uint8)
+        return group_weight(values, bits, group_size, scales, self._zeros(stored, settings), order)
+
+    def _zeros(self, stored: torch.Tensor, settings: GPTQSettings) -> torch.Tensor:
+        zeros = unpack_words(stored, settings.bits).T.int()
+        # Symmetric zero points are known; some tools store them as they are in files that promise them minus one.
+        is_plain = settings.sym and bool((zeros == 1 << (settings.bits - 1)).all())
+        return zeros if self.has_true_zeros or is_plain else zeros + 1
+
+
+def read_gptq(fields: Mapping[str, Any]) -> GPTQ:
+    """Read a `quantization_config`.
+
+    Raises:
+        QuantizationError: A field is missing, malformed or not supported.
+    """
+    config = read_fields(fields, _Config)
+    _check(config, "")
+    layout = (config.checkpoint_format or config.format or "gptq").lower()
+    check_choice("checkpoint_format", layout, ("gptq", "gptq_v2"))
+    if config.is_marlin_format:
+        raise QuantizationError("is_marlin_format", "is true; supported: weights in the layout of GPTQ")
+    rules = tuple(_rule(config, pattern, changes) for pattern, changes in config.dynamic.items())
+    return GPTQ(_settings(config), layout == "gptq_v2", rules)
+
+
+def _settings(config: GPTQSettings) -> GPTQSettings:
+    return GPTQSettings(config.bits, config.group_size, config.desc_act, config.sym)
+
+
+def _rule(config: _Config, text: str, changes: Mapping[str, Any]) -> tuple[re.Pattern[str], GPTQSettings | None]:
+    """Read one rule of `dynamic`: "-:" leaves layers alone, "+:" or nothing changes their settings."""
+    pattern = compile_pattern("dynamic", text.removeprefix("-:").removeprefix("+:"))
+    if text.startswith("-:"):
+        return pattern, None
+    place = f"dynamic.{text[:80]}"
+    settings = read_fields({**msgspec.structs.asdict(_settings(config)), **changes}, GPTQSettings, place)
+    _check(settings, f"{place}.")
+    return pattern, settings
+
+
+def _check(settings: GPTQSettings, place: str) -> None:
+    check_choice(f"{place}bits", settings.bits, (4, 8))
+    size = settings.group_size
+    if size != -1 and (size <= 0 or size % 8):
+        raise QuantizationError(f"{place}group_size", f"is {size}; supported: -1 (all) and multiples of 8")

@@ -1,0 +1,43 @@
+"""Makes the engine's form of integers that share a scale and a zero point a group: `w = scale * (q - zero)`."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.quantization.bit_packing import pack_bytes, unpack_bytes
+from gpu_worker.quantization.weight_forms import GroupQuantizedWeight
+
+
+def group_weight(
+    values: torch.Tensor,
+    bits: int,
+    group_size: int,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | int,
+    input_order: torch.Tensor | None = None,
+) -> GroupQuantizedWeight:
+    """Put a matrix into the engine's form.
+
+    Args:
+        values: Packed as `GroupQuantizedWeight` packs them, columns in the order of the input.
+        bits: 4 or 8.
+        group_size: Columns of a group.
+        scales: float32.
+        zeros: The integer that stands for zero: one a group, or one for all.
+        input_order: Puts columns of a group beside one another.
+
+    Shapes:
+        values: `[out_features, in_features * bits / 8]` uint8
+        scales, zeros: `[out_features, num_groups]`
+        input_order: `[in_features]` int64
+    """
+    if input_order is not None:
+        values = pack_bytes(unpack_bytes(values, bits)[:, input_order], bits)
+    # Subtracted from zero, not negated: a zero point of zero must not become a negative zero.
+    offsets = 0 - scales * zeros
+    return GroupQuantizedWeight(values.contiguous(), bits, group_size, scales, offsets, input_order)
+
+
+def columns_of_a_group(group_size: int, in_features: int) -> int:
+    """Return how many columns share a scale, where a `group_size` of -1 means all."""
+    return in_features if group_size == -1 else min(group_size, in_features)

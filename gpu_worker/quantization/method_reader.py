@@ -1,0 +1,40 @@
+"""Chooses the quantization method that a model's `config.json` names.
+
+To add a method, write a file with `NAME` and a function that reads its configuration, and list it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gpu_worker.quantization import awq, compressed_tensors, fp8, gptq
+from gpu_worker.quantization.config_fields import check_choice
+from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.quantization_method import QuantizationMethod
+
+METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = MappingProxyType(
+    {
+        gptq.NAME: gptq.read_gptq,
+        awq.NAME: awq.read_awq,
+        fp8.NAME: fp8.read_fp8,
+        compressed_tensors.NAME: compressed_tensors.read_compressed_tensors,
+    }
+)
+
+
+def read_method(config: Mapping[str, Any]) -> QuantizationMethod | None:
+    """Read `quantization_config` from the contents of a `config.json`; None where there is none.
+
+    Raises:
+        QuantizationError: It is malformed or not supported.
+    """
+    fields = config.get("quantization_config")
+    if fields is None:
+        return None
+    if not isinstance(fields, Mapping):
+        raise QuantizationError("", f"is {str(fields)[:80]!r}; it must be an object")
+    name = str(fields.get("quant_method"))
+    check_choice("quant_method", name, tuple(METHODS))
+    return METHODS[name](fields)

@@ -1,0 +1,31 @@
+"""Chooses the implementation of a linear layer on 8-bit floating point numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.fp8_linear.reference import fp8_linear_reference
+from kernels.fp8_linear.weight import Fp8Weight
+
+
+def fp8_linear(
+    x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None, *, to_float32: bool = False
+) -> torch.Tensor:
+    """Multiply rows by a matrix, and add the bias, in fp32.
+
+    Where inputs are quantized, each row, or block of it, is rounded to float8_e4m3fn times its scale, its largest
+    magnitude divided by 448, or the scale that is given; what exceeds the type's range becomes its limit. Where they
+    are not, the matrix is rounded to the type of `x`.
+
+    Args:
+        x: float32, bfloat16 or float16.
+        weight: On the same device.
+        bias: Added to every row.
+        to_float32: Leave the result in fp32.
+
+    Shapes:
+        x: `[num_rows, in_features]`
+        bias: `[out_features]`
+        result: `[num_rows, out_features]`
+    """
+    return fp8_linear_reference(x, weight, bias, to_float32=to_float32)

@@ -1,0 +1,6 @@
+"""Linear layers on 4-bit integers that share scales and offsets in groups: reference, and the choice."""
+
+from kernels.int4_linear.dispatch import int4_linear
+from kernels.int4_linear.weight import Int4Weight
+
+__all__ = ["Int4Weight", "int4_linear"]
