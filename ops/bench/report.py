@@ -1,0 +1,115 @@
+"""Writes where we stand into `ops/bench/README.md`, and its plots, from what the benchmarks recorded.
+
+Run as `python -m ops.bench.report` after a benchmark. Everything between the two markers is replaced; the rest of the
+file is written by hand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ops.bench.report_goal import Goal, Section
+from ops.bench.report_goals import GOALS
+from ops.bench.report_plots import decode_plot, goals_plot
+from ops.bench.report_records import Run, read_runs
+from ops.bench.report_tables import (
+    NOT_MEASURED,
+    Footnotes,
+    Standing,
+    goals_table,
+    results_table,
+    standing,
+    summary,
+    table,
+)
+
+BEGIN, END = "<!-- report: begin -->", "<!-- report: end -->"
+GOALS_PLOT, DECODE_PLOT = "plot_goals.svg", "plot_decode.svg"
+MODELS = ("15m", "160m")
+
+_FOLDER = Path(__file__).parent
+_EXPLANATION = """\
+A figure is of the latest run on the machine that most results are from; the baseline is of the same run. A ratio above
+1 means that ours is better than the baseline; the gateway's floor only writes the same bytes and cannot be beaten. What
+others reached was measured or published elsewhere: goals in µs or tokens/s were set beside it and do not carry from
+machine to machine, multiples of a baseline do."""
+
+
+class MissingMarkersError(ValueError):
+    """The file lacks the lines that the report is written between."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the file and the lines."""
+        super().__init__(f"{path} needs the lines {BEGIN!r} and {END!r}, in this order; put them where the report goes")
+
+
+def render(results: Path, goals: tuple[Goal, ...] = GOALS) -> dict[str, str]:
+    """Return the report by file name: the part between the markers under `README.md`, and the plots.
+
+    Raises:
+        MalformedResultError: A results file holds a line that is not a result.
+    """
+    names = [*(section.value for section in Section), "scheduler", "startup"]
+    runs = {name: read_runs(results / f"{name}.jsonl") for name in names}
+    standings = [standing(goal, runs[goal.section.value]) for goal in goals]
+    plots = {GOALS_PLOT: goals_plot(standings), DECODE_PLOT: decode_plot(runs["engine"], MODELS)}
+    return {"README.md": _markdown(runs, standings), **plots}
+
+
+def between_markers(path: Path, text: str) -> str:
+    """Return a file's text with what is between the markers replaced.
+
+    Raises:
+        MissingMarkersError: The file has no such place.
+    """
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise MissingMarkersError(path)
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def write(results: Path, folder: Path) -> None:
+    """Bring the README and the plots of a folder up to date."""
+    rendered = render(results)
+    readme = folder / "README.md"
+    readme.write_text(between_markers(readme, rendered.pop("README.md")), encoding="utf-8")
+    for name, text in rendered.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
+    notes = Footnotes()
+
+    def goals_of(section: Section) -> str:
+        own = [one for one in standings if one.goal.section is section]
+        return goals_table(own, notes) if any(one.found for one in own) else _unmeasured(own)
+
+    parts = [summary(standings), _EXPLANATION, f"![Fraction of each goal that is reached]({GOALS_PLOT})"]
+    parts += ["### Gateway and queue", goals_of(Section.GATEWAY)]
+    parts += ["### Engine on a CPU", goals_of(Section.ENGINE)]
+    parts += [f"![Decode tokens per second by batch size]({DECODE_PLOT})"]
+    parts += ["### Prefix cache", goals_of(Section.PREFIX_CACHE)]
+    parts += ["### Scheduler", results_table(runs["scheduler"], notes)]
+    parts += ["### Start-up", results_table(runs["startup"], notes)]
+    parts += ["### Engine on a GPU", goals_of(Section.GPU)]
+    if runs["gpu"]:
+        parts += ["<details><summary>All cases</summary>", results_table(runs["gpu"], notes), "</details>"]
+    parts += ["### Runs", "\n".join(notes.lines())]
+    return "\n\n".join(parts)
+
+
+def _unmeasured(standings: list[Standing]) -> str:
+    """List the goals of a section without results, and leave out the columns that would be empty."""
+    goals = [one.goal for one in standings]
+    cells = table(("what", "goal", "others"), ((goal.what, goal.text, goal.reference) for goal in goals))
+    return f"{NOT_MEASURED.capitalize()}.\n\n{cells}"
+
+
+def main() -> None:
+    """Write the report."""
+    write(_FOLDER / "results", _FOLDER)
+
+
+if __name__ == "__main__":
+    main()
