@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -14,18 +14,24 @@ from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.rms_norm import RMSNorm
 
 
+def _linear(projection: Projection) -> Linear:
+    return make_linear(projection.weight, projection.bias)
+
+
 class DecoderLayer:
     """Attention and feed-forward block of one layer, each with its normalisation before it."""
 
     __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
 
-    def __init__(self, index: int, weights: LayerWeights, eps: float) -> None:
-        """Take the layer's weights; `index` chooses its KV cache."""
+    def __init__(
+        self, index: int, weights: LayerWeights, eps: float, linear: Callable[[Projection], Linear] = _linear
+    ) -> None:
+        """Take the layer's weights; `index` chooses its KV cache, `linear` makes the form of its matrices."""
         self._attention_norm = RMSNorm(weights.attention_norm, eps)
-        qkv, output = _linear(weights.qkv), _linear(weights.output)
+        qkv, output = linear(weights.qkv), linear(weights.output)
         self._attention = Attention(index, weights.shape, qkv, output, weights.head_norm)
         self._mlp_norm = RMSNorm(weights.mlp_norm, eps)
-        self._mlp = GatedMLP(_linear(weights.gate_up), _linear(weights.down))
+        self._mlp = GatedMLP(linear(weights.gate_up), linear(weights.down))
 
     def __call__(
         self,
@@ -87,7 +93,3 @@ class LayeredDecoder:
         for layer in self._layers:
             x, residual = layer(x, residual, positions, self._cos_sin, context)
         return self._norm(x) if residual is None else self._norm.add(x, residual)
-
-
-def _linear(projection: Projection) -> Linear:
-    return make_linear(projection.weight, projection.bias)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
@@ -88,7 +86,8 @@ def _decoder(
         config.head_dim,
         config.rms_norm_eps,
     )
-    layers = _layers(config, checkpoint, projections)
+    # One after another, so that only one layer has both its plain and its packed weights.
+    layers = (take_layer(config, checkpoint, projections, index) for index in range(config.num_layers))
     final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
     cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
     library = fusing_library(shape, embedding.dtype, embedding.device)
@@ -97,24 +96,23 @@ def _decoder(
     return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps)
 
 
-def _layers(config: ModelConfig, checkpoint: WeightSource, projections: Projections) -> Iterator[LayerWeights]:
-    """Take the weights of one layer after another, so that only one has both its plain and its packed ones."""
+def take_layer(config: ModelConfig, checkpoint: WeightSource, projections: Projections, index: int) -> LayerWeights:
+    """Take the weights of one layer."""
     size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    for index in range(config.num_layers):
-        name = f"model.layers.{index}"
-        parts = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
-        gate_up = [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]
-        yield LayerWeights(
-            shape=config.attention_shape(index),
-            attention_norm=checkpoint.take(f"{name}.input_layernorm.weight", size),
-            qkv=projections.take(parts, heads, size, has_bias=config.qkv_bias),
-            head_norm=_head_norm(config, checkpoint, f"{name}.self_attn"),
-            output=projections.take([f"{name}.self_attn.o_proj"], [size], heads[0], has_bias=config.output_bias),
-            mlp_norm=checkpoint.take(f"{name}.post_attention_layernorm.weight", size),
-            gate_up=projections.take(gate_up, [inner, inner], size, has_bias=config.mlp_bias),
-            down=projections.take([f"{name}.mlp.down_proj"], [size], inner, has_bias=config.mlp_bias),
-        )
+    name = f"model.layers.{index}"
+    parts = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+    gate_up = [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]
+    return LayerWeights(
+        shape=config.attention_shape(index),
+        attention_norm=checkpoint.take(f"{name}.input_layernorm.weight", size),
+        qkv=projections.take(parts, heads, size, has_bias=config.qkv_bias),
+        head_norm=_head_norm(config, checkpoint, f"{name}.self_attn"),
+        output=projections.take([f"{name}.self_attn.o_proj"], [size], heads[0], has_bias=config.output_bias),
+        mlp_norm=checkpoint.take(f"{name}.post_attention_layernorm.weight", size),
+        gate_up=projections.take(gate_up, [inner, inner], size, has_bias=config.mlp_bias),
+        down=projections.take([f"{name}.mlp.down_proj"], [size], inner, has_bias=config.mlp_bias),
+    )
 
 
 def _head_norm(config: ModelConfig, checkpoint: WeightSource, name: str) -> HeadNormWeights | None:
