@@ -13,6 +13,7 @@ from xml.sax.saxutils import escape
 _BRIGHT = ("#0969da", "#c4432b", "#1a7f4e", "#8250df", "#9a6700", "#57606a")
 _DARK = ("#58a6ff", "#ff8b72", "#4ac28a", "#c297ff", "#e3b341", "#a8b3bf")
 NUM_COLOURS = len(_BRIGHT)
+_DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
@@ -46,11 +47,12 @@ class Drawing:
             f'<rect class="c{colour}" x="{left:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2"/>'
         )
 
-    def curve(self, points: list[tuple[float, float]], colour: int, *, is_bold: bool = False) -> None:
-        """Draw a line through points, each marked with a dot."""
+    def curve(self, points: list[tuple[float, float]], colour: int, *, is_bold: bool = False, dash: int = 0) -> None:
+        """Draw a line through points, each marked with a dot; `dash` chooses a pattern, 0 being none."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         width = 3 if is_bold else 1.6
-        self._parts.append(f'<polyline class="s{colour}" points="{path}" stroke-width="{width:g}"/>')
+        dashes = f' stroke-dasharray="{_DASHES[dash % len(_DASHES)]}"' if dash % len(_DASHES) else ""
+        self._parts.append(f'<polyline class="s{colour}" points="{path}" stroke-width="{width:g}"{dashes}/>')
         radius = 4 if is_bold else 3
         self._parts += [f'<circle class="c{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in points]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ops.bench.plot import NUM_COLOURS, Drawing, LogScale, round_down, round_up
 from ops.bench.report_figures import OURS, engine_name
 from ops.bench.report_records import Run, latest
@@ -10,7 +12,16 @@ from ops.bench.report_tables import Standing
 _BLUE, _RED = 0, 1
 _WIDTH = 860
 
-Rates = dict[str, dict[int, float]]
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An engine at one precision; `name` tells both."""
+
+    engine: str
+    name: str
+
+
+Rates = dict[Line, dict[int, float]]
 
 
 def goals_plot(standings: list[Standing]) -> str:
@@ -40,18 +51,22 @@ def goals_plot(standings: list[Standing]) -> str:
 
 
 def decode_plot(runs: list[Run], models: tuple[str, ...]) -> str:
-    """Draw a panel a model: decode tokens/s by batch size, a line an engine, both axes logarithmic."""
+    """Draw a panel a model: decode tokens/s by batch size, a line an engine, both axes logarithmic.
+
+    An engine has a colour, and each of its precisions a pattern.
+    """
     panels = {model: rates for model in models if (rates := decode_rates(runs, model))}
-    engines = list(dict.fromkeys(name for rates in panels.values() for name in sorted(rates, key=_ours_first)))
-    drawing = Drawing(_WIDTH, 380, "Decode tokens per second by batch size")
-    drawing.text(12, 22, "Decode, tokens per second of all sequences together", size=14)
-    x = 14.0
-    for index, name in enumerate(engines):
-        drawing.curve([(x, 42), (x + 22, 42)], index % NUM_COLOURS, is_bold=name == OURS)
-        drawing.text(x + 30, 46, name)
-        x += 50 + 7.2 * len(name)
+    lines = sorted({line for rates in panels.values() for line in rates}, key=_order)
+    places = _legend_places([line.name for line in lines])
+    top = 92 + max((y for _, y in places), default=0)
+    drawing = Drawing(_WIDTH, round(top) + 288, "Decode tokens per second by batch size")
+    words = "Decode, tokens per second of all sequences together; bf16 where nothing else is said"
+    drawing.text(12, 22, words, size=14)
+    for line, (x, y) in zip(lines, places, strict=True):
+        _draw_line(drawing, [(x, 42 + y), (x + 26, 42 + y)], line, lines)
+        drawing.text(x + 34, 46 + y, line.name)
     for index, (model, rates) in enumerate(panels.items()):
-        _panel(drawing, 64 + index * 420, model, rates, engines)
+        _panel(drawing, (64 + index * 420.0, top), model, rates, lines)
     return drawing.svg()
 
 
@@ -62,20 +77,35 @@ def decode_rates(runs: list[Run], model: str) -> Rates:
         rates: Rates = {}
         for row in run.rows:
             if row.get("model") == model and row.get("decode_tokens_per_s"):
-                rates.setdefault(engine_name(row), {})[int(row["batch"])] = float(row["decode_tokens_per_s"])
-        return rates if OURS in rates and len(rates) > 1 else None
+                line = Line(str(row["engine"]), engine_name(row))
+                rates.setdefault(line, {})[int(row["batch"])] = float(row["decode_tokens_per_s"])
+        engines = {line.engine for line in rates}
+        return rates if OURS in engines and len(engines) > 1 else None
 
     found = latest(runs, compared)
     return {} if found is None else found[1]
 
 
-def _panel(drawing: Drawing, left: float, model: str, rates: Rates, engines: list[str]) -> None:
-    top, bottom, right = 92, 326, left + 340
+def _legend_places(names: list[str]) -> list[tuple[float, float]]:
+    """Place names beside each other, in as many lines as they need."""
+    places, x, y = [], 14.0, 0.0
+    for name in names:
+        width = 54 + 7.2 * len(name)
+        if x + width > _WIDTH and x > 14.0:
+            x, y = 14.0, y + 20
+        places.append((x, y))
+        x += width
+    return places
+
+
+def _panel(drawing: Drawing, corner: tuple[float, float], model: str, rates: Rates, lines: list[Line]) -> None:
+    left, top = corner
+    bottom, right = top + 234, left + 340
     batches = sorted({batch for by_batch in rates.values() for batch in by_batch})
     values = [rate for by_batch in rates.values() for rate in by_batch.values()]
     horizontal = LogScale(batches[0], max(batches[-1], batches[0] + 1), left + 16, right - 16)
     vertical = LogScale(round_down(min(values)), round_up(max(values)), bottom, top)
-    drawing.text((left + right) / 2, top - 14, f"{model.upper()} parameters, bf16", anchor="middle", size=13)
+    drawing.text((left + right) / 2, top - 14, f"{model.upper()} parameters", anchor="middle", size=13)
     for tick in vertical.ticks():
         y = vertical.place(tick)
         drawing.line(left, y, right, y)
@@ -87,10 +117,17 @@ def _panel(drawing: Drawing, left: float, model: str, rates: Rates, engines: lis
         drawing.text(x, bottom + 18, str(batch), anchor="middle", kind="faint")
     drawing.text((left + right) / 2, bottom + 38, "batch size", anchor="middle", kind="faint")
     drawing.text(left - 46, (top + bottom) / 2, "tokens/s", anchor="middle", turn=-90, kind="faint")
-    for name in sorted(rates, key=_ours_first, reverse=True):
-        points = [(horizontal.place(b), vertical.place(rate)) for b, rate in sorted(rates[name].items())]
-        drawing.curve(points, engines.index(name) % NUM_COLOURS, is_bold=name == OURS)
+    for line in sorted(rates, key=_order, reverse=True):
+        points = [(horizontal.place(batch), vertical.place(rate)) for batch, rate in sorted(rates[line].items())]
+        _draw_line(drawing, points, line, lines)
 
 
-def _ours_first(name: str) -> tuple[bool, str]:
-    return not name.startswith(OURS), name
+def _draw_line(drawing: Drawing, points: list[tuple[float, float]], line: Line, lines: list[Line]) -> None:
+    engines = list(dict.fromkeys(other.engine for other in lines))
+    precisions = [other for other in lines if other.engine == line.engine]
+    colour = engines.index(line.engine) % NUM_COLOURS
+    drawing.curve(points, colour, is_bold=line.engine == OURS, dash=precisions.index(line))
+
+
+def _order(line: Line) -> tuple[bool, str]:
+    return line.engine != OURS, line.name

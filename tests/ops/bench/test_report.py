@@ -15,6 +15,7 @@ from ops.bench.report_figures import Figure, engine, gateway, kernel_fraction
 from ops.bench.report_goal import Goal, Section
 from ops.bench.report_goals import GOALS
 from ops.bench.report_gpu_goals import KERNEL_GOALS, MODEL_GOALS
+from ops.bench.report_plots import decode_plot
 from ops.bench.report_records import MalformedResultError, Run, latest, read_runs
 from ops.bench.report_tables import NOT_MEASURED, standing
 
@@ -57,6 +58,21 @@ def test_section_without_results_is_said_to_be_not_measured(tmp_path: Path) -> N
 def test_plots_are_well_formed_with_and_without_results(tmp_path: Path, name: str) -> None:
     for results in (tmp_path, FOLDER / "results"):
         assert ElementTree.fromstring(report.render(results)[name]).tag.endswith("svg")
+
+
+def test_decode_plot_has_a_line_for_each_engine_and_precision() -> None:
+    kinds = [("headrace", "bfloat16"), ("headrace", "int4"), ("peer", "bfloat16")]
+    rows = [
+        row(model="15m", engine=name, dtype=dtype, batch=batch, decode_tokens_per_s=100.0 * batch)
+        for name, dtype in kinds
+        for batch in (1, 4)
+    ]
+    svg = decode_plot([Run(tuple(rows))], ("15m", "160m"))
+    words = {element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
+    assert {"headrace", "headrace int4", "peer", "15M parameters", "tokens/s", "batch size"} <= words
+    assert "160M parameters" not in words
+    # A line in the panel and one in the legend.
+    assert svg.count("<polyline") == 2 * len(kinds)
 
 
 def test_latest_run_of_the_machine_with_most_rows_counts(tmp_path: Path) -> None:
