@@ -204,6 +204,7 @@ class Scheduler:
         self._blocks.check_integrity([*self._running, *ended])
         self._running.check_integrity()
         assert len(self._running) + self.num_waiting == len(self._sequences)
+        assert all(sequence.block_table for sequence in flying), "blocks went back while a step uses them"
         assert flying == ended | {sequence for sequence in self._running if self._is_flying(sequence)}
         for sequence in self._sequences.values():
             num_pending = sum(i.samples for plan in self._in_flight for i in plan.scheduled if i.sequence is sequence)

@@ -1,10 +1,13 @@
-"""Model runners that misbehave on purpose."""
+"""Model runners that misbehave on purpose, or run behind like a device."""
 
 import threading
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.step import CompletedStep, StepPlan
+from gpu_worker.core.step import CompletedStep, StepPlan, StepResult
 from gpu_worker.execution.simulated_runner import SimulatedRunner
+from tests.gpu_worker.core.paged_oracle import OracleRunner, OracleStep
 
 
 def make_scheduler(max_num_seqs: int = 4, num_blocks: int = 64) -> Scheduler:
@@ -50,3 +53,74 @@ class GatedRunner:
         self.entered.release()
         assert self.gate.acquire(timeout=10)
         return self._working.submit(plan)
+
+
+@dataclass
+class LateStep:
+    """A step whose result a function makes when it is asked for."""
+
+    result: Callable[[], StepResult]
+
+
+class LateRunner:
+    """The oracle, running behind; refuses some submissions and loses some results, by step number."""
+
+    def __init__(
+        self, max_steps_in_flight: int = 2, refused: Set[int] = frozenset(), lost: Set[int] = frozenset()
+    ) -> None:
+        self.max_steps_in_flight = max_steps_in_flight
+        self.refused = refused
+        self.lost = lost
+        self.log: list[str] = []
+        self.oracle = OracleRunner(4, 23)
+
+    def submit(self, plan: StepPlan) -> LateStep:
+        self.log.append(f"submit {plan.step}")
+        step = self.oracle.submit(plan)
+        if plan.step in self.refused:
+            step.lose()
+            raise RuntimeError("out of memory")
+        return LateStep(lambda: self._result(plan.step, step))
+
+    def _result(self, number: int, step: OracleStep) -> StepResult:
+        self.log.append(f"result {number}")
+        if number in self.lost:
+            step.lose()
+            raise RuntimeError("device lost")
+        return step.result()
+
+
+class GatedLateRunner(LateRunner):
+    """Waits for each result until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+
+    def _result(self, number: int, step: OracleStep) -> StepResult:
+        self.entered.release()
+        assert self.gate.acquire(timeout=10)
+        return super()._result(number, step)
+
+
+class PacedRunner:
+    """A device of one stream: steps take `step_s` each, one after the other, while the host goes on."""
+
+    max_steps_in_flight = 2
+
+    def __init__(self, step_s: float) -> None:
+        self.now = 0.0
+        self._step_s = step_s
+        self._free_at = 0.0
+        self._working = SimulatedRunner(0, range(10, 20))
+
+    def submit(self, plan: StepPlan) -> LateStep:
+        done_at = self._free_at = max(self.now, self._free_at) + self._step_s
+        outcome = self._working.submit(plan).result()
+
+        def result() -> StepResult:
+            self.now = max(self.now, done_at)
+            return outcome
+
+        return LateStep(result)

@@ -10,7 +10,7 @@ from gpu_worker.engine_thread import EngineStoppedError, EngineThread, StepOutco
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
 from tests.gpu_worker.core.sequences import make_sequence
-from tests.gpu_worker.runners import BrokenRunner, GatedRunner, make_scheduler
+from tests.gpu_worker.runners import BrokenRunner, GatedLateRunner, GatedRunner, LateRunner, make_scheduler
 
 
 class Running:
@@ -49,7 +49,7 @@ def start() -> Iterator[Callable[..., Running]]:
 
     yield start_one
     for running in started:
-        if isinstance(runner := running.thread._engine._runner, GatedRunner):
+        if isinstance(runner := running.thread._engine._runner, GatedRunner | GatedLateRunner):
             runner.gate.release(1000)
         running.thread.stop()
 
@@ -211,3 +211,66 @@ def test_sequence_that_slips_in_while_the_engine_stops_is_returned_as_unfinished
     thread.add(sequence)
     thread.start()
     assert thread.stop() == [sequence]
+
+
+def test_stop_lands_and_delivers_the_steps_in_flight(start: Start) -> None:
+    runner = GatedLateRunner()
+    running = start(runner, max_num_seqs=1)
+    active, waiting = make_sequence(5, max_tokens=50, ignore_eos=True), make_sequence(5)
+    running.thread.add(active)
+    running.thread.add(waiting)
+    assert runner.entered.acquire(timeout=10)
+    running.thread._inbox.put(lambda: running.thread._begin_stop(0.0))
+    runner.gate.release(2)
+    assert running.thread.stop() == [active, waiting]
+    tokens = [token for _ in range(2) for event in running.outcome().events for token in event.token_ids]
+    assert tokens == active.token_ids[5:]
+    assert len(tokens) == 2
+    assert running.outcomes.empty()
+    assert runner.log[-2:] == ["result 1", "result 2"]
+    assert running.thread.stats.free_blocks == 64
+
+
+def test_sequence_that_ends_in_a_step_that_stop_lands_is_finished(start: Start) -> None:
+    runner = GatedLateRunner()
+    running = start(runner)
+    sequence = make_sequence(5, max_tokens=2, ignore_eos=True)
+    running.thread.add(sequence)
+    assert runner.entered.acquire(timeout=10)
+    running.thread._inbox.put(lambda: running.thread._begin_stop(0.0))
+    runner.gate.release(2)
+    assert running.thread.stop() == []
+    assert [event.finish for event in running.events_until_finished(1)] == [None, "length"]
+
+
+def test_abort_frees_blocks_once_the_step_in_flight_has_landed(start: Start) -> None:
+    runner = GatedLateRunner()
+    running = start(runner)
+    sequence = make_sequence(20, max_tokens=50, ignore_eos=True)
+    running.thread.add(sequence)
+    assert runner.entered.acquire(timeout=10)
+    running.thread.abort(sequence.id)
+    runner.gate.release()
+    assert [event.sequence for event in running.outcome().events] == [sequence]
+    assert runner.entered.acquire(timeout=10)
+    assert running.thread.stats.free_blocks < 64
+    runner.gate.release()
+    assert (running.outcome().events, running.thread.stats.free_blocks) == ([], 64)
+
+
+def test_draining_stop_finishes_the_work_of_a_runner_that_is_behind(start: Start) -> None:
+    running = start(LateRunner())
+    for _ in range(6):
+        running.thread.add(make_sequence(5, max_tokens=10, ignore_eos=True))
+    assert running.thread.stop(drain_s=10) == []
+    assert [event.finish for event in running.events_until_finished(6) if event.finish] == ["length"] * 6
+    assert running.thread.stats.free_blocks == 64
+
+
+def test_last_event_of_a_sequence_that_was_complete_is_delivered_although_the_engine_stops() -> None:
+    running = Running(SimulatedRunner(0, range(10, 20)))
+    running.thread.add(make_sequence(5, emitted=[11], max_tokens=1))
+    running.thread._inbox.put(lambda: running.thread._begin_stop(0.0))
+    running.thread.start()
+    assert running.thread.stop() == []
+    assert [event.finish for event in running.outcome().events] == ["length"]

@@ -9,6 +9,7 @@ Like a device it may run behind: it takes block tables and known tokens when a s
 result is asked for, and takes tokens that were in flight from its own samples.
 """
 
+import math
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -45,11 +46,11 @@ def reference_tokens(
 
 @dataclass(eq=False)
 class _Row:
-    """What the device knows of a sequence: its samples by position, right unless a step got lost."""
+    """What the device knows of a sequence: its samples by position, right until a step got lost."""
 
     number: int
     sampled: dict[int, int] = field(default_factory=dict)
-    is_lost: bool = False
+    lost_from: float = math.inf
 
 
 @dataclass
@@ -78,7 +79,7 @@ class OracleStep:
     def lose(self) -> None:
         """Fail: the device wrote something into the slots, and what it sampled is of no use."""
         for work in self._work:
-            work.row.is_lost = True
+            work.row.lost_from = min(work.row.lost_from, self._number)
             self._runner.spoil(work)
 
 
@@ -111,7 +112,7 @@ class OracleRunner:
     def compute(self, number: int, works: list[_Work]) -> list[SampledTokens]:
         assert number > self._last_computed, "the device computes steps in the order of their submission"
         self._last_computed = number
-        expected = [[] if work.row.is_lost else self._expected(work) for work in works]
+        expected = [[] if number >= work.row.lost_from else self._expected(work) for work in works]
         written: set[int] = set()
         for work, values in zip(works, expected, strict=True):
             for position in range(work.item.start, work.end):

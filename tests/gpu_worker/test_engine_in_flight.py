@@ -1,0 +1,156 @@
+"""The engine with a runner that computes one step while the next is planned and submitted."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import SequenceEvent
+from gpu_worker.engine import Engine
+from tests.gpu_worker.core.paged_oracle import reference_tokens
+from tests.gpu_worker.core.sequences import make_sequence
+from tests.gpu_worker.runners import LateRunner, PacedRunner, make_scheduler
+
+
+def reference(sequence: Sequence) -> tuple[list[int], str]:
+    prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+    return reference_tokens(sequence.salt, prompt, sequence.max_tokens, sequence.stop_ids, 23)
+
+
+class Collected:
+    """Every sequence's tokens and end; each token comes once, and nothing after the end."""
+
+    def __init__(self) -> None:
+        self.output: dict[str, list[int]] = {}
+        self.finish: dict[str, str] = {}
+
+    def take(self, events: list[SequenceEvent]) -> None:
+        for event in events:
+            name, output = event.sequence.id, self.output.setdefault(event.sequence.id, [])
+            assert name not in self.finish
+            assert event.num_tokens_before == len(output)
+            output.extend(event.token_ids)
+            if event.finish is not None:
+                self.finish[name] = event.finish
+
+    def run(self, engine: Engine) -> None:
+        while engine.has_work():
+            self.take(engine.step())
+
+
+def test_next_step_is_submitted_before_the_result_of_the_last_is_asked_for() -> None:
+    runner = LateRunner()
+    engine = Engine(make_scheduler(), runner)
+    engine.add(make_sequence(5, max_tokens=4, ignore_eos=True))
+    Collected().run(engine)
+    # fmt: off
+    assert runner.log == [
+        "submit 1", "submit 2", "result 1", "submit 3", "result 2", "submit 4", "result 3", "result 4",
+    ]
+    # fmt: on
+    assert engine.num_steps_in_flight == 0
+
+
+def test_result_that_raises_fails_its_step_and_the_one_in_flight_lands_for_the_others() -> None:
+    scheduler = make_scheduler()
+    engine = Engine(scheduler, LateRunner(lost={2}))
+    hit = make_sequence(5, max_tokens=20, ignore_eos=True)
+    other = make_sequence(40, max_tokens=20, arrival=1e9, ignore_eos=True)
+    collected = Collected()
+    engine.add(hit)
+    collected.take(engine.step())
+    assert engine.num_steps_in_flight == 1
+    engine.add(other)
+    collected.take(engine.step())
+    assert collected.finish == {hit.id: "failed"}
+    assert isinstance(engine.last_error, RuntimeError)
+    scheduler.check_integrity()
+    collected.take(engine.step())
+    assert engine.last_error is None
+    collected.run(engine)
+    assert (collected.output[other.id], collected.finish[other.id]) == reference(other)
+    assert (engine.stats.num_failed_steps, engine.stats.is_fatal, engine.stats.free_blocks) == (1, False, 64)
+
+
+def test_refused_step_fails_after_those_before_it_and_nothing_is_planned_behind_it() -> None:
+    runner = LateRunner(refused={2})
+    engine = Engine(make_scheduler(max_num_seqs=1), runner)
+    hit, waiting = make_sequence(5, ignore_eos=True), make_sequence(5, ignore_eos=True)
+    collected = Collected()
+    engine.add(hit)
+    engine.add(waiting)
+    (event,) = engine.step()
+    assert (event.sequence, event.finish, engine.last_error) == (hit, None, None)
+    (failed,) = engine.step()
+    assert (failed.sequence, failed.finish, failed.error) == (hit, "failed", "RuntimeError: out of memory")
+    assert failed.num_tokens_before == 1
+    assert runner.log == ["submit 1", "submit 2", "result 1"]
+    collected.run(engine)
+    assert (collected.output[waiting.id], collected.finish[waiting.id]) == reference(waiting)
+
+
+def test_giving_up_reports_every_sequence_once_with_steps_in_flight() -> None:
+    engine = Engine(make_scheduler(max_num_seqs=2), LateRunner())
+    sequences = [make_sequence(5, ignore_eos=True) for _ in range(3)]
+    for sequence in sequences:
+        engine.add(sequence)
+    engine.step()
+    events = engine.give_up(RuntimeError("broken"))
+    assert [(event.sequence, event.finish) for event in events] == [(s, "failed") for s in sequences]
+    assert [event.num_tokens_before for event in events] == [1, 1, 0]
+
+
+def test_rates_are_measured_between_landings() -> None:
+    runner = PacedRunner(0.1)
+    engine = Engine(make_scheduler(max_num_seqs=1), runner, clock=lambda: runner.now)
+    engine.add(make_sequence(64, max_tokens=20))
+    engine.step()
+    assert engine.stats.prefill_rate == pytest.approx(320)
+    while engine.has_work():
+        engine.step()
+        runner.now += 0.03
+    assert engine.stats.prefill_rate == pytest.approx(320, rel=0.02)
+    assert engine.stats.decode_rate == pytest.approx(10, rel=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    depth=st.integers(1, 3),
+    num_blocks=st.sampled_from([12, 64]),
+    refused=st.sets(st.integers(1, 30), max_size=3),
+    lost=st.sets(st.integers(1, 30), max_size=3),
+    lengths=st.lists(st.tuples(st.integers(1, 25), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8),
+    aborted=st.dictionaries(st.integers(0, 30), st.integers(0, 7), max_size=3),
+)
+def test_every_sequence_ends_once_with_the_tokens_of_a_contiguous_model(
+    depth: int,
+    num_blocks: int,
+    refused: set[int],
+    lost: set[int],
+    lengths: list[tuple[int, int, int]],
+    aborted: dict[int, int],
+) -> None:
+    """`lengths`: prompt, output and round of arrival of each sequence; `aborted`: which one goes in which round."""
+    scheduler = make_scheduler(num_blocks=num_blocks)
+    engine = Engine(scheduler, LateRunner(depth, refused, lost))
+    sequences = [make_sequence(prompt, max_tokens=output) for prompt, output, _ in lengths]
+    coming, collected, gone = list(zip(sequences, lengths, strict=True)), Collected(), set()
+    for number in range(31):
+        for sequence in [sequence for sequence, (_, _, arrival) in coming if arrival == number]:
+            engine.add(sequence)
+        if (index := aborted.get(number)) is not None and index < len(sequences):
+            gone |= {s.id for s in [engine.abort(sequences[index].id)] if s is not None}
+        collected.take(engine.step())
+        assert engine.num_steps_in_flight < depth
+        scheduler.check_integrity()
+    collected.run(engine)
+    scheduler.check_integrity()
+    assert engine.stats.free_blocks == num_blocks
+    for sequence in sequences:
+        output, reason = reference(sequence)
+        got, finish = collected.output.get(sequence.id, []), collected.finish.get(sequence.id)
+        if sequence.id in gone or finish == "failed":
+            assert (finish is None) == (sequence.id in gone)
+            assert got == output[: len(got)]
+        else:
+            assert (got, finish) == (output, reason)
