@@ -1,7 +1,7 @@
 """Measures the engine alone, without queue, gateway or tokenizer: real scheduler, real runner, random prompts.
 
 A measurement fills a batch from empty, which gives the prefill rate, then decodes with all sequences running. Prompts
-share no beginning, so the prefix cache is on and never hits.
+share no beginning, and every measurement has its own salt, so the prefix cache is on and never hits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Measurement:
 
 
 class EngineBench:
-    """Owns a runner that serves one load after another."""
+    """Owns an engine that serves one load after another."""
 
     def __init__(
         self, model: Path, *, dtype: str, num_threads: int | None, max_load: Load, token_budget: int, block_size: int
@@ -62,8 +62,6 @@ class EngineBench:
             ConfigError: The model's sequences are shorter.
         """
         self._max_len = max_load.prompt + max_load.new + max_load.batch + 1
-        self._max_num_seqs = max_load.batch
-        self._token_budget = token_budget
         blocks_per_sequence = -(-self._max_len // block_size) + 1
         self._runner: TorchModelRunner = build_runner(
             RunnerConfig(
@@ -83,6 +81,16 @@ class EngineBench:
                 f"{self._runner.max_model_len} at most",
             )
         self._runner.warm_up(token_budget)
+        config = SchedulerConfig(
+            block_size=block_size,
+            num_blocks=self._runner.num_blocks,
+            max_num_seqs=max_load.batch,
+            max_num_batched_tokens=token_budget,
+            max_model_len=self._max_len,
+        )
+        # The same for all loads, because its plans tell the runner which sequences have left.
+        self._engine = Engine(Scheduler(config), self._runner)
+        self._num_measurements = 0
 
     @property
     def model_config(self) -> ModelConfig:
@@ -96,22 +104,18 @@ class EngineBench:
 
     def measure(self, load: Load, *, temperature: float = 0.0) -> Measurement:
         """Serve a load once, beginning with an empty engine."""
-        scheduler = Scheduler(
-            SchedulerConfig(
-                block_size=self._runner.block_size,
-                num_blocks=self._runner.num_blocks,
-                max_num_seqs=self._max_num_seqs,
-                max_num_batched_tokens=self._token_budget,
-                max_model_len=self._max_len,
-            )
-        )
-        engine = Engine(scheduler, self._runner)
-        for sequence in self._sequences(load, temperature):
+        engine = self._engine
+        sequences = self._sequences(load, temperature)
+        for sequence in sequences:
             engine.add(sequence)
         prefill_s = 0.0
-        while engine.stats.waiting_tokens > load.batch or engine.stats.running < load.batch:
+        while any(sequence.num_output_tokens == 0 for sequence in sequences):
             prefill_s += _timed(engine)
         steps = [_timed(engine) for _ in range(load.new)]
+        for sequence in sequences:
+            engine.abort(sequence.id)
+        while engine.has_work():
+            engine.step()
         return Measurement(
             load.batch * load.prompt / prefill_s, load.batch * load.new / sum(steps), statistics.median(steps)
         )
@@ -121,6 +125,8 @@ class EngineBench:
         generator = random.Random(load.batch)
         vocabulary = range(3, self.model_config.vocab_size)
         max_tokens = load.new + load.batch + 1
+        self._num_measurements += 1
+        salt = self._num_measurements.to_bytes(8, "big")
         return [
             Sequence(
                 id=f"sequence-{index}",
@@ -128,6 +134,7 @@ class EngineBench:
                 num_prompt_tokens=load.prompt,
                 sampling=Sampling(temperature=temperature, seed=index),
                 max_tokens=max_tokens,
+                salt=salt,
             )
             for index in range(load.batch)
         ]
