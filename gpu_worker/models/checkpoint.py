@@ -1,4 +1,4 @@
-"""The tensors of a model directory: safetensors files, mapped into memory and copied out one tensor at a time.
+"""The tensors of a model directory: safetensors files, read to the device one tensor at a time.
 
 Nothing but safetensors is ever read: it holds numbers only, whereas pickled formats run code.
 """
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.tensor_file import StoredTensor, TensorFile
+from gpu_worker.models.tensor_reader import TensorReader
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -24,13 +24,15 @@ INDEX_FILE = "model.safetensors.index.json"
 # A name inside the directory: no separator, so that an index cannot point elsewhere.
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
 Progress = Callable[[int, int], None]
 
 
 class Checkpoint:
     """Hands out tensors by name, checked for shape and converted; remembers which were taken.
 
-    Use as a context manager: leaving it unmaps the files.
+    Use as a context manager: leaving it closes the files.
     """
 
     def __init__(
@@ -42,21 +44,35 @@ class Checkpoint:
             directory: Holds `model.safetensors`, or an index and its shards.
             dtype: What tensors are converted to.
             device: Where they are put.
-            progress: Called after each tensor with the numbers taken and in all.
+            progress: Called after each tensor with the bytes that were taken and that there are, in the files.
 
         Raises:
             CheckpointError: A file is missing, damaged, or outside the directory.
         """
+        self._directory = directory
         self._dtype = dtype
         self._device = device
         self._progress = progress
         self._files = ExitStack()
         self._taken: set[str] = set()
+        self._num_bytes_taken = 0
         try:
             self._shards = self._open(directory)
         except BaseException:
             self._files.close()
             raise
+        self._num_bytes = sum(file.tensors[name].num_bytes for name, file in self._shards.items())
+        self._reader = TensorReader(device)
+        self._files.callback(self._reader.close)
+
+    def num_bytes_loaded(self, unused: str) -> int:
+        """Return the bytes that the tensors will have once they are loaded.
+
+        Args:
+            unused: Tensors whose whole name matches this pattern are not.
+        """
+        used = [name for name in self._shards if not re.fullmatch(unused, name)]
+        return sum(self._num_bytes_loaded(self._shards[name].tensors[name]) for name in used)
 
     def __enter__(self) -> Checkpoint:
         """Return self."""
@@ -65,7 +81,7 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Unmap the files."""
+        """Close the files."""
         self._files.close()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
@@ -82,13 +98,12 @@ class Checkpoint:
         Raises:
             CheckpointError: As for `take()`.
         """
-        parts = [self._mapped(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        for name, shape in zip(names, shapes, strict=True):
+            self._check(name, shape)
         num_rows = sum(shape[0] for shape in shapes)
         whole = torch.empty((num_rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
-        for part, rows in zip(parts, whole.split_with_sizes([shape[0] for shape in shapes]), strict=True):
-            rows.copy_(part)
-        for name in names:
-            self._mark(name)
+        for name, rows in zip(names, whole.split_with_sizes([shape[0] for shape in shapes]), strict=True):
+            self._read(name, rows)
         return whole
 
     def has(self, name: str) -> bool:
@@ -99,15 +114,18 @@ class Checkpoint:
         """Copy one tensor, of whatever shape and dtype it is stored in.
 
         Raises:
-            CheckpointError: It is missing.
+            CheckpointError: It is missing, or of a type that torch does not have.
         """
-        tensor = self._stored(name).to(self._device, copy=True)
-        self._mark(name)
+        stored = self._stored(name)
+        if not isinstance(stored.dtype, torch.dtype):
+            raise self.error(name, f"is stored as {stored.dtype}, which PyTorch does not have")
+        tensor = torch.empty(stored.shape, dtype=stored.dtype, device=self._device)
+        self._read(name, tensor)
         return tensor
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Make the error that names a tensor and the file that holds it."""
-        return CheckpointError(self._shards[name][0], f"tensor {name!r} {problem}")
+        return CheckpointError(self._shards[name].path, f"tensor {name!r} {problem}")
 
     def discard(self, pattern: str) -> None:
         """Count tensors whose whole name matches as taken: the model has no use for them."""
@@ -123,36 +141,44 @@ class Checkpoint:
         """
         unexpected = sorted(self._shards.keys() - self._taken)
         if unexpected:
-            path, _ = self._shards[unexpected[0]]
+            path = self._shards[unexpected[0]].path
             more = f" and {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
             raise CheckpointError(path, f"holds tensor {unexpected[0]!r}{more}, which config.json has no place for")
 
+    def _read(self, name: str, out: torch.Tensor) -> None:
+        file = self._shards[name]
+        self._reader.read(file, file.tensors[name], out)
+        self._mark(name)
+
     def _mark(self, name: str) -> None:
+        if name in self._taken:
+            return
         self._taken.add(name)
+        self._num_bytes_taken += self._stored(name).num_bytes
         if self._progress is not None:
-            self._progress(len(self._taken), len(self._shards))
+            self._progress(self._num_bytes_taken, self._num_bytes)
 
-    def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = self._stored(name)
-        if tuple(tensor.shape) != shape:
-            raise self.error(name, f"has shape {list(tensor.shape)}; config.json calls for {list(shape)}")
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise self.error(name, f"is stored as {tensor.dtype}; supported: float32, float16, bfloat16")
-        return tensor
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        stored = self._stored(name)
+        if stored.shape != shape:
+            raise self.error(name, f"has shape {list(stored.shape)}; config.json calls for {list(shape)}")
+        if stored.dtype not in _FLOATS:
+            raise self.error(name, f"is stored as {stored.dtype}; supported: float32, float16, bfloat16")
 
-    def _stored(self, name: str) -> torch.Tensor:
+    def _stored(self, name: str) -> StoredTensor:
         if name not in self._shards:
-            path = next(iter(self._shards.values()))[0].parent
-            raise CheckpointError(path, f"has no tensor {name!r}, which config.json calls for")
-        tensor: torch.Tensor = self._shards[name][1].get_tensor(name)
-        return tensor
+            raise CheckpointError(self._directory, f"has no tensor {name!r}, which config.json calls for")
+        return self._shards[name].tensors[name]
 
-    def _open(self, directory: Path) -> dict[str, tuple[Path, Any]]:
+    def _num_bytes_loaded(self, stored: StoredTensor) -> int:
+        return stored.num_elements * self._dtype.itemsize if stored.dtype in _FLOATS else stored.num_bytes
+
+    def _open(self, directory: Path) -> dict[str, TensorFile]:
         """Map tensor names to the open file that holds them."""
         path = directory / SINGLE_FILE
         if path.exists() or not (directory / INDEX_FILE).exists():
             file = self._open_file(path)
-            return dict.fromkeys(file.keys(), (path, file))
+            return dict.fromkeys(file.tensors, file)
         index = JsonFile.read(directory / INDEX_FILE)
         weight_map = index.nested("weight_map")
         if weight_map is None or not weight_map.names():
@@ -160,23 +186,17 @@ class Checkpoint:
         shard_names = {name: weight_map.text(name) for name in sorted(weight_map.names())}
         opened = {name: self._open_shard(index, name) for name in sorted(set(shard_names.values()))}
         for name, shard in shard_names.items():
-            path, _, held = opened[shard]
-            if name not in held:
-                raise CheckpointError(path, f"does not hold tensor {name!r}, although the index says so")
-        return {name: opened[shard][:2] for name, shard in shard_names.items()}
+            if name not in opened[shard].tensors:
+                raise CheckpointError(opened[shard].path, f"does not hold tensor {name!r}, although the index says so")
+        return {name: opened[shard] for name, shard in shard_names.items()}
 
-    def _open_shard(self, index: JsonFile, name: str) -> tuple[Path, Any, frozenset[str]]:
+    def _open_shard(self, index: JsonFile, name: str) -> TensorFile:
         if not _SHARD_NAME.fullmatch(name):
             problem = f"names file {name[:80]!r}; only *.safetensors files in the model's own directory are read"
             raise index.error("weight_map", problem)
-        path = index.path.parent / name
-        file = self._open_file(path)
-        return path, file, frozenset(file.keys())
+        return self._open_file(index.path.parent / name)
 
-    def _open_file(self, path: Path) -> Any:
-        if not path.is_file():
-            raise CheckpointError(path, "is missing; weights are read from safetensors files only")
-        try:
-            return self._files.enter_context(safe_open(path, framework="pt", device="cpu"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(path, f"is not a whole safetensors file ({error}); copy it again") from None
+    def _open_file(self, path: Path) -> TensorFile:
+        file = TensorFile(path)
+        self._files.callback(file.close)
+        return file

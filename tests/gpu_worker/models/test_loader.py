@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
@@ -49,6 +51,11 @@ def write_index(directory: Path, weight_map: object) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+def take_all(checkpoint: Checkpoint, shapes: dict[str, torch.Size]) -> None:
+    for name, shape in shapes.items():
+        checkpoint.take(name, *shape)
+
+
 def test_sharded_checkpoint_equals_single_file(pair_of: Callable[[str], Pair], tmp_path: Path) -> None:
     save_variant("llama", tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -69,11 +76,35 @@ def test_loaded_model_does_not_depend_on_its_files(directory: Path, pair_of: Cal
     assert torch.equal(logits_of(model), logits_of(pair_of("llama").model))
 
 
-def test_progress_counts_up_to_all_tensors(directory: Path) -> None:
+def test_progress_counts_up_to_all_bytes(directory: Path) -> None:
     calls: list[tuple[int, int]] = []
     load_model(directory, torch.float32, CPU, progress=lambda done, total: calls.append((done, total)))
-    total = len(load_file(directory / "model.safetensors"))
-    assert calls == [(done, total) for done in range(1, total + 1)]
+    tensors = load_file(directory / "model.safetensors")
+    assert len(calls) == len(tensors)
+    assert calls == sorted(calls)
+    assert calls[-1] == (sum(tensor.nbytes for tensor in tensors.values()),) * 2
+
+
+def test_checkpoint_of_mixed_types_is_converted(directory: Path) -> None:
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    expected = load_file(directory / "model.safetensors")
+    stored = {name: tensor.to(types[index % 3]) for index, (name, tensor) in enumerate(expected.items())}
+    save_file(stored, directory / "model.safetensors")
+    for dtype in types:
+        with Checkpoint(directory, dtype, CPU) as checkpoint:
+            assert checkpoint.num_bytes_loaded("lm_head.*") == sum(
+                tensor.numel() * dtype.itemsize for name, tensor in stored.items() if name != "lm_head.weight"
+            )
+            for name, tensor in stored.items():
+                assert torch.equal(checkpoint.take(name, *tensor.shape), tensor.to(dtype))
+
+
+def test_fused_rows_equal_a_plain_read(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
+    with Checkpoint(directory, torch.float32, CPU) as checkpoint:
+        rows = checkpoint.take_rows(names, [tuple(tensors[name].shape) for name in names])
+    assert torch.equal(rows, torch.cat([tensors[name] for name in names]))
 
 
 def test_smaller_max_model_len_bounds_the_model(directory: Path) -> None:
@@ -138,6 +169,26 @@ def test_truncated_file_is_refused(directory: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
         load(directory)
+
+
+def test_truncated_shard_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    save_variant("llama", tmp_path, max_shard_size="60KB")
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-1])
+    calls: list[tuple[int, int]] = []
+    with pytest.raises(CheckpointError, match=f"{path.name}: is not a whole safetensors file"):
+        load_model(tmp_path, torch.float32, CPU, progress=lambda done, total: calls.append((done, total)))
+    assert not calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_file_that_shrinks_while_it_is_read_is_an_error(directory: Path, dtype: torch.dtype) -> None:
+    path = directory / "model.safetensors"
+    shapes = {name: tensor.shape for name, tensor in load_file(path).items()}
+    with Checkpoint(directory, dtype, CPU) as checkpoint:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: ended while it was read"):
+            take_all(checkpoint, shapes)
 
 
 def test_pickled_weights_are_not_read(directory: Path) -> None:

@@ -1,0 +1,115 @@
+"""One safetensors file: which tensors it holds, and where. The numbers themselves are read by `TensorReader`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gpu_worker.models.errors import CheckpointError
+
+# How the format names the types of numbers that torch has.
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "BOOL": torch.bool,
+        "U8": torch.uint8,
+        "I8": torch.int8,
+        "I16": torch.int16,
+        "I32": torch.int32,
+        "I64": torch.int64,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F32": torch.float32,
+        "F64": torch.float64,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is in its file.
+
+    Attributes:
+        dtype: What its numbers are; a name that the format has and torch has not stays a name.
+        offset: Its first byte in the file.
+    """
+
+    dtype: torch.dtype | str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers that it has."""
+        return math.prod(self.shape)
+
+
+class TensorFile:
+    """An open file. Close it, and read nothing afterwards.
+
+    Attributes:
+        path: Of the file.
+        fd: To read it with; nobody moves its position.
+        tensors: By name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a file and read its header.
+
+        Raises:
+            CheckpointError: It is missing, or not a whole safetensors file.
+        """
+        if not path.is_file():
+            raise CheckpointError(path, "is missing; weights are read from safetensors files only")
+        self.path = path
+        try:
+            # The format's own library checks the header against the file: every byte belongs to exactly one tensor.
+            with safe_open(path, framework="pt", device="cpu"):
+                self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(path, f"is not a whole safetensors file ({error}); copy it again") from None
+        try:
+            self.tensors = _read_header(path, self.fd)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+
+class _Entry(msgspec.Struct):
+    """What the header says of a tensor; offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _read_header(path: Path, fd: int) -> Mapping[str, StoredTensor]:
+    """Read what the library has checked; a file that was replaced meanwhile fails here or when it is read."""
+    try:
+        length = int.from_bytes(os.pread(fd, 8, 0), "little")
+        fields = msgspec.json.decode(os.pread(fd, length, 8), type=dict[str, msgspec.Raw])
+        entries = {
+            name: msgspec.json.decode(raw, type=_Entry) for name, raw in fields.items() if name != "__metadata__"
+        }
+    except (OSError, OverflowError, msgspec.MsgspecError) as error:
+        raise CheckpointError(path, f"changed while it was opened ({error}); load again when it is complete") from None
+    return {name: _stored(entry, 8 + length) for name, entry in entries.items()}
+
+
+def _stored(entry: _Entry, start: int) -> StoredTensor:
+    begin, end = entry.data_offsets
+    return StoredTensor(DTYPES.get(entry.dtype, entry.dtype), entry.shape, start + begin, end - begin)
