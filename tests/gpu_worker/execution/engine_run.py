@@ -1,4 +1,4 @@
-"""Runs the real scheduler and the real model runner on a tiny random model."""
+"""Runs the real engine, scheduler and model runner on a tiny random model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
+from gpu_worker.engine import Engine
+from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from shared.messages import Sampling
@@ -80,7 +82,7 @@ class Outcome:
 
 
 def run(
-    runner: TorchModelRunner,
+    runner: TorchModelRunner | DeviceModelRunner,
     sequences: list[Sequence],
     *,
     num_blocks: int | None = None,
@@ -100,15 +102,15 @@ def run(
             headroom_tokens=headroom_tokens,
         )
     )
-    outcome, coming = Outcome(), list(sequences)
-    while coming or scheduler.has_work():
+    engine, outcome, coming = Engine(scheduler, runner), Outcome(), list(sequences)
+    while coming or engine.has_work():
         for sequence in coming[:arrivals_per_step]:
-            scheduler.add(sequence)
+            engine.add(sequence)
         del coming[:arrivals_per_step]
-        plan = scheduler.schedule(0.0)
-        result = runner.submit(plan).result()
-        for event in scheduler.settle(plan, result):
+        for event in engine.step():
             outcome.add(event)
+        if engine.last_error is not None:
+            raise engine.last_error
     scheduler.check_integrity()
     outcome.num_preemptions = scheduler.stats.num_preemptions
     outcome.num_prefix_hits = scheduler.stats.num_prefix_hits

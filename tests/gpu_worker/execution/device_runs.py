@@ -1,0 +1,55 @@
+"""Makes device runners on whatever device, with caches whose unwritten slots are NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.loader import load_model
+from tests.gpu_worker.execution.engine_run import BLOCK
+
+# The same code runs on both. On a bare machine with a GPU:
+# python3 -m pytest -c /dev/null --rootdir=. --confcutdir=tests/gpu_worker/execution --import-mode=importlib -m gpu \
+#     tests/gpu_worker/execution
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TOKEN_BUDGET = 64
+
+
+def load(directory: Path, device: str, dtype: torch.dtype = torch.float32) -> CausalLM:
+    return load_model(directory, dtype, torch.device(device))
+
+
+def poisoned_cache(model: CausalLM, num_blocks: int) -> KVCache:
+    config = model.config
+    shape = (num_blocks, BLOCK, config.num_kv_heads, config.head_dim)
+
+    def tensors() -> list[torch.Tensor]:
+        return [
+            torch.full(shape, float("nan"), dtype=model.dtype, device=model.device) for _ in range(config.num_layers)
+        ]
+
+    return KVCache(tensors(), tensors(), num_blocks, BLOCK)
+
+
+def make_device_runner(
+    model: CausalLM, *, is_graphed: bool, depth: int = 2, num_blocks: int = 400, max_num_seqs: int = 40
+) -> DeviceModelRunner:
+    cache = poisoned_cache(model, num_blocks)
+    runner = DeviceModelRunner(model, cache, max_num_seqs, model.config.max_model_len, TOKEN_BUDGET)
+    runner.max_steps_in_flight = depth
+    if is_graphed:
+        runner.capture_graphs()
+    return runner
+
+
+def transformers_logits(model: Any, token_ids: list[int]) -> torch.Tensor:
+    """Logits after each of the tokens, on the CPU."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([token_ids], device=model.device)).logits[0]
+    return logits.float().cpu()

@@ -1,0 +1,107 @@
+"""Logits of every family on a device, eager and replayed, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.step import StepPlan
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.device_step import DeviceStep
+from shared.messages import Sampling
+from tests.gpu_worker.execution.device_runs import load, make_device_runner, transformers_logits
+from tests.gpu_worker.execution.engine_run import MAX_LEN, VOCAB, make_sequence, random_prompt, run
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 64},
+    "Mistral": {"sliding_window": 12, "head_dim": 32},
+}
+GPU = pytest.mark.gpu
+PLACES = [
+    ("cpu", torch.float32),
+    pytest.param("cuda", torch.float32, marks=GPU),
+    pytest.param("cuda", torch.bfloat16, marks=GPU),
+]
+LEAST_COSINE = {torch.float32: 1 - 1e-5, torch.bfloat16: 0.999}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
+    """A random model of the family, and its directory."""
+    import transformers
+
+    family = request.param
+    options = {
+        "vocab_size": VOCAB,
+        "hidden_size": 128,
+        "intermediate_size": 176,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_LEN,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    config = getattr(transformers, f"{family}Config")(**(options | FAMILIES[family]))
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.1 + (parameter.dim() == 1))
+    directory = tmp_path_factory.mktemp(family)
+    model.save_pretrained(directory)
+    yield directory, model
+    model.to("cpu", torch.float32)
+
+
+class Recording:
+    """A runner that keeps the logits of every sequence that samples."""
+
+    def __init__(self, runner: DeviceModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.logits: dict[str, list[torch.Tensor]] = {}
+        self._runner = runner
+        self._latest: list[torch.Tensor] = []
+        sample = runner._sampler.sample
+
+        def keep(logits: torch.Tensor, *rest: Any) -> Any:
+            self._latest = list(logits.float().cpu())
+            return sample(logits, *rest)
+
+        monkeypatch.setattr(runner._sampler, "sample", keep)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def submit(self, plan: StepPlan) -> DeviceStep:
+        self._latest = []
+        step = self._runner.submit(plan)
+        names = [item.sequence.id for item in plan.scheduled if item.samples]
+        for name, row in zip(names, self._latest, strict=True):
+            self.logits.setdefault(name, []).append(row)
+        return step
+
+
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_logits_of_chunks_and_decodes_equal_transformers(
+    saved: tuple[Path, Any], device: str, dtype: torch.dtype, is_graphed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, oracle = saved
+    runner = make_device_runner(load(directory, device, dtype), is_graphed=is_graphed)
+    recording = Recording(runner, monkeypatch)
+    sampling = Sampling(temperature=0.8, max_tokens=20)
+    sequences = [make_sequence(str(n), random_prompt(n, seed=n), sampling) for n in (1, 5, 16, 37, 70, 90)]
+    run(recording, sequences, token_budget=40, arrivals_per_step=2)
+    oracle.to(device, dtype)
+    for sequence in sequences:
+        expected = transformers_logits(oracle, sequence.token_ids)[sequence.num_prompt_tokens - 1 : -1]
+        actual = torch.stack(recording.logits[sequence.id])[:20]
+        cosine = torch.nn.functional.cosine_similarity(actual, expected, dim=1)
+        assert cosine.min() >= LEAST_COSINE[dtype]
