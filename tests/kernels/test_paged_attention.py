@@ -107,3 +107,13 @@ def test_unsupported_head_dim_is_refused() -> None:
     assert not can_run(torch.empty(1, 1, 264), torch.empty(1, 16, 1, 264))
     assert not can_run(torch.empty(1, 65, 64), torch.empty(1, 16, 1, 64))
     assert not can_run(torch.empty(1, 1, 64, dtype=torch.float64), torch.empty(1, 16, 1, 64))
+
+
+@pytest.mark.parametrize("sliding_window", [None, 3])
+def test_padding_rows_yield_zeros(sliding_window: int | None) -> None:
+    batch = make_batch([make_sequence(n, SHAPES[0], seed=n) for n in (40, 5, 9)], [1, 1, 1], SHAPES[0])
+    batch.context_lens[1:] = 0
+    actual = run_kernel(batch, sliding_window)
+    torch.testing.assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window))
+    assert actual[0].any()
+    assert not actual[1:].any()

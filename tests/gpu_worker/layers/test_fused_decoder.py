@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -107,6 +107,23 @@ def test_step_equals_the_layered_decoder(variant: Variant, dtype: torch.dtype) -
         assert torch.equal(ours.isnan(), theirs.isnan())
         tolerance = 1e-4 if dtype is torch.float32 else 0.1
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
+    fused, _ = make_decoders(Variant(), torch.float32)
+    tokens, positions, context = two_prompts(torch.float32)
+    expected = fused(tokens, positions, context)[:9]
+    tokens, positions, context = two_prompts(torch.float32)
+    # One block more in front: that is where a write to slot -1 would go.
+    whole = torch.full((NUM_LAYERS, 7, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim), float("nan"))
+    padded = replace(context, key_caches=[keys[1:] for keys in whole])
+    padded.slot_mapping[9:] = -1
+    padded.context_lens[1] = 0
+    result = fused(tokens, positions, padded)
+    assert torch.equal(result[:9], expected)
+    assert result[9:].isfinite().all()
+    assert whole[:, 0].isnan().all()
+    assert all(values[[1, 5]].isnan().all() for values in padded.value_caches)
 
 
 def test_other_caches_are_noticed() -> None:
