@@ -1,0 +1,164 @@
+"""The plain formula of every form against arithmetic on single numbers; concatenation against stacking."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_worker.quantization.weight_forms import (
+    DenseWeight,
+    GroupQuantizedWeight,
+    ScaledWeight,
+    SplitWeight,
+    UnsplitWeight,
+    concatenate,
+)
+
+
+def groups(
+    rows: int, columns: int, bits: int, group_size: int, order: torch.Tensor | None = None, seed: int = 0
+) -> GroupQuantizedWeight:
+    generator = torch.Generator().manual_seed(seed + rows)
+    values = torch.randint(256, (rows, columns * bits // 8), generator=generator).to(torch.uint8)
+    scales, offsets = (torch.randn(rows, -(-columns // group_size), generator=generator) for _ in range(2))
+    return GroupQuantizedWeight(values, bits, group_size, scales, offsets, order)
+
+
+def scaled(rows: int, columns: int, scales: tuple[int, int], dtype: torch.dtype = torch.int8) -> ScaledWeight:
+    generator = torch.Generator().manual_seed(rows)
+    values = torch.randint(-100, 100, (rows, columns), generator=generator).to(dtype)
+    return ScaledWeight(values, torch.randn(scales, generator=generator), "dynamic")
+
+
+def group_number(form: GroupQuantizedWeight, row: int, column: int) -> float:
+    """The number that a stored column of a row stands for."""
+    if form.bits == 8:
+        q = int(form.values[row, column])
+    else:
+        q = int(form.values[row, column // 2]) // (16 if column % 2 else 1) % 16
+    group = column // form.group_size
+    return float(form.scales[row, group].double() * q + form.offsets[row, group].double())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("rows", "columns", "group_size"), [(1, 2, 2), (3, 10, 4), (5, 64, 64), (7, 34, 32), (2, 6, 8)]
+)
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_groups_equal_scale_times_value_plus_offset(
+    bits: int, rows: int, columns: int, group_size: int, is_ordered: bool
+) -> None:
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(1)) if is_ordered else None
+    form = groups(rows, columns, bits, group_size, order)
+    weight = form.dequantize()
+    assert weight.dtype is torch.float32
+    assert tuple(weight.shape) == form.shape == (rows, columns)
+    for row in range(rows):
+        for column in range(columns):
+            feature = column if order is None else int(order[column])
+            assert float(weight[row, feature]) == pytest.approx(group_number(form, row, column), rel=1e-5, abs=1e-5)
+
+
+def test_group_of_scale_zero_is_its_offset() -> None:
+    form = groups(4, 8, 4, 4)
+    form.scales.zero_()
+    form.offsets[:, 0] = 0
+    weight = form.dequantize()
+    assert (weight[:, :4] == 0).all()
+    assert torch.equal(weight[:, 4:], form.offsets[:, 1:].expand(-1, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("rows", "columns", "scales"),
+    [(3, 5, (1, 1)), (3, 5, (3, 1)), (128, 3, (1, 1)), (129, 257, (2, 3)), (300, 100, (3, 1)), (1, 130, (1, 2))],
+)
+def test_scales_of_tensors_rows_and_blocks(
+    dtype: torch.dtype, rows: int, columns: int, scales: tuple[int, int]
+) -> None:
+    form = scaled(rows, columns, scales, dtype)
+    weight = form.dequantize()
+    assert weight.dtype is torch.float32
+    for row in {0, rows // 2, rows - 1}:
+        for column in {0, columns // 2, columns - 1}:
+            i = 0 if scales[0] == 1 else row if scales[0] == rows else row // 128
+            scale = form.scales[i, 0 if scales[1] == 1 else column // 128]
+            assert weight[row, column] == form.values[row, column].float() * scale
+
+
+def test_num_bytes_counts_what_describes_the_values() -> None:
+    assert DenseWeight(torch.zeros(3, 4, dtype=torch.bfloat16)).num_bytes == 24
+    assert groups(3, 16, 4, 8, torch.arange(16)).num_bytes == 3 * 8 + 2 * 3 * 2 * 4 + 16 * 8
+    assert scaled(3, 16, (3, 1)).num_bytes == 3 * 16 + 3 * 4
+    split = concatenate([groups(3, 16, 4, 8), scaled(3, 16, (3, 1))])
+    assert split.num_bytes == 3 * 8 + 2 * 3 * 2 * 4 + 3 * 16 + 3 * 4
+
+
+ORDER = torch.tensor([3, 1, 0, 2, *range(4, 16)])
+LIKE: dict[str, list[UnsplitWeight]] = {
+    "dense": [DenseWeight(torch.randn(3, 16)), DenseWeight(torch.randn(5, 16))],
+    "four bits": [groups(3, 16, 4, 8), groups(5, 16, 4, 8), groups(1, 16, 4, 8)],
+    "eight bits": [groups(3, 16, 8, 8), groups(5, 16, 8, 8)],
+    "one order": [groups(3, 16, 4, 8, ORDER), groups(5, 16, 4, 8, ORDER.clone())],
+    "row scales": [scaled(3, 16, (3, 1)), scaled(5, 16, (5, 1))],
+    "tensor scales": [scaled(3, 16, (1, 1)), scaled(5, 16, (1, 1)), scaled(2, 16, (1, 1))],
+    "rows and tensor": [scaled(3, 16, (3, 1)), scaled(5, 16, (1, 1))],
+    "float8": [scaled(3, 16, (1, 1), torch.float8_e4m3fn), scaled(5, 16, (5, 1), torch.float8_e4m3fn)],
+    "whole blocks": [scaled(256, 200, (2, 2)), scaled(128, 200, (1, 2)), scaled(130, 200, (2, 2))],
+}
+UNLIKE: dict[str, list[UnsplitWeight]] = {
+    "kinds": [DenseWeight(torch.randn(3, 16)), groups(3, 16, 4, 8), scaled(3, 16, (3, 1))],
+    "types": [DenseWeight(torch.randn(3, 16)), DenseWeight(torch.randn(3, 16).half())],
+    "bits": [groups(3, 16, 4, 8), groups(3, 16, 8, 8)],
+    "groups": [groups(3, 16, 4, 8), groups(3, 16, 4, 16)],
+    "orders": [groups(3, 16, 4, 8, ORDER), groups(3, 16, 4, 8, ORDER.flip(0)), groups(3, 16, 4, 8)],
+    "values": [scaled(3, 16, (3, 1)), scaled(3, 16, (3, 1), torch.float8_e4m3fn)],
+    "inputs": [scaled(3, 16, (3, 1)), ScaledWeight(torch.ones(3, 16).to(torch.int8), torch.ones(3, 1))],
+    "cut blocks": [scaled(130, 200, (2, 2)), scaled(128, 200, (1, 2))],
+    "blocks and rows": [scaled(256, 200, (2, 2)), scaled(128, 200, (128, 1))],
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_like_forms_become_one(name: str) -> None:
+    whole = concatenate(LIKE[name])
+    assert type(whole) is type(LIKE[name][0])
+    assert torch.equal(whole.dequantize(), torch.cat([form.dequantize() for form in LIKE[name]]))
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_unlike_forms_stay_apart(name: str) -> None:
+    whole = concatenate(UNLIKE[name])
+    assert isinstance(whole, SplitWeight)
+    assert len(whole.parts) == len(UNLIKE[name])
+    assert whole.shape == (sum(form.shape[0] for form in UNLIKE[name]), UNLIKE[name][0].shape[1])
+    assert torch.equal(whole.dequantize(), torch.cat([form.dequantize() for form in UNLIKE[name]]))
+
+
+def test_static_scales_join_only_when_they_are_one() -> None:
+    def static(scale: float) -> ScaledWeight:
+        return ScaledWeight(torch.ones(2, 8).to(torch.int8), torch.ones(1, 1), "static", torch.tensor(scale))
+
+    assert isinstance(concatenate([static(0.5), static(0.5)]), ScaledWeight)
+    assert isinstance(concatenate([static(0.5), static(0.25)]), SplitWeight)
+
+
+def test_neighbours_join_within_a_split() -> None:
+    parts = [groups(3, 16, 4, 8), groups(2, 16, 4, 8), DenseWeight(torch.randn(4, 16))]
+    whole = concatenate([concatenate(parts), DenseWeight(torch.randn(1, 16))])
+    assert isinstance(whole, SplitWeight)
+    assert [part.shape for part in whole.parts] == [(5, 16), (5, 16)]
+
+
+def test_forms_of_other_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"input features \[16, 8\]"):
+        concatenate([groups(3, 16, 4, 8), groups(3, 8, 4, 8)])
+    with pytest.raises(ValueError, match="input features"):
+        concatenate([])
+
+
+@pytest.mark.parametrize("form", [*(forms[0] for forms in LIKE.values()), concatenate(UNLIKE["kinds"])])
+def test_form_on_another_device_keeps_its_shape(form: UnsplitWeight) -> None:
+    moved = form.to(torch.device("meta"))
+    assert moved.shape == form.shape
+    assert moved.num_bytes == form.num_bytes
