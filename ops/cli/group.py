@@ -7,7 +7,7 @@ import importlib.metadata
 
 import click
 
-_COMMANDS = ("up", "gateway", "worker", "setup", "chat", "publish", "keys", "bench")
+_COMMANDS = ("up", "gateway", "worker", "setup", "chat", "publish", "keys", "quantize", "perplexity", "bench")
 
 
 class LazyGroup(click.Group):

@@ -1,0 +1,94 @@
+"""`headrace perplexity`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from shared.config import setting
+from shared.errors import ConfigError
+
+_DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityConfig:
+    """What to measure."""
+
+    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
+    text: Path | None = setting(None, "UTF-8 text to measure on. Required.")
+    context: int | None = setting(
+        None, "Tokens of a window; 2048 if not given, or what the model can see if that is less.", minimum=2
+    )
+    stride: int | None = setting(None, "Tokens from one window to the next; half a window if not given.", minimum=1)
+    dtype: str = setting(
+        "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    device: str = setting("cpu", "Where the model runs: cpu, or a CUDA device.")
+    num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
+
+
+def run(config: PerplexityConfig) -> int:
+    """Measure how well a model predicts a text, through the engine that serves it.
+
+    Windows of the text slide by a stride; each token is scored once, with at least a window less a stride before it.
+    """
+    require("worker", "torch", "numpy", "safetensors", "tokenizers")
+    from gpu_worker.execution.model_runner import build_runner
+    from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.model_directory import read_model_directory
+    from gpu_worker.text.tokenizer import ModelTokenizer
+    from ops.perplexity import score
+    from ops.quantize.calibration import read_text
+
+    if config.model is None or config.text is None:
+        missing = "model" if config.model is None else "text"
+        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
+    directory = read_model_directory(config.model)
+    context, stride = _window(config, directory.max_model_len)
+    token_ids = ModelTokenizer(directory).encode_text(read_text(config.text, "HEADRACE_TEXT"))
+    if len(token_ids) < 2:
+        raise ConfigError("HEADRACE_TEXT", f"{config.text} has {len(token_ids)} tokens; at least 2 are needed")
+    runner = build_runner(
+        RunnerConfig(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            max_num_seqs=1,
+            max_model_len=context + 1,
+            num_threads=config.num_threads,
+        )
+    )
+    with click.progressbar(length=len(token_ids) - 1, show_eta=True) as bar:
+        result = None
+        for latest in score(runner, token_ids, context, stride):
+            bar.update(latest.num_tokens - (result.num_tokens if result else 0))
+            result = latest
+    assert result is not None
+    click.echo(
+        f"perplexity {result.perplexity:.4f} ({result.nats / result.num_tokens:.5f} nats a token, "
+        f"{result.num_tokens} tokens, context {context}, stride {stride}, {runner.dtype})"
+    )
+    return 0
+
+
+def _window(config: PerplexityConfig, max_model_len: int) -> tuple[int, int]:
+    """Return context and stride.
+
+    Raises:
+        ConfigError: They do not fit the model, or each other.
+    """
+    context = config.context or min(_DEFAULT_CONTEXT, max_model_len - 1)
+    if context >= max_model_len:
+        raise ConfigError("HEADRACE_CONTEXT", f"is {context}; the model takes {max_model_len - 1} tokens at most")
+    stride = config.stride or max(1, context // 2)
+    if stride >= context:
+        raise ConfigError("HEADRACE_STRIDE", f"is {stride}; it must be less than the context, {context}")
+    return context, stride
+
+
+command = settings_command(PerplexityConfig, "perplexity", run)

@@ -1,0 +1,68 @@
+"""`headrace quantize`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from shared.config import setting
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeConfig:
+    """What to make, from what."""
+
+    method: str | None = setting(
+        None, "How weights are rounded. Required.", choices=("int8", "fp8", "rtn-int4", "gptq", "awq")
+    )
+    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
+    out: Path | None = setting(None, "New directory for the quantized model. Required.")
+    group_size: int = setting(128, "Inputs that share a scale, for the 4-bit methods: 32, 64, 128 or 256.", minimum=32)
+    calibration: Path | None = setting(None, "UTF-8 text that gptq and awq run through the model.")
+    samples: int = setting(128, "Windows of that text.", minimum=1, maximum=4096)
+    window: int = setting(2048, "Tokens of a window; at most the model's context.", minimum=16)
+    device: str = setting("cpu", "Where layers are computed: cpu, or a CUDA device.")
+
+
+def run(config: QuantizeConfig) -> int:
+    """Make a quantized copy of a model, in the public checkpoint convention of its method.
+
+    Works layer by layer, so that the model need not fit into memory. Interrupted, it goes on where it was when it is
+    started again with the same options.
+    """
+    require("worker", "torch", "numpy", "safetensors")
+    from ops.quantize.job import QuantizeJob, quantize
+
+    if config.method is None or config.model is None or config.out is None:
+        missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
+        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
+    job = QuantizeJob(
+        config.model,
+        config.out,
+        config.method,
+        config.group_size,
+        config.calibration,
+        config.samples,
+        config.window,
+        config.device,
+    )
+    with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=_shown) as bar:
+        done = 0
+        for advance in quantize(job):
+            bar.length = advance.total
+            bar.update(advance.done - done, advance.name)
+            done = advance.done
+    click.echo(f"{config.method} checkpoint written to {config.out}")
+    return 0
+
+
+def _shown(name: str | None) -> str | None:
+    return name
+
+
+command = settings_command(QuantizeConfig, "quantize", run)

@@ -1,0 +1,102 @@
+"""Perplexity of a model on a text, as its engine computes it: quantized weights, KV cache and kernels included.
+
+The text is one run of tokens. Windows of `context` tokens begin every `stride` tokens; each token is scored once, in
+the first window that reaches it, so that all but those of the first window have at least `context - stride` tokens
+before them. The perplexity is the exponential of the mean negative log probability of the scored tokens, which are all
+but the very first. This is the sliding window that the documentation of `transformers`
+describes under "Perplexity of fixed-length models".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence as EngineSequence
+from gpu_worker.engine import Engine
+from gpu_worker.execution.model_runner import TorchModelRunner
+from shared.messages import Sampling
+
+_BATCHED_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What was measured so far.
+
+    Attributes:
+        nats: Sum of the negative log probabilities.
+        num_tokens: How many tokens were scored.
+    """
+
+    nats: float
+    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """Return the exponential of the mean."""
+        return math.exp(self.nats / self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens that the model sees, of which the last `num_scored` are scored."""
+
+    token_ids: Sequence[int]
+    num_scored: int
+
+
+def windows(token_ids: Sequence[int], context: int, stride: int) -> Iterator[Window]:
+    """Cut a text into windows of at most `context` tokens, `stride` apart, that score each token but the first once."""
+    scored_until = 1
+    for first in range(0, len(token_ids), stride):
+        last = min(first + context, len(token_ids))
+        if last > scored_until:
+            yield Window(token_ids[first:last], last - scored_until)
+            scored_until = last
+        if last == len(token_ids):
+            return
+
+
+def score(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stride: int) -> Iterator[Score]:
+    """Score a text, reporting after each window.
+
+    Raises:
+        RuntimeError: The engine failed; the cause says why.
+    """
+    engine = Engine(
+        Scheduler(
+            SchedulerConfig(
+                block_size=runner.block_size,
+                num_blocks=runner.num_blocks,
+                max_num_seqs=1,
+                max_num_batched_tokens=_BATCHED_TOKENS,
+                max_model_len=runner.max_model_len,
+                # A cached prefix would not be computed, and so not be scored.
+                enable_prefix_caching=False,
+            )
+        ),
+        runner,
+    )
+    nats, num_tokens = 0.0, 0
+    for window in windows(token_ids, context, stride):
+        logprobs = _prompt_logprobs(engine, list(window.token_ids))
+        nats -= math.fsum(logprobs[-window.num_scored :])
+        num_tokens += window.num_scored
+        yield Score(nats, num_tokens)
+
+
+def _prompt_logprobs(engine: Engine, token_ids: list[int]) -> list[float]:
+    """Return the log probability of each token after the first."""
+    sampling = Sampling(prompt_logprobs=0)
+    engine.add(EngineSequence("window", token_ids, len(token_ids), sampling, max_tokens=0))
+    found: list[float] = []
+    while engine.has_work():
+        for event in engine.step():
+            found += [entry.logprob for entry in event.prompt_logprobs]
+        if engine.last_error is not None:
+            raise RuntimeError("the engine failed") from engine.last_error
+    return found

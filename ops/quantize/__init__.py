@@ -1,0 +1,1 @@
+"""Makes quantized checkpoints in the public conventions of each method: `headrace quantize`."""

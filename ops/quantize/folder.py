@@ -1,0 +1,106 @@
+"""The folder that a quantized model is written to: resumable while under work, a model only when everything is there.
+
+Under `unfinished/` lie the job's description and a folder of its own for each finished layer. At the end the layers'
+files move up as shards, and `config.json` is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from gpu_worker.models.checkpoint import INDEX_FILE, SINGLE_FILE
+from shared.errors import ConfigError
+
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+class QuantizedFolder:
+    """Owns the files under one folder."""
+
+    def __init__(self, path: Path, num_layers: int) -> None:
+        """Use `open` instead."""
+        self._path = path
+        self._work = path / "unfinished"
+        self._num_layers = num_layers
+
+    @classmethod
+    def open(cls, path: Path, job: Mapping[str, str], num_layers: int) -> QuantizedFolder:
+        """Begin a job in a new or empty folder, or go on with the same one.
+
+        Raises:
+            ConfigError: The folder holds something else: a finished model, another job, or other files.
+        """
+        folder = cls(path, num_layers)
+        description = folder._work / "job.json"
+        if description.is_file():
+            begun = json.loads(description.read_text())
+            differing = [name for name in job if begun.get(name) != job[name]]
+            if differing:
+                problem = (
+                    f"{path} holds an unfinished job with another {', '.join(differing)}; delete it or go on with it"
+                )
+                raise ConfigError("HEADRACE_OUT", problem)
+            return folder
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
+        folder._work.mkdir(parents=True)
+        description.write_text(json.dumps(dict(job)))
+        return folder
+
+    def has_layer(self, index: int) -> bool:
+        """Return True when the layer has been written."""
+        return (self.layer(index) / SINGLE_FILE).is_file()
+
+    def layer(self, index: int) -> Path:
+        """Return the folder of a layer, which reads like a checkpoint's."""
+        return self._work / f"layer-{index:05d}"
+
+    def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a layer's tensors, which have their names within the layer."""
+        self._write(self.layer(index), {f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()})
+
+    def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write what is outside the layers."""
+        self._write(self.layer(self._num_layers), tensors)
+
+    def finish(self, model: Path, quantization_config: Mapping[str, object]) -> None:
+        """Make a model of the files; tokenizer and generation settings are copied from `model`."""
+        total, num_bytes = self._num_layers + 1, 0
+        weight_map: dict[str, str] = {}
+        for index in range(total):
+            name = f"model-{index + 1:05d}-of-{total:05d}.safetensors"
+            os.replace(self.layer(index) / SINGLE_FILE, self._path / name)
+            with safe_open(self._path / name, framework="pt") as shard:
+                weight_map |= dict.fromkeys(shard.keys(), name)
+            num_bytes += (self._path / name).stat().st_size
+        for file in _COPIED:
+            if (model / file).is_file():
+                shutil.copyfile(model / file, self._path / file)
+        index_text = json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1)
+        (self._path / INDEX_FILE).write_text(index_text)
+        config = json.loads((model / "config.json").read_text())
+        config["quantization_config"] = dict(quantization_config)
+        (self._path / "config.json").write_text(json.dumps(config, indent=2))
+        shutil.rmtree(self._work)
+
+    def _write(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        folder.mkdir(exist_ok=True)
+        written = folder / f"{SINGLE_FILE}.part"
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, written, {"format": "pt"})
+        # The library writes files that only their owner can read.
+        written.chmod(0o644)
+        os.replace(written, folder / SINGLE_FILE)

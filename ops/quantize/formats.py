@@ -1,0 +1,69 @@
+"""How each public checkpoint convention stores one quantized matrix. The reverse is in `gpu_worker.quantization`.
+
+- GPTQ (`quant_method: gptq`): eight 4-bit values of consecutive inputs in an int32, matrices transposed, zero points
+  less one, a group index per input.
+- AWQ (`quant_method: awq`, GEMM layout): eight values of outputs 0, 2, 4, 6, 1, 3, 5, 7 of a run in an int32.
+- compressed-tensors (`quant_method: compressed-tensors`): `pack-quantized` integers around zero, offset to be unsigned;
+  `int-quantized` and `float-quantized` with one scale a row and inputs quantized per token.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ops.quantize.grid import QuantizedMatrix, grouped
+from ops.quantize.rows import ScaledRows
+
+Tensors = dict[str, torch.Tensor]
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def gptq_tensors(matrix: QuantizedMatrix) -> Tensors:
+    """Return the tensors of a matrix in GPTQ's convention, by what follows the module's name."""
+    grid = matrix.grid
+    num_inputs = matrix.values.shape[1]
+    return {
+        "qweight": _packed(matrix.values.T, grid.bits, dim=0),
+        "qzeros": _packed(grid.zeros.T.to(torch.uint8) - 1, grid.bits, dim=1),
+        "scales": grid.scales.T.half().contiguous(),
+        "g_idx": torch.arange(num_inputs, dtype=torch.int32) // grid.group_size,
+    }
+
+
+def awq_tensors(matrix: QuantizedMatrix) -> Tensors:
+    """Return the tensors of a 4-bit matrix in AWQ's convention."""
+    return {
+        "qweight": _packed(_interleaved(matrix.values.T), 4, dim=1),
+        "qzeros": _packed(_interleaved(matrix.grid.zeros.T.to(torch.uint8)), 4, dim=1),
+        "scales": matrix.grid.scales.T.half().contiguous(),
+    }
+
+
+def pack_quantized_tensors(matrix: QuantizedMatrix) -> Tensors:
+    """Return the tensors of a symmetric matrix in compressed-tensors' packed convention."""
+    return {
+        "weight_packed": _packed(matrix.values, matrix.grid.bits, dim=1),
+        "weight_scale": matrix.grid.scales.half(),
+        "weight_shape": torch.tensor(matrix.values.shape, dtype=torch.int64),
+    }
+
+
+def scaled_row_tensors(rows: ScaledRows) -> Tensors:
+    """Return the tensors of a matrix of int8 or float8 rows in compressed-tensors' conventions."""
+    return {"weight": rows.values, "weight_scale": rows.scales}
+
+
+def _packed(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """Put `32 / bits` consecutive values along `dim` into an int32, the first in the lowest bits."""
+    if dim == 0:
+        return _packed(values.T, bits, dim=1).T.contiguous()
+    per_word = 32 // bits
+    words = grouped((values & (2**bits - 1)).to(torch.int64), per_word)
+    packed = (words << torch.arange(per_word, device=values.device).mul(bits)).sum(2)
+    # Words with the highest bit set are negative numbers of 32 bits.
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def _interleaved(values: torch.Tensor) -> torch.Tensor:
+    return grouped(values, len(_AWQ_ORDER))[:, :, list(_AWQ_ORDER)].flatten(1)

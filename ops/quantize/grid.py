@@ -1,0 +1,104 @@
+"""The grid of a group-quantized matrix: evenly spaced levels, one scale and zero point a group of input features.
+
+Scales are rounded to float16 before anything is rounded to the grid, because that is how checkpoints store them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# The smallest positive float16; a scale of zero could not be divided by.
+_SMALLEST_SCALE = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupGrid:
+    """Levels `scale * (value - zero)` for values `0 … 2**bits - 1`.
+
+    Attributes:
+        bits: Of a value.
+        group_size: Input features of a group.
+        scales: `[out_features, num_groups]` float32, each exactly a float16.
+        zeros: The same shape, whole numbers in float32.
+    """
+
+    bits: int
+    group_size: int
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+    def round(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the value of the nearest level of each weight, `[out_features, in_features]` uint8."""
+        groups = grouped(weight, self.group_size)
+        values = (groups / self.scales[:, :, None]).round_().add_(self.zeros[:, :, None])
+        return values.clamp_(0, 2**self.bits - 1).flatten(1).to(torch.uint8)
+
+    def level(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the weights that values stand for, `[out_features, in_features]` float32."""
+        groups = grouped(values.float(), self.group_size)
+        return ((groups - self.zeros[:, :, None]) * self.scales[:, :, None]).flatten(1)
+
+    def nearest(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the nearest level of each weight."""
+        return self.level(self.round(weight))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedMatrix:
+    """A matrix on its grid; `values` as `GroupGrid.round` returns them."""
+
+    grid: GroupGrid
+    values: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weights, `[out_features, in_features]` float32."""
+        return self.grid.level(self.values)
+
+    def split(self, rows: Sequence[int]) -> list[QuantizedMatrix]:
+        """Return the matrices of so many rows each that this one is made of."""
+        parts = zip(
+            *(tensor.split_with_sizes(rows) for tensor in (self.grid.scales, self.grid.zeros, self.values)), strict=True
+        )
+        grid = self.grid
+        return [
+            QuantizedMatrix(GroupGrid(grid.bits, grid.group_size, scales, zeros), values)
+            for scales, zeros, values in parts
+        ]
+
+
+def grouped(matrix: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return a view of a matrix as `[num_rows, num_groups, group_size]`."""
+    return matrix.reshape(matrix.shape[0], -1, group_size)
+
+
+def fit_grid(weight: torch.Tensor, bits: int, group_size: int, *, is_symmetric: bool) -> GroupGrid:
+    """Return the grid that spans each group's weights.
+
+    A symmetric grid has its zero in the middle, so the largest positive weight may lie half a level beyond its end. A
+    group of zeros gets the smallest scale.
+
+    Shapes:
+        weight: `[out_features, in_features]` float32; `in_features` is a multiple of `group_size`
+    """
+    groups = grouped(weight, group_size)
+    top = 2**bits - 1
+    if is_symmetric:
+        scales = _stored(groups.abs().amax(2) * (2 / top))
+        return GroupGrid(bits, group_size, scales, torch.full_like(scales, 2 ** (bits - 1)))
+    low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
+    scales = _stored((high - low) / top)
+    return GroupGrid(bits, group_size, scales, (-low / scales).round_().clamp_(0, top))
+
+
+def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int, *, is_symmetric: bool) -> QuantizedMatrix:
+    """Round each weight to the nearest level of its group's grid: what the better methods are compared with."""
+    grid = fit_grid(weight, bits, group_size, is_symmetric=is_symmetric)
+    return QuantizedMatrix(grid, grid.round(weight))
+
+
+def _stored(scales: torch.Tensor) -> torch.Tensor:
+    largest = torch.finfo(torch.float16).max
+    return scales.clamp(_SMALLEST_SCALE, largest).half().float()

@@ -1,0 +1,165 @@
+"""The job of quantizing a model: layer by layer in bounded memory, each layer's file kept for a later resumption.
+
+A folder under work holds a file with the job's description, and gets its `config.json` last: until then no engine takes
+it for a model. A job that is started again with the same description goes on after the last layer that was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.models.checkpoint import Checkpoint
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import take_layer
+from gpu_worker.models.projections import Projections, QuantizedLayers
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.method_reader import read_method
+from gpu_worker.quantization.weight_forms import DenseWeight
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.quantize.calibration import calibration_windows
+from ops.quantize.folder import QuantizedFolder
+from ops.quantize.layer_inputs import LayerInputs
+from ops.quantize.layer_pass import LayerPass
+from ops.quantize.layer_tensors import MATRICES, dense_tensors, other_tensors, with_matrices
+from ops.quantize.methods import Method, make_method
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeJob:
+    """What to do.
+
+    Attributes:
+        calibration: Text that the methods which look at inputs run through the model.
+        samples: Windows of it.
+        window: Tokens of a window.
+    """
+
+    model: Path
+    out: Path
+    method: str
+    group_size: int
+    calibration: Path | None
+    samples: int
+    window: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far a job is: `done` of `total` matrices, the last of which was `name`."""
+
+    done: int
+    total: int
+    name: str
+
+
+def quantize(job: QuantizeJob) -> Iterator[Advance]:
+    """Do the job, reporting after each matrix; resumed layers are reported at once.
+
+    Raises:
+        HeadraceError: The model or the job cannot be used; what was written stays for a resumption.
+    """
+    config = read_model_config(job.model)
+    method = make_method(job.method, job.group_size)
+    _check(config, job, method)
+    folder = QuantizedFolder.open(job.out, {key: str(value) for key, value in asdict(job).items()}, config.num_layers)
+    total = config.num_layers * len(MATRICES)
+    with Checkpoint(job.model, torch.float32, torch.device(job.device)) as checkpoint, torch.inference_mode():
+        layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
+        for index in range(config.num_layers):
+            done = index * len(MATRICES)
+            if folder.has_layer(index):
+                if layer_pass is not None:
+                    layer_pass.advance(_finished_layer(job, config, method, folder, index))
+                yield Advance(done + len(MATRICES), total, f"layer {index}, done before")
+                continue
+            weights = take_layer(config, checkpoint, Projections(checkpoint), index)
+            rounding = _LayerRounding(method, weights, None if layer_pass is None else layer_pass.observe(weights))
+            for count, name in enumerate(MATRICES, 1):
+                rounding.round(name)
+                yield Advance(done + count, total, f"layer {index}, {name}")
+            folder.write_layer(index, rounding.tensors(config))
+            if layer_pass is not None:
+                layer_pass.advance(rounding.weights)
+    with Checkpoint(job.model, config.dtype, torch.device("cpu")) as checkpoint:
+        folder.write_rest(dense_tensors(config, checkpoint))
+    folder.finish(job.model, method.config())
+
+
+class _LayerRounding:
+    """One layer on its way: `weights` has the rounded matrices in place of those that were rounded."""
+
+    def __init__(self, method: Method, weights: LayerWeights, inputs: LayerInputs | None) -> None:
+        self._method = method
+        self.weights, self._inputs = method.prepare(weights, inputs)
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def round(self, name: str) -> None:
+        """Round one of the layer's matrices."""
+        projection: Projection = getattr(self.weights, name)
+        moments = None if self._inputs is None else getattr(self._inputs, name)
+        matrix = self._method.round(name, projection.weight.dequantize(), moments)
+        parts = MATRICES[name].split(self.weights.shape, matrix)
+        for part, rows in parts.items():
+            self._tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in self._method.tensors(rows).items()}
+        rounded = Projection(DenseWeight(matrix.dequantize()), projection.bias)
+        self.weights = with_matrices(self.weights, {name: rounded})
+
+    def tensors(self, config: ModelConfig) -> dict[str, torch.Tensor]:
+        """Return all tensors of the layer, by their names within it."""
+        return self._tensors | other_tensors(self.weights, config.dtype)
+
+
+def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -> LayerPass:
+    assert job.calibration is not None
+    tokenizer = ModelTokenizer(read_model_directory(job.model))
+    windows = calibration_windows(tokenizer, job.calibration, job.samples, min(job.window, config.max_model_len))
+    embedding = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size).cpu()
+    return LayerPass(config, torch.nn.functional.embedding(windows, embedding), torch.device(job.device))
+
+
+def _finished_layer(
+    job: QuantizeJob, config: ModelConfig, method: Method, folder: QuantizedFolder, index: int
+) -> LayerWeights:
+    """Read a layer back from the folder, as an engine would."""
+    reader = read_method({"quantization_config": method.config()})
+    assert reader is not None
+    with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device)) as source:
+        stored = take_layer(config, source, Projections(source, QuantizedLayers(reader, source)), index)
+    return with_matrices(stored, {name: _dense(getattr(stored, name)) for name in MATRICES})
+
+
+def _dense(projection: Projection) -> Projection:
+    return Projection(DenseWeight(projection.weight.dequantize()), projection.bias)
+
+
+def _check(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
+    """Refuse what cannot work before anything is written.
+
+    Raises:
+        ConfigError: Says which setting is wrong and what is allowed.
+    """
+    if config.quantization is not None:
+        raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
+    if method.needs_inputs and job.calibration is None:
+        problem = f"is required by {job.method}: a text like those that the model will work on"
+        raise ConfigError("HEADRACE_CALIBRATION", problem)
+    if job.out.resolve() == job.model.resolve():
+        raise ConfigError("HEADRACE_OUT", "is the model's own folder; name another one")
+    if method.group_size is None:
+        return
+    heads = config.num_heads * config.head_dim
+    sizes = {"hidden_size": config.hidden_size, "heads": heads, "intermediate_size": config.intermediate_size}
+    allowed = [size for size in (32, 64, 128, 256) if all(count % size == 0 for count in sizes.values())]
+    if method.group_size not in allowed:
+        given = ", ".join(f"{name} {count}" for name, count in sizes.items())
+        choices = ", ".join(map(str, allowed)) or "none: use int8 or fp8"
+        problem = f"{method.group_size} does not divide the model's input sizes ({given}); possible: {choices}"
+        raise ConfigError("HEADRACE_GROUP_SIZE", problem)

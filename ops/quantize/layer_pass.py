@@ -1,0 +1,81 @@
+"""Runs calibration windows through one layer after another, so that a model need not fit into memory.
+
+The layer is the engine's own, with a KV cache that holds one window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layered_decoder import DecoderLayer
+from gpu_worker.layers.linear import Linear, make_linear
+from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.models.config import ModelConfig
+from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
+
+_BLOCK_SIZE = 16
+
+
+class LayerPass:
+    """Owns the residual stream of all windows, which each layer's `advance` moves on.
+
+    Attributes:
+        hidden: `[num_windows, length, hidden_size]` float32, the input of the next layer.
+    """
+
+    def __init__(self, config: ModelConfig, embedded: torch.Tensor, device: torch.device) -> None:
+        """Begin with the windows' embeddings.
+
+        Shapes:
+            embedded: `[num_windows, length, hidden_size]` float32; kept where it is
+        """
+        self._config = config
+        self._device = device
+        self.hidden = embedded
+        length = embedded.shape[1]
+        self._cos_sin = rotary_table(config.rope, config.head_dim, length, device)
+        self._positions = torch.arange(length, device=device)
+        self._context = _one_window(config, length, device)
+
+    def observe(self, weights: LayerWeights) -> LayerInputs:
+        """Return what the layer's matrices are given; the stream stays where it is."""
+        moments: dict[int, InputMoments] = {}
+
+        def record(projection: Projection) -> Linear:
+            moments[id(projection)] = InputMoments.none(projection.weight.shape[1], self._device)
+            return RecordingLinear(make_linear(projection.weight, projection.bias), moments[id(projection)])
+
+        layer = DecoderLayer(0, weights, self._config.rms_norm_eps, record)
+        for window in self.hidden:
+            self._run(layer, window)
+        parts = (weights.qkv, weights.output, weights.gate_up, weights.down)
+        return LayerInputs(*(moments[id(projection)] for projection in parts))
+
+    def advance(self, weights: LayerWeights) -> None:
+        """Move the stream through the layer."""
+        layer = DecoderLayer(0, weights, self._config.rms_norm_eps)
+        for window in self.hidden:
+            window.copy_(self._run(layer, window))
+
+    def _run(self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor) -> torch.Tensor:
+        added, stream = layer(window.to(self._device, copy=True), None, self._positions, self._cos_sin, self._context)
+        return stream + added
+
+
+def _one_window(config: ModelConfig, length: int, device: torch.device) -> AttentionContext:
+    num_blocks = -(-length // _BLOCK_SIZE)
+    cache_shape = (num_blocks, _BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    return AttentionContext(
+        key_caches=[torch.empty(cache_shape, device=device)],
+        value_caches=[torch.empty(cache_shape, device=device)],
+        slot_mapping=torch.arange(length, device=device),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
+        query_starts=torch.tensor([0, length], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([length], dtype=torch.int32, device=device),
+        max_query_len=length,
+        max_context_len=length,
+    )

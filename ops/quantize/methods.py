@@ -1,0 +1,213 @@
+"""The methods of `headrace quantize`, behind one interface: how a matrix is rounded, and how its checkpoint looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gpu_worker.layers.layer_weights import LayerWeights
+from ops.quantize.awq import clip, rounded
+from ops.quantize.awq_layer import rescale_layer
+from ops.quantize.formats import Tensors, awq_tensors, gptq_tensors, pack_quantized_tensors, scaled_row_tensors
+from ops.quantize.gptq import gptq
+from ops.quantize.grid import QuantizedMatrix, round_to_nearest
+from ops.quantize.layer_inputs import InputMoments, LayerInputs
+from ops.quantize.rows import ScaledRows, float8_rows, int8_rows
+
+BITS = 4
+
+
+class Rounded(Protocol):
+    """A matrix after rounding."""
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weights, `[out_features, in_features]` float32."""
+        ...
+
+    def split(self, rows: Sequence[int]) -> Sequence[Rounded]:
+        """Return the matrices of so many rows each that this one is made of."""
+        ...
+
+
+class Method(Protocol):
+    """One way to quantize."""
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether it looks at calibration inputs."""
+        ...
+
+    @property
+    def group_size(self) -> int | None:
+        """Input features that share a scale; None where a row does."""
+        ...
+
+    def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
+        """Change a layer, without changing what it computes, so that rounding harms less."""
+        ...
+
+    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> Rounded:
+        """Round a matrix, `[out_features, in_features]` float32, of the name that `LayerWeights` has for it."""
+        ...
+
+    def tensors(self, matrix: Rounded) -> Tensors:
+        """Return what the checkpoint stores of a matrix, by what follows its module's name and a dot."""
+        ...
+
+    def config(self) -> dict[str, object]:
+        """Return the checkpoint's `quantization_config`."""
+        ...
+
+
+class _Plain:
+    """What methods share that leave layers as they are."""
+
+    def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
+        """Change nothing."""
+        return weights, inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(_Plain):
+    """int8 or float8 weights with a scale a row, and inputs quantized per token."""
+
+    is_float8: bool
+    needs_inputs: bool = False
+    group_size: int | None = None
+
+    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> ScaledRows:
+        """Round to the row's scale."""
+        return float8_rows(weight) if self.is_float8 else int8_rows(weight)
+
+    def tensors(self, matrix: Rounded) -> Tensors:
+        """Return values and scales."""
+        assert isinstance(matrix, ScaledRows)
+        return scaled_row_tensors(matrix)
+
+    def config(self) -> dict[str, object]:
+        """Return compressed-tensors' description."""
+        kind = "float" if self.is_float8 else "int"
+        weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
+        inputs = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
+        return _compressed_config(f"{kind}-quantized", weights, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest(_Plain):
+    """4-bit groups, each weight rounded to the nearest level."""
+
+    group_size: int
+    needs_inputs: bool = False
+
+    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
+        """Round to the nearest level."""
+        return round_to_nearest(weight, BITS, self.group_size, is_symmetric=True)
+
+    def tensors(self, matrix: Rounded) -> Tensors:
+        """Return packed values and scales."""
+        assert isinstance(matrix, QuantizedMatrix)
+        return pack_quantized_tensors(matrix)
+
+    def config(self) -> dict[str, object]:
+        """Return compressed-tensors' description."""
+        weights = {
+            "num_bits": BITS,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group",
+            "group_size": self.group_size,
+            "dynamic": False,
+        }
+        return _compressed_config("pack-quantized", weights, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq(_Plain):
+    """4-bit groups, rounded so that later columns make up for earlier ones."""
+
+    group_size: int
+    needs_inputs: bool = True
+
+    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
+        """Round by the inputs' second moments."""
+        assert inputs is not None
+        return gptq(weight, inputs.gram, BITS, self.group_size, is_symmetric=True)
+
+    def tensors(self, matrix: Rounded) -> Tensors:
+        """Return what GPTQ's readers expect."""
+        assert isinstance(matrix, QuantizedMatrix)
+        return gptq_tensors(matrix)
+
+    def config(self) -> dict[str, object]:
+        """Return GPTQ's description; groups are stored in order, so to readers there is no act-order."""
+        return {
+            "quant_method": "gptq",
+            "bits": BITS,
+            "group_size": self.group_size,
+            "sym": True,
+            "desc_act": False,
+            "static_groups": True,
+            "damp_percent": 0.01,
+            "lm_head": False,
+            "checkpoint_format": "gptq",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """4-bit groups with zero points, important inputs scaled up before rounding, and groups clipped."""
+
+    group_size: int
+    needs_inputs: bool = True
+
+    def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
+        """Scale inputs up and their sources down."""
+        assert inputs is not None
+        return rescale_layer(weights, inputs, BITS, self.group_size)
+
+    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
+        """Clip and round; queries and keys are not clipped, for the softmax lives on their extremes."""
+        assert inputs is not None
+        if name != "qkv":
+            weight = clip(weight, inputs.gram, BITS, self.group_size)
+        return rounded(weight, BITS, self.group_size)
+
+    def tensors(self, matrix: Rounded) -> Tensors:
+        """Return what AWQ's readers expect."""
+        assert isinstance(matrix, QuantizedMatrix)
+        return awq_tensors(matrix)
+
+    def config(self) -> dict[str, object]:
+        """Return AWQ's description."""
+        return {
+            "quant_method": "awq",
+            "bits": BITS,
+            "group_size": self.group_size,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": ["lm_head"],
+        }
+
+
+def make_method(name: str, group_size: int) -> Method:
+    """Return a method by its name on the command line: int8, fp8, rtn-int4, gptq or awq."""
+    if name in ("int8", "fp8"):
+        return Rows(is_float8=name == "fp8")
+    grouped: dict[str, Callable[[int], Method]] = {"rtn-int4": Nearest, "gptq": Gptq, "awq": Awq}
+    return grouped[name](group_size)
+
+
+def _compressed_config(
+    format_name: str, weights: dict[str, object], inputs: dict[str, object] | None
+) -> dict[str, object]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_name,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
