@@ -1,4 +1,4 @@
-"""The launch tables of the Triton paged attention kernels, per GPU generation and head size."""
+"""How the Triton paged attention kernels are launched, per GPU generation and head size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.gpu_config import GpuGeneration
+from kernels.paged_attention.launch_table import CHUNK_ATTENTION, SPLIT_ATTENTION
 
 # The reduction holds all splits of a row in registers.
 MAX_SPLITS = 64
@@ -44,26 +45,12 @@ class ChunkConfig:
 
 # By padded head size; a smaller one uses the first entry that holds it.
 _SPLIT = {
-    GpuGeneration.HOPPER: {64: SplitConfig(128, 4, 3), 128: SplitConfig(64, 4, 3), 256: SplitConfig(32, 4, 3)},
-    GpuGeneration.AMPERE: {64: SplitConfig(128, 4, 3), 128: SplitConfig(64, 4, 3), 256: SplitConfig(32, 4, 3)},
-    GpuGeneration.ADA: {64: SplitConfig(64, 4, 3), 128: SplitConfig(32, 4, 3), 256: SplitConfig(16, 4, 3)},
+    GpuGeneration[name]: {size: SplitConfig(**entry) for size, entry in entries.items()}
+    for name, entries in SPLIT_ATTENTION.items()
 }
 _CHUNK = {
-    GpuGeneration.HOPPER: {
-        64: ChunkConfig(128, 128, 8, 3),
-        128: ChunkConfig(128, 64, 8, 3),
-        256: ChunkConfig(128, 32, 8, 3),
-    },
-    GpuGeneration.AMPERE: {
-        64: ChunkConfig(128, 64, 8, 3),
-        128: ChunkConfig(128, 32, 8, 3),
-        256: ChunkConfig(64, 32, 8, 3),
-    },
-    GpuGeneration.ADA: {
-        64: ChunkConfig(64, 64, 4, 3),
-        128: ChunkConfig(64, 32, 4, 3),
-        256: ChunkConfig(32, 32, 4, 2),
-    },
+    GpuGeneration[name]: {size: ChunkConfig(**entry) for size, entry in entries.items()}
+    for name, entries in CHUNK_ATTENTION.items()
 }
 # fp32 has no tensor cores at full precision: it serves exactness, and small tiles keep it in registers.
 _FP32_SPLIT = SplitConfig(16, 4, 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kernels.gpu_config import GpuGeneration
+from kernels.sampling.launch_table import SAMPLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +35,7 @@ class SamplingConfig:
 
 
 # The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers.
-_HOPPER = SamplingConfig(
-    tile=256,
-    tiles=16,
-    threshold_rows=4,
-    threshold_tiles=4,
-    pivots=4,
-    stages=4,
-    capacity=2048,
-    statistics_warps=4,
-    threshold_warps=8,
-    draw_warps=4,
-)
-_AMPERE = replace(_HOPPER, tiles=8, threshold_rows=2, stages=3)
-_CONFIGS = {GpuGeneration.HOPPER: _HOPPER, GpuGeneration.AMPERE: _AMPERE, GpuGeneration.ADA: _AMPERE}
+_CONFIGS = {GpuGeneration[name]: SamplingConfig(**entry) for name, entry in SAMPLING.items()}
 
 
 def sampling_config(generation: GpuGeneration) -> SamplingConfig:

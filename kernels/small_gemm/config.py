@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.small_gemm.launch_table import PREFERRED, SMALL_GEMM
 
 MAX_ROWS = 64
 MAX_SPLITS = 8
@@ -34,28 +35,14 @@ class SmallGemmConfig:
     programs_per_multiprocessor: int
 
 
-# A multiprocessor of a Hopper GPU needs some 64 KB in flight to keep the memory busy; these have twice that.
+# A multiprocessor of a Hopper GPU needs some 64 KB in flight to keep the memory busy; its entries have twice that.
 _CONFIGS = {
-    GpuGeneration.HOPPER: (
-        SmallGemmConfig(16, 64, 128, 4, 5, 2),
-        SmallGemmConfig(32, 64, 128, 4, 4, 2),
-        SmallGemmConfig(64, 64, 128, 4, 3, 2),
-    ),
-    GpuGeneration.AMPERE: (
-        SmallGemmConfig(16, 64, 64, 4, 6, 2),
-        SmallGemmConfig(32, 64, 64, 4, 5, 2),
-        SmallGemmConfig(64, 64, 64, 4, 4, 2),
-    ),
-    GpuGeneration.ADA: (
-        SmallGemmConfig(16, 64, 64, 4, 4, 2),
-        SmallGemmConfig(32, 64, 64, 4, 3, 2),
-        SmallGemmConfig(64, 64, 64, 4, 2, 2),
-    ),
+    GpuGeneration[name]: [SmallGemmConfig(num_rows, **entry) for num_rows, entry in entries.items()]
+    for name, entries in SMALL_GEMM.items()
 }
-
 # (out_features, in_features) to the largest number of rows up to which the kernel was measured ahead of cuBLAS, by
-# `python -m ops.bench.gpu --only small_gemm`. Nothing has been measured yet, so cuBLAS does it all.
-_PREFERRED: dict[GpuGeneration, dict[tuple[int, int], int]] = {}
+# `python -m ops.bench.gpu.tune`. cuBLAS does all others.
+_PREFERRED = {GpuGeneration[name]: products for name, products in PREFERRED.items()}
 
 
 def small_gemm_config(generation: GpuGeneration, num_rows: int) -> SmallGemmConfig:

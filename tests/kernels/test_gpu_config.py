@@ -1,8 +1,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernels.gpu_config import GpuGeneration, generation_of
+from kernels.paged_attention import launch_table as attention_table
+from kernels.paged_attention.triton_config import chunk_config, split_config
+from kernels.sampling import launch_table as sampling_table
+from kernels.sampling.config import sampling_config
+from kernels.small_gemm import launch_table as small_gemm_table
+from kernels.small_gemm.config import MAX_ROWS, MIN_BLOCK_N, is_preferred, small_gemm_config
+
+GENERATIONS = {generation.name for generation in GpuGeneration}
 
 
 @pytest.mark.parametrize(
@@ -22,3 +31,35 @@ def test_capability_belongs_to_generation(
 ) -> None:
     assert generation_of(*capability) is generation
     assert generation.max_shared_bytes == max_shared_kb * 1024
+
+
+def test_tables_have_an_entry_for_every_generation_and_size() -> None:
+    for table in (attention_table.SPLIT_ATTENTION, attention_table.CHUNK_ATTENTION):
+        assert table.keys() == GENERATIONS
+        assert all(entries.keys() == {64, 128, 256} for entries in table.values())
+    assert small_gemm_table.SMALL_GEMM.keys() == GENERATIONS
+    for entries in small_gemm_table.SMALL_GEMM.values():
+        assert max(entries) == MAX_ROWS
+        assert list(entries) == sorted(entries)
+        assert all(entry["block_n"] >= MIN_BLOCK_N for entry in entries.values())
+    assert sampling_table.SAMPLING.keys() == GENERATIONS
+
+
+@pytest.mark.parametrize("generation", GpuGeneration)
+def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
+    name = generation.name
+    split, chunk = attention_table.SPLIT_ATTENTION[name], attention_table.CHUNK_ATTENTION[name]
+    for padded_head_dim, size in ((16, 64), (64, 64), (128, 128), (256, 256)):
+        assert split_config(generation, padded_head_dim, torch.bfloat16).block_n == split[size]["block_n"]
+        assert chunk_config(generation, padded_head_dim, torch.float16).block_m == chunk[size]["block_m"]
+    for num_rows, max_rows in ((1, 16), (16, 16), (17, 32), (64, 64)):
+        config = small_gemm_config(generation, num_rows)
+        assert (config.block_m, config.block_k) == (
+            max_rows,
+            small_gemm_table.SMALL_GEMM[name][max_rows]["block_k"],
+        )
+    assert sampling_config(generation).tile == sampling_table.SAMPLING[name]["tile"]
+
+
+def test_product_that_was_not_measured_is_left_to_cublas() -> None:
+    assert not is_preferred(GpuGeneration.ADA, 1, 7, 7)

@@ -13,7 +13,10 @@ from ops.bench.gpu.case import Clock
 
 _GRAPH_SECONDS = 4e-3
 _MAX_CALLS = 256
-_NUM_REPLAYS = 15
+_NUM_SAMPLES = 15
+_MIN_SAMPLES = 5
+# Of samples alone: a call of a second is not made thirty times.
+_MAX_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class CudaTimer:
                 call(index % num_sets)
 
         run, is_graphed = _captured(calls) if clock is Clock.GRAPH else (calls, False)
-        return Timing.of([_elapsed(run) / num_calls for _ in range(_NUM_REPLAYS)], is_graphed)
+        # A sample runs twice, and only the second run counts.
+        num_samples = min(_NUM_SAMPLES, max(_MIN_SAMPLES, int(_MAX_SECONDS / (2 * rough * num_calls))))
+        return Timing.of([_elapsed(run) / num_calls for _ in range(num_samples)], is_graphed)
 
 
 def _captured(calls: Callable[[], None]) -> tuple[Callable[[], object], bool]:

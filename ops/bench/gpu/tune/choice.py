@@ -1,0 +1,135 @@
+"""Chooses an entry of a launch table: the fastest, over the shapes that matter, of those that are right."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ops.bench.gpu.case import Check
+from ops.bench.gpu.run import poisoned_memory
+from ops.bench.gpu.timer import Timer
+
+Entry = Mapping[str, int]
+# The present entry stays unless another one is faster by more than measurements differ.
+_LEAST_GAIN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What an entry is timed at.
+
+    Attributes:
+        label: Its shape.
+        num_sets: Of inputs; a call is given the number of one.
+        call: Of an entry, the call that solves it.
+    """
+
+    label: str
+    num_sets: int
+    call: Callable[[Entry], Callable[[int], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """One entry of a table.
+
+    Attributes:
+        table: Name of the table in its file.
+        key: Of the entry among those of a generation; None where a generation has one entry.
+        candidates: To choose from, beside the present entry.
+        checks: Of an entry, comparisons with the oracle.
+        problems: Made on the device when their turn comes.
+    """
+
+    table: str
+    key: int | None
+    candidates: tuple[Entry, ...]
+    checks: Callable[[torch.device, Entry], list[Check]]
+    problems: Callable[[torch.device], list[Problem]]
+
+    @property
+    def label(self) -> str:
+        """Say which entry."""
+        return self.table if self.key is None else f"{self.table}[{self.key}]"
+
+
+@dataclass(slots=True)
+class Trial:
+    """What became of an entry: its seconds by problem, or why it is out.
+
+    Attributes:
+        score: Geometric mean, over the problems, of its time over the best time of any entry.
+    """
+
+    entry: Entry
+    seconds: list[float] = field(default_factory=list)
+    failure: str | None = None
+    score: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The entry that goes into the table, and all that were tried, the present one first."""
+
+    entry: Entry
+    trials: list[Trial]
+
+
+def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -> Choice:
+    """Check and time every candidate.
+
+    Raises:
+        RuntimeError: None is right, the present one included.
+    """
+    trials = [Trial(present), *(Trial(entry) for entry in tuning.candidates if dict(entry) != dict(present))]
+    for trial in trials:
+        trial.failure = _first_failure(tuning, device, trial.entry)
+    right = [trial for trial in trials if trial.failure is None]
+    for problem in tuning.problems(device) if right else ():
+        for trial in right:
+            if trial.failure is None:
+                _time(problem, trial, timer)
+    right = [trial for trial in right if trial.failure is None]
+    if not right:
+        raise RuntimeError(f"{tuning.label}: no entry is right; the present one: {trials[0].failure}")
+    _score(right)
+    best = min(right, key=lambda trial: trial.score)
+    keeps = trials[0].failure is None and trials[0].score <= best.score * (1 + _LEAST_GAIN)
+    return Choice(present if keeps else best.entry, trials)
+
+
+def _first_failure(tuning: Tuning, device: torch.device, entry: Entry) -> str | None:
+    try:
+        for check in tuning.checks(device, entry):
+            with poisoned_memory():
+                error = check.error()
+            # NaN is not right either.
+            if not error <= check.tolerance:
+                return f"wrong at {check.label}: {error:.2e} of {check.tolerance:.0e}"
+    except Exception as error:  # too much shared memory, usually
+        return _reason(error)
+    return None
+
+
+def _time(problem: Problem, trial: Trial, timer: Timer) -> None:
+    try:
+        trial.seconds.append(timer.measure(problem.call(trial.entry), problem.num_sets).seconds)
+    except Exception as error:  # a shape of the problem that the checks do not have
+        trial.failure = f"{problem.label}: {_reason(error)}"
+
+
+def _score(trials: Sequence[Trial]) -> None:
+    bests = [min(times) for times in zip(*(trial.seconds for trial in trials), strict=True)]
+    for trial in trials:
+        ratios = [seconds / best for seconds, best in zip(trial.seconds, bests, strict=True)]
+        trial.score = math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _reason(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0] if message else ''} ({last.name})"

@@ -1,0 +1,285 @@
+"""Tuning with a timer that only knows what it is told, and results from the CPU."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.gpu_config import GpuGeneration
+from ops.bench.gpu.case import Check, Clock
+from ops.bench.gpu.shapes import ModelShape
+from ops.bench.gpu.timer import Timing
+from ops.bench.gpu.tune import attention, sampling, small_gemm
+from ops.bench.gpu.tune.__main__ import main, tune
+from ops.bench.gpu.tune.choice import Entry, Problem, Tuning, choose
+from ops.bench.gpu.tune.table_file import TableFile
+from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
+
+CPU = torch.device("cpu")
+TINY = ModelShape(
+    "tiny", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
+)
+PRESENT, SLOW, FAST, WRONG = ({"width": width} for width in (1, 2, 3, 4))
+SECONDS = {1: (4e-6, 4e-6), 2: (9e-6, 3e-6), 3: (3e-6, 4e-6), 4: (1e-6, 1e-6)}
+TABLE_SOURCE = '''"""Widths."""
+
+WIDTHS: dict[str, dict[int, dict[str, int]]] = {
+    "HOPPER": {
+        64: {"width": 1},
+        128: {"width": 1},
+    },
+    "ADA": {
+        64: {"width": 7},
+    },
+}
+PREFERRED: dict[str, dict[tuple[int, int], int]] = {}
+MEASURED: dict[str, str] = {}
+'''
+
+
+class ToldTimer:
+    """Takes what the call returns for its time."""
+
+    def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+        seconds = call(num_sets - 1)
+        return Timing(seconds if isinstance(seconds, float) else 1.0, 0.0, is_graphed=True)
+
+
+def make_checks(device: torch.device, entry: Entry) -> list[Check]:
+    return [Check("small", lambda: 0.5 if entry == WRONG else 0.0, 0.1)]
+
+
+def make_problems(device: torch.device) -> list[Problem]:
+    return [
+        Problem(f"problem {place}", 3, lambda entry, place=place: lambda _: SECONDS[entry["width"]][place])
+        for place in range(2)
+    ]
+
+
+def make_tuning(key: int | None = 64, candidates: tuple[Entry, ...] = (SLOW, FAST, WRONG)) -> Tuning:
+    return Tuning("WIDTHS", key, candidates, make_checks, make_problems)
+
+
+def test_fastest_right_entry_is_chosen_and_a_wrong_one_never() -> None:
+    choice = choose(make_tuning(), PRESENT, CPU, ToldTimer())
+    assert choice.entry == FAST
+    failures = {trial.entry["width"]: trial.failure for trial in choice.trials}
+    assert failures == {1: None, 2: None, 3: None, 4: "wrong at small: 5.00e-01 of 1e-01"}
+
+
+@pytest.mark.parametrize("error", [float("nan"), None], ids=["nan", "raises"])
+def test_entry_without_a_right_result_is_out(error: float | None) -> None:
+    def checks(device: torch.device, entry: Entry) -> list[Check]:
+        def measure() -> float:
+            if error is None:
+                raise RuntimeError("out of resource: shared memory")
+            return error
+
+        return [Check("small", measure if entry == FAST else lambda: 0.0, 0.1)]
+
+    choice = choose(replace(make_tuning(candidates=(SLOW, FAST)), checks=checks), PRESENT, CPU, ToldTimer())
+    assert choice.entry == PRESENT
+    assert choice.trials[2].failure is not None
+
+
+def test_entry_that_fails_at_a_timed_shape_is_out() -> None:
+    def problems(device: torch.device) -> list[Problem]:
+        def call(entry: Entry) -> Callable[[int], object]:
+            if entry == FAST:
+                raise RuntimeError("too large")
+            return lambda _: 1e-6
+
+        return [*make_problems(device), Problem("large", 1, call)]
+
+    choice = choose(replace(make_tuning(), problems=problems), PRESENT, CPU, ToldTimer())
+    assert choice.entry == PRESENT
+    assert choice.trials[2].failure == "large: RuntimeError: too large (call)"
+
+
+def test_present_entry_stays_where_another_is_hardly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECONDS, 3, (3.98e-6, 3.98e-6))
+    assert choose(make_tuning(candidates=(FAST,)), PRESENT, CPU, ToldTimer()).entry == PRESENT
+
+
+def test_no_right_entry_at_all_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"WIDTHS\[64\]: no entry is right; the present one: wrong at small"):
+        choose(make_tuning(candidates=()), WRONG, CPU, ToldTimer())
+
+
+def run_tune(tmp_path: Path, *tunings: Tuning, limit_s: float = 60.0, derive: object = None) -> tuple[int, TableFile]:
+    path = Path("kernels/widths/launch_table.py")
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(TABLE_SOURCE)
+    table = TunedTable("widths", path, tunings, derive)
+    deadline = time.monotonic() + limit_s
+    status = tune([table], CPU, GpuGeneration.HOPPER, ToldTimer(), tmp_path, "a GPU", deadline)
+    return status, TableFile.read(tmp_path / path)
+
+
+def test_chosen_entry_is_written_and_the_others_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, file = run_tune(tmp_path, make_tuning(128))
+    assert status == 0
+    assert file.tables == {
+        "WIDTHS": {"HOPPER": {64: PRESENT, 128: FAST}, "ADA": {64: {"width": 7}}},
+        "PREFERRED": {},
+        "MEASURED": {"WIDTHS[128] HOPPER": "a GPU"},
+    }
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  chosen    1.155  width=3: 3.0 4.0"
+    assert lines[2].startswith("  present   1.333  width=1")
+    assert lines[4] == "              inf  width=4: wrong at small: 5.00e-01 of 1e-01"
+
+
+def test_derived_tables_follow_from_the_chosen_entries(tmp_path: Path) -> None:
+    def derive(device: torch.device, timer: object, entries: dict[int, Entry]) -> dict[str, object]:
+        assert entries == {64: FAST, 128: PRESENT}
+        return {"PREFERRED": {(6144, 4096): 16}}
+
+    _, file = run_tune(tmp_path, make_tuning(64), derive=derive)
+    assert file.tables["PREFERRED"] == {"HOPPER": {(6144, 4096): 16}}
+
+
+def test_entries_stay_when_nothing_is_right_or_time_is_up(tmp_path: Path) -> None:
+    wrong = replace(make_tuning(64), checks=lambda device, entry: [Check("small", lambda: 1.0, 0.1)])
+    status, file = run_tune(tmp_path / "wrong", wrong)
+    assert (status, file.text()) == (1, TABLE_SOURCE)
+    status, file = run_tune(tmp_path / "late", make_tuning(64), limit_s=-1.0)
+    assert (status, file.text()) == (1, TABLE_SOURCE)
+
+
+@pytest.mark.parametrize("table", ALL_TABLES, ids=lambda table: table.name)
+def test_table_files_are_literals_that_come_back_as_they_were(table: TunedTable) -> None:
+    source = (ROOT / table.path).read_text()
+    assert TableFile(source).text() == source
+
+
+def test_rewritten_file_is_valid_and_formatted(tmp_path: Path) -> None:
+    for place, path in enumerate({table.path for table in ALL_TABLES}):
+        file = TableFile.read(ROOT / path)
+        file.tables["MEASURED"] = {f"{path} {number}": "NVIDIA H200, torch 2.11, 2026-11-22" for number in range(3)}
+        if "PREFERRED" in file.tables:
+            file.tables["PREFERRED"] = {"HOPPER": {(6144, 4096): 16, (4096, 14_336): 64}}
+        (tmp_path / f"table_{place}.py").write_text(file.text())
+        ast.parse(file.text())
+        assert TableFile(file.text()).tables == file.tables
+    ruff = shutil.which("ruff", path=sysconfig.get_path("scripts"))
+    if ruff is not None:
+        config = ["--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run([ruff, "format", "--diff", *config, str(tmp_path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_table_file_with_code_in_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 3 is not `name: type = literal`: print"):
+        TableFile('"""Doc."""\n\nprint(1)\n')
+
+
+REAL_TUNINGS: dict[str, Tuning] = {
+    "split": Tuning(
+        "SPLIT_ATTENTION",
+        64,
+        attention.SPLIT_ATTENTION[0].candidates[:2],
+        partial(attention.make_checks, attend=attention.attend_split, model=TINY, lengths={"two": [(1, 40), (1, 3)]}),
+        partial(attention.make_problems, attend=attention.attend_split, model=TINY, lengths={"two": [(1, 40)] * 2}),
+    ),
+    "chunk": Tuning(
+        "CHUNK_ATTENTION",
+        64,
+        attention.CHUNK_ATTENTION[0].candidates[:2],
+        partial(attention.make_checks, attend=attention.attend_chunk, model=TINY, lengths={"one": [(9, 20)]}),
+        partial(attention.make_problems, attend=attention.attend_chunk, model=TINY, lengths={"one": [(9, 20)]}),
+    ),
+    "small_gemm": Tuning(
+        "SMALL_GEMM",
+        16,
+        small_gemm.SMALL_GEMM[0].candidates[:2],
+        partial(small_gemm.make_checks, max_rows=16, shapes=((16, 40, 70), (3, 13, 20))),
+        partial(small_gemm.make_problems, max_rows=16, products={"qkv": (40, 70)}),
+    ),
+    "sampling": Tuning(
+        "SAMPLING",
+        None,
+        sampling.SAMPLING[0].candidates[:2],
+        partial(sampling.make_checks, num_rows=3, vocab_size=300),
+        partial(sampling.make_problems, num_rows=3, vocab_size=300),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL_TUNINGS)
+def test_checks_and_problems_of_each_op_run(name: str) -> None:
+    tuning = REAL_TUNINGS[name]
+    choice = choose(tuning, {**tuning.candidates[0]}, CPU, ToldTimer())
+    assert [trial.failure for trial in choice.trials] == [None] * len(choice.trials)
+    assert len(choice.trials[0].seconds) == len(tuning.problems(CPU))
+
+
+def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
+    monkeypatch.setattr(small_gemm, "small_gemm", lambda inputs, weight, _: inputs @ weight.T * 1.1)
+    monkeypatch.setattr(attention.Batch, "attend", lambda batch: batch.query * 0.5)
+    for tuning in REAL_TUNINGS.values():
+        with pytest.raises(RuntimeError, match="no entry is right; the present one: wrong at"):
+            choose(tuning, tuning.candidates[0], CPU, ToldTimer())
+
+
+def test_product_is_preferred_up_to_the_rows_at_which_it_stays_ahead() -> None:
+    class RowsTimer(ToldTimer):
+        """Ours, timed first, is ahead up to 4 rows, and behind at 8."""
+
+        def __init__(self) -> None:
+            self.is_ours = False
+
+        def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+            self.is_ours = not self.is_ours
+            rows = len(call(0))
+            return Timing({True: 0.9, False: 1.0}[self.is_ours and rows <= 4], 0.0, is_graphed=True)
+
+    entries = {16: small_gemm.SMALL_GEMM[0].candidates[0]}
+    preferred = small_gemm.preferred_products(CPU, RowsTimer(), entries, [(40, 70), (40, 70)], rows=(1, 4, 8, 16))
+    assert preferred == {(40, 70): 4}
+    assert small_gemm.preferred_products(CPU, ToldTimer(), entries, [(40, 70)], rows=(1,)) == {}
+
+
+def test_candidates_fit_the_configurations_that_they_are_for() -> None:
+    for table in ALL_TABLES:
+        file = TableFile.read(ROOT / table.path)
+        for tuning in table.tunings:
+            entries = file.tables[tuning.table]["HOPPER"]
+            present = entries if tuning.key is None else entries[tuning.key]
+            assert len(tuning.candidates) <= 30
+            for candidate in tuning.candidates:
+                assert candidate.keys() == present.keys(), tuning.label
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "sampling"]) == 2
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_tuning_needs_only_torch() -> None:
+    blocked = ("msgspec", "nats", "transformers", "triton", "gpu_worker")
+    code = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Block())
+from ops.bench.gpu.tune.__main__ import main
+sys.exit(main([]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
