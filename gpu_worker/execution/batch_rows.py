@@ -33,7 +33,7 @@ class BatchRows:
         self.tables: Int32s = np.zeros((max_num_seqs + 1, width), dtype=np.int32)
         self.device_tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
         self._free = list(range(max_num_seqs - 1, -1, -1))
-        self._num_placed = [0] * max_num_seqs
+        self._num_placed = np.zeros(max_num_seqs, dtype=np.int64)
 
     @property
     def num_rows(self) -> int:
@@ -55,30 +55,29 @@ class BatchRows:
         Returns:
             The row of each sequence, and the sequences that are new in the batch.
         """
-        width, num_placed = self.tables.shape[1], self._num_placed
-        rows, newcomers = [], []
+        sequences = [item.sequence for item in scheduled]
+        newcomers = [sequence for sequence in sequences if sequence.row is None]
+        for sequence in newcomers:
+            sequence.row = self._free.pop()
+            self._num_placed[sequence.row] = 0
+        rows = np.array([sequence.row for sequence in sequences], dtype=np.int64)
+        sizes = np.array([len(sequence.block_table) for sequence in sequences], dtype=np.int64)
+        grown = np.flatnonzero(self._num_placed[rows] != sizes)
+        if len(grown):
+            self._write([sequences[place].block_table for place in grown.tolist()], rows[grown], upload)
+        return rows, newcomers
+
+    def _write(self, grown: list[list[int]], rows: Int64s, upload: Upload) -> None:
+        """Add to block tables what their rows do not have yet."""
+        width = self.tables.shape[1]
         places: list[int] = []
         blocks: list[int] = []
-        for item in scheduled:
-            sequence = item.sequence
-            row = sequence.row
-            if row is None:
-                row = sequence.row = self._free.pop()
-                num_placed[row] = 0
-                newcomers.append(sequence)
-            rows.append(row)
-            table = sequence.block_table
-            known, size = num_placed[row], len(table)
-            if known != size:
-                places += range(row * width + known, row * width + size)
-                blocks += table[known:]
-                num_placed[row] = size
-        if places:
-            self._write(np.array(places, dtype=np.int64), np.array(blocks, dtype=np.int32), upload)
-        return np.array(rows, dtype=np.int64), newcomers
-
-    def _write(self, places: Int64s, blocks: Int32s, upload: Upload) -> None:
-        self.tables.reshape(-1)[places] = blocks
-        staged_places, staged_blocks = upload.add(places), upload.add(blocks)
+        for table, row, known in zip(grown, rows.tolist(), self._num_placed[rows].tolist(), strict=True):
+            places += range(row * width + known, row * width + len(table))
+            blocks += table[known:]
+            self._num_placed[row] = len(table)
+        staged_places = upload.add(np.array(places, dtype=np.int64))
+        staged_blocks = upload.add(np.array(blocks, dtype=np.int32))
+        self.tables.reshape(-1)[staged_places.array] = staged_blocks.array
         flat = self.device_tables.view(-1)
         upload.on_arrival(lambda: flat.index_copy_(0, staged_places.tensor, staged_blocks.tensor))

@@ -13,6 +13,8 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from shared.messages import Sampling
 
+# Up to this, products of few rows may be divided among programs in a way that depends on the exact number.
+_MAX_DISTINCT_ROWS = 64
 # Above this all chunks run in the same kernels: no model has tiles of more query tokens.
 _MAX_DISTINCT_QUERY_LEN = 128
 _GREEDY = Sampling(temperature=0.0)
@@ -50,6 +52,8 @@ def _shapes(limits: StepLimits) -> Iterator[tuple[list[int], Sampling]]:
     largest = _spread(limits.max_num_batched_tokens, most, limits.max_model_len)
     for sampling in reversed(_SAMPLINGS):
         yield largest, sampling
+    for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1):
+        yield [1] * count, _GREEDY
     for count in _powers_of_two(most):
         for query_len in _powers_of_two(max_query_len):
             is_distinct = query_len <= _MAX_DISTINCT_QUERY_LEN or count == 1
