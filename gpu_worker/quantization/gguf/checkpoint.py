@@ -1,0 +1,184 @@
+"""The tensors of a GGUF file under the names that models ask for, copied out one tensor at a time.
+
+Llama files hold the query and key projections with their rows reordered, for a rotation that pairs neighbours. Ours
+pairs the halves of a head, so those rows are put back in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
+from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
+from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, tensors_by_name
+from gpu_worker.quantization.gguf.tensor_types import BF16, F16, F32, TensorType
+
+# Dense tensors are converted so many bytes at a time.
+_CHUNK_BYTES = 8 << 20
+_DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+_REORDERED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.([qk])_proj\.(weight|bias)")
+
+Progress = Callable[[int, int], None]
+
+
+class GGUFCheckpoint:
+    """Hands out tensors by name, checked for shape and converted; remembers which were taken.
+
+    Use as a context manager: leaving it unmaps the file.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
+        """Open a file.
+
+        Args:
+            path: The file.
+            dtype: What tensors are converted to.
+            device: Where they are put.
+            progress: Called after each tensor with the bytes that were taken and that there are, in the file.
+
+        Raises:
+            GGUFError: The file is malformed, or holds a tensor of an unknown name.
+        """
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._taken = {ROPE_DIVISORS}
+        self._file = GGUFFile(path)
+        try:
+            self._tensors = tensors_by_name(self._file)
+            self._num_heads = self._reordered_heads()
+        except BaseException:
+            self._file.__exit__(None, None, None)
+            raise
+
+    def __enter__(self) -> GGUFCheckpoint:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Unmap the file."""
+        self._file.__exit__(kind, error, traceback)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Copy one tensor, which must have exactly this shape; a quantized one is dequantized.
+
+        Raises:
+            GGUFError: It is missing, has another shape, or a scale that is not a finite number.
+        """
+        return self.take_rows([name], [shape])
+
+    def take_rows(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Copy several tensors, concatenated along their first dimension, as one.
+
+        Raises:
+            GGUFError: As for `take()`.
+        """
+        infos = [self._checked(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        num_rows = [shape[0] for shape in shapes]
+        whole = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        for name, info, part in zip(names, infos, whole.split_with_sizes(num_rows), strict=True):
+            self._fill(part, name, info)
+            if (heads := self._heads(name)) is not None:
+                part.copy_(_in_order(part, heads))
+            self._mark(name)
+        return whole
+
+    def take_raw(self, name: str) -> torch.Tensor:
+        """Copy one tensor as it is stored: a quantized one as the bytes of its rows.
+
+        Raises:
+            GGUFError: It is missing, or cannot have the heads that the metadata names.
+        """
+        info = self._info(name)
+        raw = torch.from_numpy(self._file.rows(info, 0, info.num_bytes // info.row_bytes)).to(self._device)
+        if info.type.bits is None:
+            raw = raw.view(_DTYPES[info.type]).view(info.shape)
+        heads = self._heads(name)
+        if heads is not None and raw.shape[0] % (2 * heads):
+            raise self.error(name, f"has {raw.shape[0]} rows, which {heads} heads of an even size cannot share")
+        self._mark(name)
+        return raw if heads is None else _in_order(raw, heads)
+
+    def error(self, name: str, problem: str) -> GGUFError:
+        """Make the error that names a tensor and the file that holds it."""
+        return GGUFError(self._file.path, f"tensor {self._tensors[name].name!r}", problem)
+
+    def discard(self, pattern: str) -> None:
+        """Count tensors whose whole name matches as taken: the model has no use for them."""
+        for name in self._tensors:
+            if re.fullmatch(pattern, name):
+                self._mark(name)
+
+    def check_all_taken(self) -> None:
+        """Check that the model has used every tensor.
+
+        Raises:
+            GGUFError: Some were not, so that the weights are not of the model that the metadata describe.
+        """
+        unexpected = sorted(self._tensors.keys() - self._taken)
+        if unexpected:
+            more = f", and neither have {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
+            raise self.error(unexpected[0], f"has no place in the model that the metadata describe{more}")
+
+    def _reordered_heads(self) -> dict[str, int]:
+        """Heads of the projections whose rows the file has reordered."""
+        metadata = self._file.metadata
+        if metadata.text("general.architecture") != "llama":
+            return {}
+        num_heads = metadata.integer("llama.attention.head_count")
+        return {"q": num_heads, "k": metadata.integer("llama.attention.head_count_kv", num_heads)}
+
+    def _heads(self, name: str) -> int | None:
+        match = _REORDERED.fullmatch(name)
+        return self._num_heads.get(match[1]) if match else None
+
+    def _fill(self, target: torch.Tensor, name: str, info: TensorInfo) -> None:
+        """Convert a tensor into `target`, some rows at a time."""
+        num_rows, chunk = info.num_bytes // info.row_bytes, max(1, _CHUNK_BYTES // info.row_bytes)
+        target = target.view(num_rows, -1)
+        for first in range(0, num_rows, chunk):
+            stored = self._file.rows(info, first, min(chunk, num_rows - first))
+            try:
+                target[first : first + chunk] = _dense(torch.from_numpy(stored).to(self._device), info.type)
+            except NonFiniteScaleError:
+                raise self.error(name, "has a scale that is not a finite number; copy the file again") from None
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._tensors:
+            raise GGUFError(self._file.path, f"tensor {name!r}", "is missing (by its name in Hugging Face's format)")
+        return self._tensors[name]
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        info = self._info(name)
+        if info.shape != shape:
+            raise self.error(name, f"has shape {list(info.shape)}; the metadata call for {list(shape)}")
+        return info
+
+    def _mark(self, name: str) -> None:
+        self._taken.add(name)
+        if self._progress is not None:
+            taken = sum(info.num_bytes for name, info in self._tensors.items() if name in self._taken)
+            self._progress(taken, sum(info.num_bytes for info in self._tensors.values()))
+
+
+def _dense(raw: torch.Tensor, kind: TensorType) -> torch.Tensor:
+    if kind.bits is None:
+        return raw.view(_DTYPES[kind])
+    return unpack(raw, kind).dequantize()
+
+
+def _in_order(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Move a head's even rows before its odd ones, which is the order that the rotation of halves needs."""
+    return torch.unflatten(rows, 0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)

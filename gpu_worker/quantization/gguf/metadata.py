@@ -1,0 +1,169 @@
+"""The metadata of a GGUF file: parsing of every value type, and typed access to the fields.
+
+The file is untrusted: each field is checked for its type and range where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.quantization.gguf.byte_reader import ByteReader
+from gpu_worker.quantization.gguf.errors import GGUFError
+
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_NUMBERS: Mapping[int, str] = MappingProxyType(
+    {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
+)
+# The fewest bytes of an item: a string's length; the type of an array's items and their number.
+_MIN_BYTES: Mapping[int, int] = MappingProxyType({_STRING: 8, _ARRAY: 12})
+# Real files have some dozens. An object costs us many times the bytes that a hostile file spends on it.
+_MAX_FIELDS = 65_536
+_MAX_ARRAYS = 65_536
+_MAX_KEY_CHARACTERS = 65_535
+_MAX_DEPTH = 4
+
+NumberArray = npt.NDArray[Any]
+
+
+class Metadata:
+    """The fields by key, with typed access. Arrays of numbers and booleans are numpy's, all others lists."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        """Wrap the fields of `path`."""
+        self._path = path
+        self._fields = fields
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields as they were read."""
+        return self._fields
+
+    def error(self, name: str, problem: str) -> GGUFError:
+        """Make the error that names a field."""
+        return GGUFError(self._path, f"field {name!r}", problem)
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
+        """Read a whole number, required unless there is a default."""
+        value = self._present(name, default)
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.error(name, f"is {_shown(value)}; it must be a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Read a finite number above zero, required unless there is a default."""
+        value = self._present(name, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+            raise self.error(name, f"is {_shown(value)}; it must be a number above 0")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """Read true or false."""
+        value = self._present(name, default)
+        if type(value) is not bool:
+            raise self.error(name, f"is {_shown(value)}; it must be true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Read a string, required unless there is a default."""
+        value = self._present(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, f"is {_shown(value)}; it must be a string")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Read an array of strings."""
+        value = self._present(name, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(name, f"is {_shown(value)}; it must be an array of strings")
+        return value
+
+    def numbers(self, name: str, count: int) -> NumberArray:
+        """Read an array of exactly so many finite numbers."""
+        value = self._present(name, None)
+        if not isinstance(value, np.ndarray) or value.shape != (count,) or not np.isfinite(value).all():
+            raise self.error(name, f"is {_shown(value)}; it must be an array of {count} finite numbers")
+        return value
+
+    def _present(self, name: str, default: Any) -> Any:
+        value = self._fields.get(name, default)
+        if value is None:
+            raise self.error(name, "is missing")
+        return value
+
+
+def read_metadata(path: Path, reader: ByteReader, count: int) -> Metadata:
+    """Read `count` fields.
+
+    Raises:
+        GGUFError: One is malformed, or two have the same key.
+    """
+    if count > _MAX_FIELDS:
+        raise reader.error("the number of metadata fields", f"is {count}; at most {_MAX_FIELDS} are read")
+    values = _ValueReader(reader)
+    fields: dict[str, Any] = {}
+    for index in range(count):
+        key = reader.text(f"the key of metadata field {index}")
+        field = f"field {key[:80]!r}"
+        if not 0 < len(key) <= _MAX_KEY_CHARACTERS:
+            raise reader.error(field, f"has {len(key)} characters; keys have 1 to {_MAX_KEY_CHARACTERS}")
+        if key in fields:
+            raise reader.error(field, "occurs twice")
+        fields[key] = values.read(reader.uint32(field), field)
+    return Metadata(path, fields)
+
+
+class _ValueReader:
+    """Reads values; counts arrays, because an empty one costs us far more than the file."""
+
+    def __init__(self, reader: ByteReader) -> None:
+        self._reader = reader
+        self._num_arrays = 0
+
+    def read(self, kind: int, field: str) -> Any:
+        if kind == _STRING:
+            return self._reader.text(field)
+        if kind == _ARRAY:
+            return self._array(field, depth=1)
+        return self._numbers(kind, 1, field)[0].item()
+
+    def _array(self, field: str, depth: int) -> Any:
+        reader = self._reader
+        self._num_arrays += 1
+        if depth > _MAX_DEPTH or self._num_arrays > _MAX_ARRAYS:
+            problem = f"has arrays more than {_MAX_DEPTH} deep, or more than {_MAX_ARRAYS} of them"
+            raise reader.error(field, problem)
+        kind, count = reader.uint32(field), reader.uint64(field)
+        if kind not in (_STRING, _ARRAY):
+            return self._numbers(kind, count, field)
+        reader.check_count(count, _MIN_BYTES[kind], field)
+        if kind == _STRING:
+            return [reader.text(field) for _ in range(count)]
+        return [self._array(field, depth + 1) for _ in range(count)]
+
+    def _numbers(self, kind: int, count: int, field: str) -> NumberArray:
+        reader = self._reader
+        if kind == _BOOL:
+            values = np.frombuffer(reader.take(count, field), np.uint8)
+            if values.size and values.max() > 1:
+                raise reader.error(field, f"holds a boolean of value {values.max()}; it must be 0 or 1")
+            return values.astype(np.bool_)
+        if kind not in _NUMBERS:
+            raise reader.error(field, f"has value type {kind}, which GGUF does not define")
+        dtype = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(reader.take(count * dtype.itemsize, field), dtype)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | np.ndarray):
+        return f"an array of {len(value)}"
+    return repr(value)[:80]

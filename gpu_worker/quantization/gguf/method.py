@@ -1,0 +1,61 @@
+"""GGUF as a quantization method: each tensor has a type of its own, which the file names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
+from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
+from gpu_worker.quantization.gguf.tensor_types import TensorType
+from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+
+NAME = "gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFMethod:
+    """Linear layers of a GGUF file.
+
+    Attributes:
+        types: Of the file's tensors, by the names that checkpoints give them.
+    """
+
+    types: Mapping[str, TensorType]
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return NAME
+
+    def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
+        """Take the weights of one linear layer: groups of 32 or 16 columns, or dense ones.
+
+        Raises:
+            Exception: What `source.error` makes: it is missing, has another shape or a scale that is not finite.
+        """
+        stored = f"{name}.weight"
+        kind = self.types.get(stored)
+        if kind is None or kind.bits is None:
+            return DenseWeight(source.take(stored, out_features, in_features))
+        raw = source.take_raw(stored)
+        columns = raw.shape[1] // kind.block_bytes * kind.block_size
+        if (raw.shape[0], columns) != (out_features, in_features):
+            problem = f"has shape {[raw.shape[0], columns]}; the metadata call for {[out_features, in_features]}"
+            raise source.error(stored, problem)
+        try:
+            return unpack(raw, kind)
+        except NonFiniteScaleError:
+            raise source.error(stored, "has a scale that is not a finite number; copy the file again") from None
+
+
+def read_gguf_method(file: GGUFFile) -> GGUFMethod | None:
+    """Return how a file's linear layers are quantized, or None where all are dense.
+
+    Raises:
+        GGUFError: A tensor has a name that no model that we serve has.
+    """
+    types = {name: info.type for name, info in tensors_by_name(file).items()}
+    return GGUFMethod(types) if any(kind.bits is not None for kind in types.values()) else None

@@ -1,0 +1,57 @@
+"""What is needed of a model before it is loaded: its family, the size of its vocabulary, its context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.special_tokens import TOKENS
+
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+)
+"""What GGUF calls the families that can be served. Mistral's files are of architecture llama."""
+
+_MAX_LEN = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts of a model.
+
+    Attributes:
+        architecture: As GGUF calls it; the prefix of the metadata's keys.
+        vocab_size: Rows of the embedding.
+        context_length: Tokens, before any scaling that the rotary embedding has.
+    """
+
+    architecture: str
+    vocab_size: int
+    context_length: int
+
+
+def model_facts(file: GGUFFile) -> ModelFacts:
+    """Read the facts of a file.
+
+    Raises:
+        GGUFError: The model is not of a supported family, is not whole, or is malformed.
+    """
+    metadata = file.metadata
+    architecture = metadata.text("general.architecture")
+    if architecture not in ARCHITECTURES:
+        problem = f"is {architecture[:80]!r}; supported: {', '.join(ARCHITECTURES)}"
+        raise metadata.error("general.architecture", problem)
+    if metadata.integer("split.count", 1, minimum=0) > 1:
+        problem = "says that the model is split over several files; merge them with llama.cpp's llama-gguf-split"
+        raise metadata.error("split.count", problem)
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise GGUFError(file.path, "tensor 'token_embd.weight'", "is missing; the file holds no whole model")
+    vocab_size, num_tokens = embedding.shape[0], len(metadata.texts(TOKENS))
+    if num_tokens > vocab_size:
+        raise metadata.error(TOKENS, f"has {num_tokens} tokens, but token_embd.weight {vocab_size} rows")
+    context_length = metadata.integer(f"{architecture}.context_length", maximum=_MAX_LEN)
+    return ModelFacts(architecture, vocab_size, context_length)

@@ -1,0 +1,41 @@
+"""The special tokens that a GGUF file names."""
+
+from __future__ import annotations
+
+from gpu_worker.quantization.gguf.metadata import Metadata
+
+TOKENS = "tokenizer.ggml.tokens"
+TOKEN_TYPES = "tokenizer.ggml.token_type"
+CONTROL = 3
+"""The type of special tokens."""
+
+_END_IDS = ("eos", "eot", "eom")
+# Models end a turn with one token and a text with another, whereas most files name only one of the two as their end.
+_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"})
+
+
+def token_id(metadata: Metadata, name: str) -> int | None:
+    """Return the id of the token with a role such as `bos`; None where the file names none.
+
+    Raises:
+        GGUFError: It is not the id of a token.
+    """
+    field = f"tokenizer.ggml.{name}_token_id"
+    if field not in metadata:
+        return None
+    return metadata.integer(field, minimum=0, maximum=len(metadata.texts(TOKENS)) - 1)
+
+
+def end_token_ids(metadata: Metadata) -> frozenset[int]:
+    """Return the tokens that end a sequence: those that the file names, and special ones known by their spelling.
+
+    Raises:
+        GGUFError: The file has no vocabulary, or names an id that is not in it.
+    """
+    tokens = metadata.texts(TOKENS)
+    named = {token_id(metadata, name) for name in _END_IDS} - {None}
+    spelled: set[int] = set()
+    if TOKEN_TYPES in metadata:
+        types = metadata.numbers(TOKEN_TYPES, len(tokens))
+        spelled = {index for index, token in enumerate(tokens) if token in _ENDS and types[index] == CONTROL}
+    return frozenset(index for index in named | spelled if index is not None)

@@ -1,0 +1,79 @@
+"""The tensor types of GGUF that can be served, and the names of those that cannot.
+
+Source: ggml's `ggml_type` and block structures, as documented with the GGUF format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """How the numbers of a tensor are stored: in blocks along a row.
+
+    Attributes:
+        number: In the file.
+        block_size: Numbers in a block.
+        block_bytes: Bytes of a block.
+        bits: Of a value in the engine's form; None where the numbers are plain floating point.
+        group_size: Numbers that share a scale in the engine's form.
+    """
+
+    name: str
+    number: int
+    block_size: int
+    block_bytes: int
+    bits: int | None = None
+    group_size: int = 1
+
+
+F32 = TensorType("F32", 0, 1, 4)
+F16 = TensorType("F16", 1, 1, 2)
+BF16 = TensorType("BF16", 30, 1, 2)
+Q4_0 = TensorType("Q4_0", 2, 32, 18, bits=4, group_size=32)
+Q4_1 = TensorType("Q4_1", 3, 32, 20, bits=4, group_size=32)
+Q5_0 = TensorType("Q5_0", 6, 32, 22, bits=8, group_size=32)
+Q8_0 = TensorType("Q8_0", 8, 32, 34, bits=8, group_size=32)
+Q4_K = TensorType("Q4_K", 12, 256, 144, bits=4, group_size=32)
+Q5_K = TensorType("Q5_K", 13, 256, 176, bits=8, group_size=32)
+Q6_K = TensorType("Q6_K", 14, 256, 210, bits=8, group_size=16)
+
+TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
+    {kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K)}
+)
+_OTHER_NAMES: Mapping[int, str] = MappingProxyType(
+    {
+        7: "Q5_1",
+        9: "Q8_1",
+        10: "Q2_K",
+        11: "Q3_K",
+        15: "Q8_K",
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        20: "IQ4_NL",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        23: "IQ4_XS",
+        24: "I8",
+        25: "I16",
+        26: "I32",
+        27: "I64",
+        28: "F64",
+        29: "IQ1_M",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        39: "MXFP4",
+    }
+)
+
+
+def type_name(number: int) -> str:
+    """Return what a type is called, supported or not."""
+    if number in TENSOR_TYPES:
+        return TENSOR_TYPES[number].name
+    return _OTHER_NAMES.get(number, f"number {number}")
