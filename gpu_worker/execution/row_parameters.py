@@ -45,7 +45,7 @@ class RowParameters:
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Allocate `row_parameters_bytes(num_rows, vocab_size)` on the device, and little more."""
+        """Allocate them; the counts take four bytes for each row and token."""
         self.needs = np.zeros(num_rows, dtype=np.uint8)
         self.num_top = np.zeros(num_rows, dtype=np.int64)
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -114,11 +114,6 @@ class RowParameters:
 
     def _top_k_of(self, sampling: Sampling) -> int:
         return min(sampling.top_k, self._vocab_size)
-
-
-def row_parameters_bytes(num_rows: int, vocab_size: int) -> int:
-    """Return the device memory that the tables of `num_rows` rows take."""
-    return num_rows * 4 * (vocab_size + -(-vocab_size // 32))
 
 
 def _is_greedy(sampling: Sampling) -> bool:

@@ -11,18 +11,19 @@ import torch
 class AttentionContext:
     """Describes the batch of one step. Made by the model runner, passed explicitly to every layer.
 
-    Tokens of all sequences are laid end to end, no padding. Sequence `s` owns rows
-    `query_starts[s] : query_starts[s + 1]`; they are its last tokens, ending at `context_lens[s]`.
+    Tokens of all sequences are laid end to end. Sequence `s` owns rows `query_starts[s] : query_starts[s + 1]`; they
+    are its last tokens, ending at `context_lens[s]`. Sequences of padding have one token, which goes to slot -1, and a
+    context of no tokens: their rows of the result mean nothing.
 
     Attributes:
         key_caches: Per layer, `[num_blocks, block_size, num_kv_heads, head_dim]`.
         value_caches: Likewise.
-        slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where each token's KV is written.
-        block_tables: `[num_seqs, max_blocks]` int32, padded with 0.
+        slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where each token's KV is written; -1 is nowhere.
+        block_tables: `[num_seqs, max_blocks]` int32; behind a sequence's blocks, any block.
         query_starts: `[num_seqs + 1]` int32.
         context_lens: `[num_seqs]` int32, tokens whose KV is in the cache after this step's write.
         max_query_len: Largest number of query tokens of a sequence; 1 means a pure decode batch.
-        max_context_len: Largest of `context_lens`.
+        max_context_len: Largest of `context_lens`, or a bound of it.
     """
 
     key_caches: list[torch.Tensor]
