@@ -40,7 +40,7 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "decodes": (attention, partial(attention.attention_case, CPU, TINY, [(1, 40)] * 3)),
     "chunk": (attention, partial(attention.attention_case, CPU, TINY, [(40, 40)])),
     "mixed": (attention, partial(attention.attention_case, CPU, TINY, [(10, 40), (1, 40)])),
-    "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70)),
+    "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
 }
 
 

@@ -13,9 +13,6 @@ from kernels.small_gemm import SmallGemmWorkspace, small_gemm
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
 
-# Numbers of splits that are timed beside the table's choice.
-_OTHER_SPLITS = (1, 2, 4, 8)
-
 
 def _kernel(
     workspace: SmallGemmWorkspace, device: torch.device, num_splits: int | None = None
@@ -42,8 +39,10 @@ def product_error(device: torch.device, num_rows: int, out_features: int, in_fea
     return max(errors)
 
 
-def product_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
-    """Read the weight once."""
+def product_case(
+    device: torch.device, num_rows: int, out_features: int, in_features: int, other_splits: tuple[int, ...] = ()
+) -> Case:
+    """Read the weight once; `other_splits` are timed beside the number that the tables choose."""
     num_bytes = 2 * (out_features * in_features + num_rows * (in_features + out_features))
     num_sets = sets_for(2 * out_features * in_features)
     weights = torch.randn(num_sets, out_features, in_features, device=device, dtype=torch.bfloat16)
@@ -54,7 +53,7 @@ def product_case(device: torch.device, num_rows: int, out_features: int, in_feat
         OURS: lambda index: ours(inputs, weights[index]),
         "cuBLAS": lambda index: F.linear(inputs, weights[index]),
     }
-    for splits in _OTHER_SPLITS:
+    for splits in other_splits:
         multiply = _kernel(workspace, device, splits)
         candidates[f"{OURS}/{splits}"] = partial(lambda multiply, index: multiply(inputs, weights[index]), multiply)
     return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates)
@@ -63,10 +62,16 @@ def product_case(device: torch.device, num_rows: int, out_features: int, in_feat
 def _specs() -> list[CaseSpec]:
     specs = []
     for model in MODELS:
-        rows_of_model = (1, 4, 16, 32, 64) if model is LLAMA3_8B else (1, 16)
+        rows_of_model, splits = ((1, 4, 16, 32, 64), (1, 2, 4, 8)) if model is LLAMA3_8B else ((1, 16), ())
         for name, (out_features, in_features) in model.projections.items():
             for rows in rows_of_model:
-                build = partial(product_case, num_rows=rows, out_features=out_features, in_features=in_features)
+                build = partial(
+                    product_case,
+                    num_rows=rows,
+                    out_features=out_features,
+                    in_features=in_features,
+                    other_splits=splits,
+                )
                 specs.append(CaseSpec(f"{model.name} {name} {rows}x{out_features}x{in_features}", build))
     return specs
 
