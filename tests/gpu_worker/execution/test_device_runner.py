@@ -12,6 +12,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine import Engine
 from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.step_tensors import StepTensors
 from gpu_worker.models.decoder import CausalLM
 from shared.messages import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
@@ -210,6 +211,42 @@ def test_sequences_that_end_in_flight_change_nobody_else(
     for name, tokens in outcome.tokens.items():
         assert tokens == greedy_tokens[name][: len(tokens)]
     assert sum(len(tokens) == NUM_GREEDY for tokens in outcome.tokens.values()) >= 5
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_step_that_cannot_be_launched_fails_its_sequences_only(
+    model: CausalLM,
+    prompts: list[list[int]],
+    greedy_tokens: dict[str, list[int]],
+    depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = make_device_runner(model, is_graphed=False, depth=depth, max_num_seqs=4)
+    config = SchedulerConfig(
+        block_size=BLOCK, num_blocks=150, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=MAX_LEN
+    )
+    engine, outcome, failed = Engine(Scheduler(config), runner), Outcome(), set()
+    for sequence in greedy(prompts):
+        engine.add(sequence)
+    forward, num_launches = runner._forward, 0
+
+    def break_down(step: StepTensors) -> torch.Tensor:
+        nonlocal num_launches
+        num_launches += 1
+        if num_launches == 12:
+            raise RuntimeError("no memory")
+        return forward(step)
+
+    monkeypatch.setattr(runner, "_forward", break_down)
+    while engine.has_work():
+        for event in engine.step():
+            outcome.add(event)
+            if event.finish == "failed":
+                failed.add(event.sequence.id)
+    assert 1 <= len(failed) <= 4
+    for name, tokens in greedy_tokens.items():
+        assert name in failed or outcome.tokens[name] == tokens
+        assert outcome.tokens.get(name, []) == tokens[: len(outcome.tokens.get(name, []))]
 
 
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
