@@ -35,7 +35,7 @@ class SmallGemmConfig:
     programs_per_multiprocessor: int
 
 
-# A multiprocessor of a Hopper GPU needs some 64 KB in flight to keep the memory busy: up to 16 rows there is twice that.
+# A multiprocessor of a Hopper GPU needs some 64 KB in flight to keep the memory busy: up to 16 rows it has twice that.
 _CONFIGS = {
     GpuGeneration[name]: [SmallGemmConfig(num_rows, **entry) for num_rows, entry in entries.items()]
     for name, entries in SMALL_GEMM.items()

@@ -17,6 +17,7 @@ from ops.bench.gpu import ceilings
 from ops.bench.gpu.__main__ import run_bench
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.cases import steps
+from ops.bench.gpu.run import check_op
 from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
 from ops.bench.gpu.step import correctness, decode, prefill, serving
 from ops.bench.gpu.step.decode import DecodeLoad, decode_case
@@ -25,6 +26,7 @@ from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.serving import Load, prefix_cache_case, throughput_case
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.suites import all_suites
+from ops.bench.gpu.table import check_lines
 from ops.bench.gpu.timer import Timing
 
 CPU = torch.device("cpu")
@@ -68,8 +70,9 @@ def run(suite: OpSuite, directory: Path) -> list[dict]:
 
 @pytest.mark.parametrize("shape", [QWEN, LLAMA], ids=lambda shape: shape.name)
 def test_right_model_passes_the_checks(shape: ModelShape) -> None:
-    for check in steps.step_checks(CPU, shape, (21, 9), 5):
-        assert 0 <= check.error() <= check.tolerance, check.label
+    suite = OpSuite("step", partial(steps.step_checks, shape=shape, lengths=(21, 9), num_new=5), ())
+    results = check_op(suite, CPU)
+    assert [result.is_right for result in results] == [True, True], "\n".join(check_lines(results))
 
 
 def test_wrong_model_fails_the_check_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,9 @@ On a bare machine with a GPU, which needs torch and triton only, from the root o
 
   PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu.tune --limit-s 540
 
-With OUT set, the changed tables are written below that folder and not in place; copy them over the tree, read the
-difference, and run the bench before and after."""
+An entry that no time is left for stays as it is; --only takes one table at a time. With OUT set, the changed tables
+are written below that folder and not in place: copy them over the tree, read the difference, and run the bench before
+and after."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
