@@ -16,25 +16,41 @@ from shared.telemetry import LEVELS
 class WorkerConfig:
     """Everything an operator can choose about a worker. Sizes are bytes, times seconds."""
 
-    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
-    served_model_name: str | None = setting(None, "Name that clients ask for; the directory's name if not given.")
+    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format, or a GGUF file. Required.")
+    served_model_name: str | None = setting(None, "Name that clients ask for; the directory's or file's if not given.")
     device: str = setting("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
-        "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "Number format of weights, activations and KV cache; auto is the checkpoint's own where the device is fast "
+        "in it.",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     num_threads: int | None = setting(None, "Threads of the engine on a CPU; all cores if not given.", minimum=1)
 
     block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
     num_blocks: int | None = setting(None, "KV blocks; as many as fit the memory if not given.", minimum=1)
-    kv_cache_bytes: int | None = setting(None, "Size of the KV cache, when num_blocks is not given.", minimum=1)
+    kv_cache_bytes: int | None = setting(
+        None,
+        "Size of the KV cache in bytes, when num_blocks is not given; then the utilization does not bound it.",
+        minimum=1,
+    )
     gpu_memory_utilization: float = setting(
-        0.9, "Share of the GPU's memory to use, weights included.", minimum=0.05, maximum=1.0
+        0.9,
+        "Share of the GPU's whole memory that this process may use in all; what weights, activations and graphs leave "
+        "of it is the KV cache.",
+        minimum=0.05,
+        maximum=1.0,
     )
     enable_prefix_caching: bool = setting(True, "Keep blocks findable so that equal prompt beginnings share them.")
-    max_model_len: int | None = setting(None, "Tokens per sequence; the model's own limit if not given.", minimum=2)
+    max_model_len: int | None = setting(
+        None, "Tokens of a sequence, prompt and output; the model's own limit if not given.", minimum=2
+    )
     max_num_seqs: int = setting(256, "Sequences that may run at once.", minimum=1, maximum=8192)
     max_num_batched_tokens: int | None = setting(
-        None, "Token budget of a step; 512 on a CPU, 8192 on a GPU if not given.", minimum=1
+        None,
+        "Tokens of a step, no fewer than max_num_seqs; 512 on a CPU, 8192 on a GPU if not given.",
+        minimum=1,
+        maximum=1 << 20,
     )
     simulate: float | None = setting(
         None,

@@ -5,6 +5,7 @@ Torch is imported only for a real model, so that a simulated worker starts at on
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.engine import Engine, ModelRunner
 from gpu_worker.execution.simulated_runner import SimulatedRunner
+from gpu_worker.execution.start_up import StartUp
 from gpu_worker.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
@@ -32,8 +34,10 @@ class EngineSetup:
     scheduler: SchedulerConfig
 
 
-def build_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> EngineSetup:
-    """Build the engine; loading a real model takes a while.
+def build_engine(
+    config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer, start_up: StartUp | None = None
+) -> EngineSetup:
+    """Build the engine; loading a real model takes a while, which `start_up` can follow.
 
     Raises:
         HeadraceError: The settings do not fit the model or the machine.
@@ -45,7 +49,7 @@ def build_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
             config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
         )
     else:
-        runner, scheduler = _load_model(config, directory)
+        runner, scheduler = _load_model(config, directory, start_up or StartUp())
     _log.info(
         "engine ready",
         extra={
@@ -60,15 +64,27 @@ def build_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     return EngineSetup(Engine(Scheduler(scheduler), runner), scheduler)
 
 
-def _load_model(config: WorkerConfig, directory: ModelDirectory) -> tuple[ModelRunner, SchedulerConfig]:
+def _load_model(
+    config: WorkerConfig, directory: ModelDirectory, start_up: StartUp
+) -> tuple[ModelRunner, SchedulerConfig]:
     import torch
 
-    from gpu_worker.execution.model_runner import build_runner
+    from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.models.registry import read_model_config
 
     device = config.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("HEADRACE_DEVICE", "is cuda, but PyTorch finds no CUDA device here; allowed: auto, cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    longest = read_model_config(directory.path).max_model_len
+    if (config.max_model_len or 0) > longest:
+        problem = f"is {config.max_model_len}, but the model was made for {longest} tokens; lower it to that, or less"
+        raise ConfigError("HEADRACE_MAX_MODEL_LEN", problem)
+    default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
+    # Refuses sizes that do not go together before the model is loaded; the blocks are not known yet.
+    sizes = _scheduler_config(config, 1, config.max_model_len or longest, default_budget)
     runner = build_runner(
         RunnerConfig(
             model=directory.path,
@@ -77,15 +93,15 @@ def _load_model(config: WorkerConfig, directory: ModelDirectory) -> tuple[ModelR
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             kv_cache_bytes=config.kv_cache_bytes,
+            gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
             num_threads=config.num_threads,
-        )
+        ),
+        start_up,
     )
-    default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
-    scheduler = _scheduler_config(config, runner.num_blocks, runner.max_model_len, default_budget)
-    runner.warm_up(scheduler.max_num_batched_tokens)
-    return runner, scheduler
+    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
 
 
 def _scheduler_config(

@@ -21,8 +21,11 @@ from gpu_worker.assembly import Identity, Worker
 from gpu_worker.config import WorkerConfig
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.engine_setup import EngineSetup, build_engine
+from gpu_worker.execution.start_up import StartUp
 from gpu_worker.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.model_revision import model_revision
+from gpu_worker.progress_bar import ProgressBar
+from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.nats_connection import connect
@@ -58,8 +61,8 @@ def _identity(config: WorkerConfig) -> Identity:
         InvalidNameError: A name cannot be part of a subject.
     """
     if config.model is None:
-        raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model in Hugging Face's format")
-    model = config.served_model_name or Path(config.model).resolve().name
+        raise ConfigError("HEADRACE_MODEL", "is required: a directory in Hugging Face's format, or a .gguf file")
+    model = config.served_model_name or Path(config.model).resolve().name.removesuffix(SUFFIX)
     worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
     encode_name(model)
     encode_name(worker)
@@ -71,9 +74,11 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     assert config.model is not None
     # The tokenizer's own threads would take the cores from the engine for prompts that are encoded one at a time.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    start_up = StartUp(ProgressBar(sys.stderr))
     directory = read_model_directory(config.model)
     tokenizer = ModelTokenizer(directory)
-    setup = build_engine(config, directory, tokenizer)
+    setup = build_engine(config, directory, tokenizer, start_up)
+    _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()

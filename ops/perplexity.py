@@ -17,7 +17,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.engine import Engine
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.build import BuiltRunner
 from shared.messages import Sampling
 
 _BATCHED_TOKENS = 512
@@ -61,7 +61,7 @@ def windows(token_ids: Sequence[int], context: int, stride: int) -> Iterator[Win
             return
 
 
-def score(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stride: int) -> Iterator[Score]:
+def score(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: int) -> Iterator[Score]:
     """Score a text, reporting after each window.
 
     Raises:

@@ -12,16 +12,12 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, SampledTokens, ScheduledSequence, StepPlan, StepResult
-from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
+from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
-from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
 from gpu_worker.execution.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
-from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.loader import load_model
-from gpu_worker.models.registry import read_model_config
 from shared.messages import Sampling
 
 logger = logging.getLogger(__name__)
@@ -113,24 +109,3 @@ class TorchModelRunner:
         logits = self._model.logits(hidden[torch.from_numpy(rows).to(hidden.device)])
         sampled = iter(self._sampler.sample(logits, sampling))
         return [next(sampled) if item.samples else _NOTHING_SAMPLED for item in scheduled]
-
-
-def build_runner(config: RunnerConfig, progress: Progress | None = None) -> TorchModelRunner:
-    """Load the model, size and allocate the KV cache.
-
-    Raises:
-        CheckpointError: The model cannot be loaded.
-        ConfigError: A setting cannot be used, or the KV cache does not fit.
-    """
-    device = torch.device(config.device)
-    if device.type == "cpu":
-        num_threads = choose_num_threads(config.num_threads)
-        torch.set_num_threads(num_threads)
-        logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
-    model_config = read_model_config(config.model)
-    dtype = choose_dtype(config.dtype, model_config.dtype, device)
-    max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
-    model = load_model(config.model, dtype, device, max_model_len=max_model_len, progress=progress)
-    logger.info("loaded %s in %s on %s", config.model, dtype, device)
-    cache = allocate_kv_cache(config, model_config, max_model_len, dtype, device)
-    return TorchModelRunner(model, cache, config.max_num_seqs, max_model_len)

@@ -23,7 +23,9 @@ class RunnerConfig:
         device: `cpu` or a CUDA device.
         num_blocks: KV blocks; None sizes the cache by memory.
         kv_cache_bytes: Memory for the KV cache; None takes a share of what is free.
+        gpu_memory_utilization: Share of a GPU's memory that this process may use in all.
         max_num_seqs: Sequences in a step at most.
+        max_num_batched_tokens: Tokens in a step at most; no fewer than `max_num_seqs`.
         max_model_len: Tokens of a sequence at most; None is what the model was made for.
         num_threads: Threads of CPU operations; None chooses.
     """
@@ -34,7 +36,9 @@ class RunnerConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     num_threads: int | None = None
 

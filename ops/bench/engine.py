@@ -19,7 +19,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine import Engine
-from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
+from gpu_worker.execution.build import BuiltRunner, build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
 from shared.errors import ConfigError
@@ -63,13 +63,14 @@ class EngineBench:
         """
         self._max_len = max_load.prompt + max_load.new + max_load.batch + 1
         blocks_per_sequence = -(-self._max_len // block_size) + 1
-        self._runner: TorchModelRunner = build_runner(
+        self._runner: BuiltRunner = build_runner(
             RunnerConfig(
                 model,
                 dtype=dtype,
                 block_size=block_size,
                 num_blocks=blocks_per_sequence * max_load.batch,
                 max_num_seqs=max_load.batch,
+                max_num_batched_tokens=token_budget,
                 max_model_len=self._max_len,
                 num_threads=num_threads,
             )
@@ -80,7 +81,6 @@ class EngineBench:
                 f"with HEADRACE_NEW and the batch makes {self._max_len} tokens, but the model's sequences have "
                 f"{self._runner.max_model_len} at most",
             )
-        self._runner.warm_up(token_budget)
         config = SchedulerConfig(
             block_size=block_size,
             num_blocks=self._runner.num_blocks,

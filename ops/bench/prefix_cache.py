@@ -26,7 +26,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine import Engine, ModelRunner
-from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
+from gpu_worker.execution.build import BuiltRunner, build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench.make_model import SHAPES, Size, make_model
@@ -192,7 +192,7 @@ def _blocks_of(load: MissLoad) -> int:
     return load.batch * _blocks_for(load.prompt + load.new) * 3 // 2
 
 
-def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | None) -> TorchModelRunner:
+def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | None) -> BuiltRunner:
     """Load a model with a KV cache for both measurements.
 
     Raises:
@@ -205,6 +205,7 @@ def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | Non
             block_size=BLOCK_SIZE,
             num_blocks=max(2 * _blocks_for(prompt), _blocks_of(load)),
             max_num_seqs=64,
+            max_num_batched_tokens=TOKEN_BUDGET,
             max_model_len=longest,
             num_threads=num_threads,
         )
@@ -215,7 +216,6 @@ def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | Non
             f"needs sequences of {longest} tokens, but the model's have {runner.max_model_len} at most; make one with "
             f"`python -m ops.bench.make_model --max-len {longest}`",
         )
-    runner.warm_up(TOKEN_BUDGET)
     return runner
 
 

@@ -38,7 +38,7 @@ def run(config: PerplexityConfig) -> int:
     Windows of the text slide by a stride; each token is scored once, with at least a window less a stride before it.
     """
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
-    from gpu_worker.execution.model_runner import build_runner
+    from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.model_directory import read_model_directory
     from gpu_worker.text.tokenizer import ModelTokenizer

@@ -13,8 +13,9 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.engine import Engine
+from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.model_runner import TorchModelRunner, build_runner
+from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from shared.messages import Sampling
 
@@ -52,7 +53,9 @@ def make_runner(directory: Path, *, num_blocks: int = 400, max_num_seqs: int = 4
     config = RunnerConfig(
         directory, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
     )
-    return build_runner(config)
+    runner = build_runner(config)
+    assert isinstance(runner, TorchModelRunner)
+    return runner
 
 
 def random_prompt(length: int, seed: int) -> list[int]:

@@ -5,29 +5,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.execution.kv_cache import choose_num_blocks, free_memory_bytes
+from gpu_worker.execution.kv_cache import fixed_num_blocks
+from gpu_worker.execution.memory_budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
 from shared.errors import ConfigError
 
 CPU = torch.device("cpu")
-GIB = 1 << 30
+DEMAND = CacheDemand(block_bytes=1 << 20, block_size=16, max_model_len=1000)
 
 
 def config(**settings: object) -> RunnerConfig:
     return RunnerConfig(Path("model"), **settings)  # type: ignore[arg-type]
 
 
-def test_plenty_of_memory_gives_what_the_batch_can_use() -> None:
-    assert choose_num_blocks(config(max_num_seqs=8), 1000, 1 << 16, 64 * GIB, "cpu") == 8 * 63
-
-
-def test_little_memory_gives_a_quarter_of_it() -> None:
-    assert choose_num_blocks(config(max_num_seqs=64), 1000, 1 << 20, GIB, "cpu") == 256
-
-
 def test_set_sizes_win() -> None:
-    assert choose_num_blocks(config(num_blocks=70), 1000, 1 << 20, GIB, "cpu") == 70
-    assert choose_num_blocks(config(kv_cache_bytes=100 << 20), 1000, 1 << 20, GIB, "cpu") == 100
+    assert fixed_num_blocks(config(num_blocks=70), DEMAND) == ("HEADRACE_NUM_BLOCKS", 70)
+    assert fixed_num_blocks(config(kv_cache_bytes=100 << 20), DEMAND) == ("HEADRACE_KV_CACHE_BYTES", 100)
+    assert fixed_num_blocks(config(num_blocks=70, kv_cache_bytes=1), DEMAND) == ("HEADRACE_NUM_BLOCKS", 70)
+    assert fixed_num_blocks(config(), DEMAND) is None
 
 
 @pytest.mark.parametrize(
@@ -36,11 +31,12 @@ def test_set_sizes_win() -> None:
 )
 def test_cache_smaller_than_one_sequence_is_refused(settings: dict[str, int], variable: str) -> None:
     with pytest.raises(ConfigError, match=rf"{variable}.*{63 << 20} bytes.*HEADRACE_MAX_MODEL_LEN to 992"):
-        choose_num_blocks(config(**settings), 1000, 1 << 20, GIB, "cpu")
+        fixed_num_blocks(config(**settings), DEMAND)
 
 
-def test_free_memory_is_plausible() -> None:
-    assert 1 << 24 < free_memory_bytes(CPU) < 1 << 50
+def test_cache_without_a_block_suggests_no_length() -> None:
+    with pytest.raises(ConfigError, match=r"Allow 66060288 bytes \(63 blocks\)$"):
+        fixed_num_blocks(config(kv_cache_bytes=5), DEMAND)
 
 
 def test_auto_dtype_on_a_cpu_never_runs_float16() -> None:

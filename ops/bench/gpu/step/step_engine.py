@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -13,8 +12,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine import Engine
 from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
-from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.execution.kv_cache import allocate_kv_cache
 from gpu_worker.models.decoder import CausalLM
 from shared.messages import Sampling
 
@@ -31,6 +29,7 @@ class EngineSizes:
         max_num_seqs: Sequences at once, each with blocks for `max_model_len` tokens.
         token_budget: Of a step.
         has_graphs: Decodes are captured in graphs first.
+        is_warm: All kernels that any step may need are compiled first, which takes a while.
         has_prefix_cache: Prompts that begin alike share blocks.
     """
 
@@ -38,6 +37,7 @@ class EngineSizes:
     max_model_len: int
     token_budget: int = 8192
     has_graphs: bool = True
+    is_warm: bool = False
     has_prefix_cache: bool = False
 
 
@@ -47,9 +47,11 @@ class StepEngine:
     def __init__(self, model: CausalLM, sizes: EngineSizes) -> None:
         """Allocate the cache, make the runner."""
         num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
-        self.cache = _allocate(model, num_blocks, sizes)
+        self.cache = allocate_kv_cache(num_blocks, BLOCK_SIZE, model.config, model.dtype, model.device)
         budget = max(sizes.token_budget, sizes.max_num_seqs)
         runner = DeviceModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget)
+        if sizes.is_warm:
+            runner.warm_up()
         if sizes.has_graphs:
             runner.capture_graphs()
         config = SchedulerConfig(
@@ -131,8 +133,3 @@ class StepEngine:
         self.add(prompt, 1)
         self.run()
         return time.perf_counter() - started
-
-
-def _allocate(model: CausalLM, num_blocks: int, sizes: EngineSizes) -> KVCache:
-    config = RunnerConfig(Path(), block_size=BLOCK_SIZE, num_blocks=num_blocks, max_num_seqs=sizes.max_num_seqs)
-    return allocate_kv_cache(config, model.config, sizes.max_model_len, model.dtype, model.device)

@@ -1,0 +1,210 @@
+"""Builds a runner that is ready to serve: loads the model, sizes its KV cache, runs every kind of step once.
+
+On a GPU what the weights, the largest step and the graphs take is measured, and the KV cache gets the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
+from gpu_worker.execution.memory_budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
+from gpu_worker.execution.memory_host import check_host_weights_fit, free_host_bytes, host_num_blocks
+from gpu_worker.execution.memory_probe import CudaMemory, DeviceMemory, MemoryProbe
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
+from gpu_worker.execution.start_up import Stage, StartUp
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.weights_size import weights_bytes
+from shared.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+BuiltRunner = TorchModelRunner | DeviceModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is known before anything is loaded."""
+
+    config: RunnerConfig
+    model_config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    demand: CacheDemand
+    fixed: tuple[str, int] | None
+    weights: int
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def build_runner(
+    config: RunnerConfig, start_up: StartUp | None = None, memory: DeviceMemory | None = None
+) -> BuiltRunner:
+    """Build the runner that the device calls for.
+
+    Args:
+        config: The settings.
+        start_up: Learns what takes how long.
+        memory: Measures the device; None measures a GPU, and on a CPU takes a share of what is free.
+
+    Raises:
+        HeadraceError: The model cannot be loaded.
+        ConfigError: A setting cannot be used, or the memory is not enough.
+    """
+    start_up = start_up or StartUp()
+    plan = _plan(config)
+    if memory is None and plan.device.type == "cuda":
+        memory = CudaMemory(plan.device)
+    if memory is not None:
+        return _build_device_runner(plan, memory, start_up)
+    return _build_host_runner(plan, start_up)
+
+
+def _plan(config: RunnerConfig) -> _Plan:
+    device = torch.device(config.device)
+    model_config = read_model_config(config.model)
+    dtype = choose_dtype(config.dtype, model_config.dtype, device)
+    max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+    demand = CacheDemand(bytes_per_block(config.block_size, model_config, dtype), config.block_size, max_model_len)
+    weights = weights_bytes(config.model, dtype, is_tied=model_config.tie_word_embeddings)
+    return _Plan(config, model_config, dtype, device, demand, fixed_num_blocks(config, demand), weights)
+
+
+def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
+    with start_up.stage(Stage.LOAD) as progress:
+        model = load_model(
+            plan.config.model, plan.dtype, plan.device, max_model_len=plan.demand.max_model_len, progress=progress
+        )
+        if plan.device.type == "cuda":
+            torch.cuda.synchronize(plan.device)
+    logger.info("loaded %s in %s on %s", plan.config.model, plan.dtype_name, plan.device)
+    return model
+
+
+def _allocate(plan: _Plan, num_blocks: int) -> KVCache:
+    return allocate_kv_cache(num_blocks, plan.config.block_size, plan.model_config, plan.dtype, plan.device)
+
+
+def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
+    config, demand = plan.config, plan.demand
+    num_threads = choose_num_threads(config.num_threads)
+    torch.set_num_threads(num_threads)
+    logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
+    check_host_weights_fit(plan.weights, plan.dtype_name, free_host_bytes())
+    model = _load(plan, start_up)
+    if plan.fixed is None:
+        num_blocks = host_num_blocks(demand, config.max_num_seqs, free_host_bytes())
+    else:
+        _, num_blocks = plan.fixed
+    cache = _allocate(plan, num_blocks)
+    logger.info(
+        "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(num_blocks * demand.block_bytes)
+    )
+    runner = TorchModelRunner(model, cache, config.max_num_seqs, demand.max_model_len)
+    with start_up.stage(Stage.PROFILE):
+        runner.warm_up(config.max_num_batched_tokens)
+    return runner
+
+
+def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -> DeviceModelRunner:
+    config, demand = plan.config, plan.demand
+    probe = MemoryProbe(memory)
+    check_weights_fit(plan.weights, plan.dtype_name, _budget(plan, probe, MemoryUse()))
+    with _out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, _smaller_model(plan)):
+        model = _load(plan, start_up)
+
+    def make_runner(num_blocks: int) -> DeviceModelRunner:
+        cache = _allocate(plan, num_blocks)
+        return DeviceModelRunner(model, cache, config.max_num_seqs, demand.max_model_len, config.max_num_batched_tokens)
+
+    least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
+    with (
+        _out_of_memory("HEADRACE_MAX_NUM_BATCHED_TOKENS", "in the largest step", memory, _smaller_step(config)),
+        start_up.stage(Stage.PROFILE) as progress,
+    ):
+        use = probe.measure(lambda: make_runner(least), least * demand.block_bytes, progress)
+    num_blocks = _device_num_blocks(plan, _budget(plan, probe, use))
+    with (
+        _out_of_memory(
+            "HEADRACE_GPU_MEMORY_UTILIZATION", "for the KV cache and the graphs", memory, _smaller_share(config)
+        ),
+        start_up.stage(Stage.CAPTURE) as progress,
+    ):
+        runner = make_runner(num_blocks)
+        runner.capture_graphs(progress)
+    return runner
+
+
+def _device_num_blocks(plan: _Plan, budget: MemoryBudget) -> int:
+    """Return the blocks as set, or what the budget leaves, and log where the memory goes."""
+    demand = plan.demand
+    if plan.fixed is None:
+        num_blocks = budget.num_blocks(demand)
+    else:
+        variable, num_blocks = plan.fixed
+        budget.check_fixed(variable, num_blocks, demand)
+    logger.info(budget.summary(demand, num_blocks))
+    for line in budget.lines(demand, num_blocks):
+        logger.info("memory: %s", line)
+    return num_blocks
+
+
+def _budget(plan: _Plan, probe: MemoryProbe, use: MemoryUse) -> MemoryBudget:
+    config = plan.config
+    return MemoryBudget(
+        probe.device_bytes,
+        probe.used_before,
+        config.gpu_memory_utilization,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        use,
+    )
+
+
+@contextmanager
+def _out_of_memory(variable: str, when: str, memory: DeviceMemory, remedy: str) -> Iterator[None]:
+    """Tell in one line that the device ran out of memory, and what would help."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        free, total = memory.free(), memory.total()
+        raise ConfigError(
+            variable,
+            f"the device ran out of memory {when}: {shown_bytes(free)} of {shown_bytes(total)} are free, "
+            f"{shown_bytes(memory.reserved())} are ours. To make it fit, {remedy}",
+        ) from None
+
+
+def _smaller_model(plan: _Plan) -> str:
+    return (
+        f"end other processes on the device, or serve a quantized or a smaller model: "
+        f"these weights need {shown_bytes(plan.weights)} in {plan.dtype_name}"
+    )
+
+
+def _smaller_step(config: RunnerConfig) -> str:
+    """Suggest half of what makes a step large, as far as settings allow."""
+    remedies = []
+    if config.max_num_batched_tokens // 2 >= config.max_num_seqs:
+        remedies.append(f"lower HEADRACE_MAX_NUM_BATCHED_TOKENS to {config.max_num_batched_tokens // 2}")
+    if config.max_num_seqs > 1:
+        remedies.append(f"lower HEADRACE_MAX_NUM_SEQS to {config.max_num_seqs // 2}")
+    return ", or ".join(remedies) or "serve a quantized or a smaller model"
+
+
+def _smaller_share(config: RunnerConfig) -> str:
+    if config.num_blocks is not None or config.kv_cache_bytes is not None:
+        return "lower HEADRACE_NUM_BLOCKS or HEADRACE_KV_CACHE_BYTES"
+    return f"lower HEADRACE_GPU_MEMORY_UTILIZATION to {max(0.05, config.gpu_memory_utilization - 0.05):.2f}"

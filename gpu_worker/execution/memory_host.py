@@ -1,0 +1,72 @@
+"""What a CPU's memory has left for keys and values: a share of what is free, since others live there too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpu_worker.execution.memory_budget import CacheDemand, shown_bytes
+from shared.errors import ConfigError
+
+SHARE_OF_FREE = 0.25
+
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def host_num_blocks(demand: CacheDemand, max_num_seqs: int, free_bytes: int) -> int:
+    """Return how many blocks a share of the free memory holds, but no more than the batch can use.
+
+    Raises:
+        ConfigError: They do not hold the longest sequence.
+    """
+    pool_bytes = int(free_bytes * SHARE_OF_FREE)
+    num_blocks = min(pool_bytes // demand.block_bytes, demand.blocks_per_sequence * max_num_seqs)
+    if num_blocks >= demand.blocks_per_sequence:
+        return num_blocks
+    remedies = [f"HEADRACE_KV_CACHE_BYTES={demand.least_bytes}"] if demand.least_bytes <= free_bytes else []
+    if (length := demand.len_within(num_blocks)) is not None:
+        remedies.append(f"HEADRACE_MAX_MODEL_LEN={length}")
+    raise ConfigError(
+        "HEADRACE_MAX_MODEL_LEN",
+        f"a sequence of {demand.max_model_len} tokens needs {shown_bytes(demand.least_bytes)} of KV cache, but a share "
+        f"of {SHARE_OF_FREE:g} of the {shown_bytes(free_bytes)} that are free is {shown_bytes(pool_bytes)}. "
+        + (f"Set {' or '.join(remedies)}" if remedies else "Free some memory, or serve a smaller model"),
+    )
+
+
+def check_host_weights_fit(num_bytes: int, dtype: str, free_bytes: int) -> None:
+    """Check, before they are loaded, that a model's weights fit.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if num_bytes > free_bytes:
+        halve = "set HEADRACE_DTYPE to bfloat16, " if dtype == "float32" else ""
+        raise ConfigError(
+            "HEADRACE_MODEL",
+            f"the weights need {shown_bytes(num_bytes)} in {dtype}, but {shown_bytes(free_bytes)} of memory are free; "
+            f"{halve}free some memory, or serve a quantized or a smaller model",
+        )
+
+
+def free_host_bytes() -> int:
+    """Return how much memory nobody uses, within this process's control group."""
+    return min(_machine_free_bytes(), control_group_free_bytes(_CONTROL_GROUP))
+
+
+def control_group_free_bytes(group: Path) -> int:
+    """Return what a control group has left; files that it has read lately count as free, as the kernel drops them."""
+    try:
+        limit, current = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(limit) - int(current) + int(statistics["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 1 << 62
+
+
+def _machine_free_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

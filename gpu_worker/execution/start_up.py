@@ -1,0 +1,65 @@
+"""What a start consists of, how long each part took, and how far it is; it shows nothing itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+Progress = Callable[[int, int], None]
+
+
+class Stage(StrEnum):
+    """Parts that take long enough to be watched."""
+
+    LOAD = "load"
+    PROFILE = "profile"
+    CAPTURE = "capture"
+
+
+Show = Callable[[Stage, int, int], None]
+
+
+class StartUp:
+    """The clock of one start, from when it was made.
+
+    Attributes:
+        seconds: What each stage took that is over.
+        loaded_bytes: Read from the checkpoint.
+    """
+
+    def __init__(self, show: Show | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Pass the progress of stages to `show`: bytes for loading, graphs for capturing."""
+        self._show = show
+        self._clock = clock
+        self._started = clock()
+        self.seconds: dict[Stage, float] = {}
+        self.loaded_bytes = 0
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[Progress]:
+        """Time a part; its progress goes to what is yielded."""
+        began = self._clock()
+
+        def progress(done: int, total: int) -> None:
+            if stage is Stage.LOAD:
+                self.loaded_bytes = done
+            if self._show is not None:
+                self._show(stage, done, total)
+
+        yield progress
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + self._clock() - began
+
+    @property
+    def total_s(self) -> float:
+        """Seconds so far."""
+        return self._clock() - self._started
+
+    def summary(self) -> str:
+        """Say how long the start took, with its parts."""
+        parts = [f"{stage.value} {seconds:.1f} s" for stage, seconds in self.seconds.items()]
+        load_s = self.seconds.get(Stage.LOAD, 0.0)
+        if load_s > 0 and self.loaded_bytes:
+            parts[0] += f" ({self.loaded_bytes / 1e9:.2f} GB at {self.loaded_bytes / load_s / 1e9:.1f} GB/s)"
+        return f"ready in {self.total_s:.1f} s" + (f": {', '.join(parts)}" if parts else "")

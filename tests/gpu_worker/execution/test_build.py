@@ -1,0 +1,178 @@
+"""Building a runner on a device whose memory is on paper: every way in which it can be too little, and what is told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gpu_worker.execution import build
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.memory_budget import RESERVE_BYTES
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.execution.start_up import Stage, StartUp
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.loader import load_model
+from shared.errors import ConfigError
+from shared.messages import Sampling
+from tests.gpu_worker.execution.engine_run import MAX_LEN, make_sequence, run, save_tiny_model
+from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
+
+BLOCK = 4
+# Two layers, keys and values, 2 heads of 8 float32 numbers.
+BLOCK_BYTES = 2 * 2 * BLOCK * 2 * 8 * 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    save_tiny_model(directory)
+    return directory
+
+
+def config(model: Path, **settings: Any) -> RunnerConfig:
+    base = {"block_size": BLOCK, "max_num_seqs": 5, "max_num_batched_tokens": 32, "num_threads": 1}
+    return RunnerConfig(model, **{**base, **settings})
+
+
+def test_a_device_gets_a_device_runner_with_all_blocks_that_fit(model: Path) -> None:
+    memory = FakeMemory(RESERVE_BYTES + MB)
+    runner = build_runner(config(model, gpu_memory_utilization=1.0), memory=memory)
+    assert isinstance(runner, DeviceModelRunner)
+    assert runner.num_blocks == MB // BLOCK_BYTES
+    sequences = [make_sequence("a", [1, 2, 3], Sampling(temperature=0.0, max_tokens=3))]
+    assert len(run(runner, sequences, max_num_seqs=5, token_budget=32).tokens["a"]) == 3
+
+
+def test_a_cpu_gets_a_runner_that_computes_at_once(model: Path) -> None:
+    runner = build_runner(config(model, num_blocks=60))
+    assert isinstance(runner, TorchModelRunner)
+    assert (runner.num_blocks, runner.max_model_len) == (60, MAX_LEN)
+
+
+def test_stages_follow_one_another_and_each_reaches_its_end(model: Path) -> None:
+    calls: list[tuple[Stage, int, int]] = []
+    start_up = StartUp(lambda *call: calls.append(call))
+    build_runner(config(model, gpu_memory_utilization=1.0), start_up, FakeMemory(RESERVE_BYTES + MB))
+    stages = [stage for stage, _, _ in calls]
+    assert stages == sorted(stages, key=list(Stage).index)
+    for stage in Stage:
+        counts = [done for name, done, _ in calls if name is stage]
+        total = {total for name, _, total in calls if name is stage}
+        assert counts == sorted(counts)
+        assert {counts[-1]} == total
+    assert list(start_up.seconds) == list(Stage)
+    (path,) = model.glob("*.safetensors")
+    assert start_up.loaded_bytes == sum(tensor.nbytes for tensor in load_file(path).values())
+
+
+def test_where_the_memory_goes_is_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    build_runner(config(model, gpu_memory_utilization=1.0), memory=FakeMemory(RESERVE_BYTES + MB))
+    assert any("KV cache 999 KB = 976 blocks of 4 = 3904 tokens" in message for message in caplog.messages)
+    assert any(message.startswith("memory: left free") for message in caplog.messages)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match=r"HEADRACE_MODEL: the weights need \d+ KB in float32, but the device has"):
+        build_runner(config(model), memory=FakeMemory(RESERVE_BYTES + 10_000))
+    monkeypatch.setattr(build, "free_host_bytes", lambda: 10_000)
+    with pytest.raises(ConfigError, match=r"HEADRACE_MODEL: the weights need .* but 10 KB of memory are free"):
+        build_runner(config(model))
+
+
+def test_cache_that_does_not_fit_is_told_with_a_length_that_does(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = MB
+
+    def load(*arguments: Any, **keywords: Any) -> CausalLM:
+        memory.allocate("weights", weights)
+        return load_model(*arguments, **keywords)
+
+    monkeypatch.setattr(build, "load_model", load)
+    settings = {"gpu_memory_utilization": 1.0, "dtype": "float32"}
+    # One block too few for a sequence of 160 tokens.
+    room = RESERVE_BYTES + weights + 39 * BLOCK_BYTES
+    memory = FakeMemory(room)
+    with pytest.raises(
+        ConfigError, match=r"weights 1 MB.* \(160 tokens\) .* lower HEADRACE_MAX_MODEL_LEN to 156, or free"
+    ):
+        build_runner(config(model, **settings), memory=memory)
+    memory = FakeMemory(room)
+    assert build_runner(config(model, max_model_len=156, **settings), memory=memory).num_blocks == 39
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_blocks": 5000}, "HEADRACE_NUM_BLOCKS: asks for a KV cache of 5 MB, but 1 MB of .* Lower it to 976"),
+        ({"kv_cache_bytes": 3 * MB}, f"HEADRACE_KV_CACHE_BYTES: asks for .* Lower it to {976 * BLOCK_BYTES}"),
+    ],
+)
+def test_set_size_beyond_the_device_is_refused(model: Path, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_runner(config(model, **settings), memory=FakeMemory(RESERVE_BYTES + MB))
+
+
+def test_set_size_within_the_device_is_taken_whatever_the_share(model: Path) -> None:
+    memory = FakeMemory(RESERVE_BYTES + 3 * MB)
+    settings = {"gpu_memory_utilization": 0.05, "num_blocks": 300}
+    assert build_runner(config(model, **settings), memory=memory).num_blocks == 300
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "message"),
+    [
+        ("load_model", {}, r"HEADRACE_MODEL: the device ran out of memory while the weights were loaded: .* are free"),
+        (
+            "DeviceModelRunner.warm_up",
+            {},
+            "HEADRACE_MAX_NUM_BATCHED_TOKENS: .* in the largest step: .* lower HEADRACE_MAX_NUM_BATCHED_TOKENS to 16, "
+            "or lower HEADRACE_MAX_NUM_SEQS to 2",
+        ),
+        (
+            "DeviceModelRunner.warm_up",
+            {"max_num_seqs": 32},
+            r"To make it fit, lower HEADRACE_MAX_NUM_SEQS to 16$",
+        ),
+        (
+            "allocate_kv_cache",
+            {},
+            "HEADRACE_MAX_NUM_BATCHED_TOKENS: the device ran out of memory in the largest step",
+        ),
+    ],
+)
+def test_running_out_of_memory_is_told_in_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, target: str, settings: dict[str, int], message: str
+) -> None:
+    def exhaust(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(f"gpu_worker.execution.build.{target}", exhaust)
+    with pytest.raises(ConfigError, match=message):
+        build_runner(config(model, **settings), memory=FakeMemory(RESERVE_BYTES + MB))
+
+
+def test_running_out_of_memory_at_the_end_suggests_a_smaller_share(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    allocate = build.allocate_kv_cache
+
+    def exhaust_at_last(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+        return allocate(*arguments)
+
+    monkeypatch.setattr(build, "allocate_kv_cache", exhaust_at_last)
+    with pytest.raises(ConfigError, match=r"To make it fit, lower HEADRACE_GPU_MEMORY_UTILIZATION to 0\.95$"):
+        build_runner(config(model, gpu_memory_utilization=1.0), memory=FakeMemory(RESERVE_BYTES + MB))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.execution.memory_budget import CacheDemand
+from gpu_worker.execution.memory_host import (
+    check_host_weights_fit,
+    control_group_free_bytes,
+    free_host_bytes,
+    host_num_blocks,
+)
+from shared.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def demand(block_bytes: int) -> CacheDemand:
+    return CacheDemand(block_bytes, block_size=16, max_model_len=1000)
+
+
+def test_plenty_of_memory_gives_what_the_batch_can_use() -> None:
+    assert host_num_blocks(demand(1 << 16), 8, 64 * GIB) == 8 * 63
+
+
+def test_little_memory_gives_a_quarter_of_it() -> None:
+    assert host_num_blocks(demand(1 << 20), 64, GIB) == 256
+
+
+def test_too_little_memory_is_told_with_sizes_that_fit() -> None:
+    with pytest.raises(ConfigError) as raised:
+        host_num_blocks(demand(1 << 20), 64, 100 << 20)
+    assert str(raised.value) == (
+        "HEADRACE_MAX_MODEL_LEN: a sequence of 1000 tokens needs 66 MB of KV cache, but a share of 0.25 of the 105 MB "
+        "that are free is 26 MB. Set HEADRACE_KV_CACHE_BYTES=66060288 or HEADRACE_MAX_MODEL_LEN=400"
+    )
+    assert host_num_blocks(CacheDemand(1 << 20, 16, 400), 64, 100 << 20) == 25
+
+
+def test_no_memory_at_all_suggests_nothing_that_cannot_work() -> None:
+    with pytest.raises(ConfigError, match=r"Free some memory, or serve a smaller model$"):
+        host_num_blocks(demand(1 << 20), 64, 1 << 20)
+
+
+def test_weights_beyond_the_free_memory_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"need 4\.3 GB in float32, but 1\.1 GB of memory are free; set HEADRACE_DTYPE"
+    ):
+        check_host_weights_fit(4 * GIB, "float32", GIB)
+    check_host_weights_fit(GIB, "float32", GIB)
+
+
+def test_free_memory_is_plausible() -> None:
+    assert 1 << 24 < free_host_bytes() < 1 << 50
+
+
+def test_files_read_lately_count_as_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{8 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{7 * GIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {GIB}\ninactive_file {5 * GIB}\nactive_file 12\n")
+    assert control_group_free_bytes(tmp_path) == 6 * GIB
+
+
+@pytest.mark.parametrize("limit", ["max\n", ""])
+def test_control_group_without_a_limit_bounds_nothing(tmp_path: Path, limit: str) -> None:
+    for name, text in {"memory.max": limit, "memory.current": "1", "memory.stat": "inactive_file 0"}.items():
+        (tmp_path / name).write_text(text)
+    assert control_group_free_bytes(tmp_path) > 1 << 60
+    assert control_group_free_bytes(tmp_path / "absent") > 1 << 60
