@@ -1,4 +1,4 @@
-"""What the worker must know of a model before it loads one: read from a Hugging Face directory, without torch."""
+"""What the worker must know of a model before it loads one, read without torch from its directory or GGUF file."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from typing import Any
 
 import msgspec
 
+from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.model_facts import model_facts
+from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
+from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A model's directory and the facts from its configuration files.
+    """A model's directory, or its GGUF file, and the facts from there.
 
     Attributes:
+        path: The directory, or the file.
         vocab_size: Token ids the model can produce: `0 ... vocab_size - 1`.
         max_model_len: Context length the model was made for, in tokens.
         eos_token_ids: Tokens that end a sequence.
         bos_token_id: Token that stands for an empty prompt, if the model names one.
-        tokenizer_config: Content of `tokenizer_config.json`; empty when there is none.
+        tokenizer_config: Content of `tokenizer_config.json`, or what it would be; empty when there is none.
     """
 
     path: Path
@@ -30,20 +36,32 @@ class ModelDirectory:
     bos_token_id: int | None
     tokenizer_config: dict[str, Any]
 
-    @property
-    def tokenizer_file(self) -> Path:
-        """The fast tokenizer's file."""
-        return self.path / "tokenizer.json"
+    def read_tokenizer(self) -> bytes:
+        """Read the tokenizer, in the form of `tokenizer.json`.
+
+        Raises:
+            HeadraceError: It is missing or not supported.
+        """
+        if self.path.is_file():
+            with GGUFFile(self.path) as file:
+                return tokenizer_json(file.metadata)
+        try:
+            return (self.path / "tokenizer.json").read_bytes()
+        except OSError as error:
+            raise ConfigError("HEADRACE_MODEL", f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def read_model_directory(path: Path) -> ModelDirectory:
-    """Read a model's configuration files.
+    """Read a model's configuration: of a directory in Hugging Face's format, or of a GGUF file or one that holds it.
 
     Raises:
-        ConfigError: The directory or a file in it is missing or unusable.
+        HeadraceError: The directory or a file in it is missing or unusable.
     """
+    if (gguf := find_gguf(path)) is not None:
+        return _read_gguf(gguf)
     if not path.is_dir():
-        raise ConfigError("HEADRACE_MODEL", f"{path} is not a directory; give the directory of a Hugging Face model")
+        problem = f"{path} is no directory of a model in Hugging Face's format, and no .gguf file"
+        raise ConfigError("HEADRACE_MODEL", problem)
     config = _read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config
     generation = _read_json(path / "generation_config.json")
@@ -58,6 +76,19 @@ def read_model_directory(path: Path) -> ModelDirectory:
         bos_token_id=bos[0] if bos else None,
         tokenizer_config=_read_json(path / "tokenizer_config.json"),
     )
+
+
+def _read_gguf(path: Path) -> ModelDirectory:
+    with GGUFFile(path) as file:
+        facts = model_facts(file)
+        return ModelDirectory(
+            path=path,
+            vocab_size=facts.vocab_size,
+            max_model_len=facts.context_length,
+            eos_token_ids=end_token_ids(file.metadata),
+            bos_token_id=token_id(file.metadata, "bos"),
+            tokenizer_config=tokenizer_config(file.metadata),
+        )
 
 
 def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from gpu_worker.quantization.gguf.model_file import find_gguf
+
 _PATTERNS = ("*.json", "*.jinja", "*.safetensors")
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
 
-def model_revision(directory: Path, *settings: str) -> str:
+def model_revision(model: Path, *settings: str) -> str:
     """Return 16 hex digits that differ when a file of the model or a setting that decides its answers does."""
     digest = hashlib.sha256("\0".join(settings).encode())
-    for path in sorted(path for pattern in _PATTERNS for path in directory.glob(pattern)):
+    gguf = find_gguf(model)
+    for path in [gguf] if gguf else sorted(path for pattern in _PATTERNS for path in model.glob(pattern)):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:

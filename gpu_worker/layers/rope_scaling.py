@@ -34,6 +34,7 @@ class RopeParameters:
         beta_slow: yarn: dimensions that turn less often than this are scaled in full.
         mscale: yarn: with `mscale_all_dim`, replaces the derivation of `attention_factor`; None when absent.
         truncate: yarn: round the bounds of the ramp to whole dimensions.
+        divisors: default: what each frequency is divided by; empty is nothing.
     """
 
     rope_type: RopeType
@@ -48,6 +49,7 @@ class RopeParameters:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    divisors: tuple[float, ...] = ()
 
 
 def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
@@ -66,6 +68,8 @@ def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tens
     if parameters.rope_type is RopeType.DYNAMIC:
         return positions * _dynamic_frequencies(parameters, head_dim, positions + 1)
     frequencies = _default_frequencies(parameters.theta, head_dim)
+    if parameters.divisors:
+        frequencies = frequencies / torch.tensor(parameters.divisors)
     if parameters.rope_type is RopeType.LINEAR:
         frequencies = frequencies / parameters.factor
     elif parameters.rope_type is RopeType.LLAMA3:

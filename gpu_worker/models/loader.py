@@ -1,4 +1,4 @@
-"""Loads a model directory: configuration, then weights, into a model that is ready to run."""
+"""Loads a model from its directory or GGUF file: configuration, then weights, into a model that is ready to run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
+from gpu_worker.quantization.gguf.model_file import find_gguf
 
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
@@ -27,22 +29,22 @@ def load_model(
     max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> CausalLM:
-    """Load a model from a Hugging Face directory.
+    """Load a model.
 
     Args:
-        directory: Holds `config.json` and safetensors weights.
+        directory: Holds `config.json` and safetensors weights, or a GGUF file; or that file itself.
         dtype: float32, bfloat16 or float16; weights are converted to it.
         device: Where the model runs.
         max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
         progress: Called after each tensor with the number of tensors loaded and in all.
 
     Raises:
-        CheckpointError: A file, field or tensor is missing, malformed or not supported.
+        HeadraceError: A file, field or tensor is missing, malformed or not supported.
     """
     config = read_model_config(directory)
     if max_model_len is not None and max_model_len < config.max_model_len:
         config = dataclasses.replace(config, max_model_len=max_model_len)
-    with Checkpoint(directory, dtype, device, progress) as checkpoint:
+    with _open(directory, dtype, device, progress) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         model = CausalLM(config, checkpoint, dtype, device, quantized)
@@ -51,3 +53,12 @@ def load_model(
             checkpoint.discard(_CACHE_SCALES)
         checkpoint.check_all_taken()
     return model
+
+
+def _open(
+    directory: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None
+) -> Checkpoint | GGUFCheckpoint:
+    gguf = find_gguf(directory)
+    if gguf is not None:
+        return GGUFCheckpoint(gguf, dtype, device, progress)
+    return Checkpoint(directory, dtype, device, progress)

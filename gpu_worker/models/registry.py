@@ -11,7 +11,9 @@ from types import MappingProxyType
 
 from gpu_worker.models import llama, mistral, qwen2, qwen3
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.quantization.gguf.model_file import find_gguf
 
 FAMILIES: Mapping[str, Callable[[JsonFile], ModelConfig]] = MappingProxyType(
     {family.ARCHITECTURE: family.read_config for family in (llama, qwen2, qwen3, mistral)}
@@ -19,11 +21,13 @@ FAMILIES: Mapping[str, Callable[[JsonFile], ModelConfig]] = MappingProxyType(
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """Read a model directory's configuration, without its weights.
+    """Read a model's configuration, without its weights, from its directory or GGUF file.
 
     Raises:
-        CheckpointError: A file or field is missing, malformed or not supported.
+        HeadraceError: A file or field is missing, malformed or not supported.
     """
+    if (gguf := find_gguf(directory)) is not None:
+        return read_gguf_config(gguf)
     file = JsonFile.read(directory / "config.json")
     for name in file.texts("architectures"):
         if name in FAMILIES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -37,15 +36,15 @@ class TokenTable:
     strips_space: bool = False
 
 
-def build_table(tokenizer: Tokenizer, tokenizer_file: Path, vocab_size: int) -> TokenTable | None:
+def build_table(tokenizer: Tokenizer, tokenizer_json: bytes, vocab_size: int) -> TokenTable | None:
     """Build the table of a tokenizer, or return None when its decoder is of neither style.
 
     Args:
         tokenizer: The loaded tokenizer.
-        tokenizer_file: Its `tokenizer.json`, for the description of the decoder.
+        tokenizer_json: What it was loaded from, for the description of the decoder.
         vocab_size: Ids the model can produce; ids that no token has contribute nothing.
     """
-    decoder = msgspec.json.decode(tokenizer_file.read_bytes(), type=_TokenizerFile).decoder
+    decoder = msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder
     tokens = _visible_tokens(tokenizer, vocab_size)
     if decoder is None:
         return None

@@ -38,17 +38,19 @@ class ModelTokenizer:
         """Load from a model's directory.
 
         Raises:
-            ConfigError: `tokenizer.json` or the chat template cannot be used.
+            HeadraceError: The tokenizer or the chat template cannot be used.
         """
+        content = directory.read_tokenizer()
         try:
-            self._tokenizer = Tokenizer.from_file(str(directory.tokenizer_file))
+            self._tokenizer = Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises plain Exception
-            raise ConfigError("HEADRACE_MODEL", f"{directory.tokenizer_file} is not usable: {error}") from error
+            problem = f"the tokenizer of {directory.path} is not usable: {error}"
+            raise ConfigError("HEADRACE_MODEL", problem) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = directory.vocab_size
         self._bos_token_id = directory.bos_token_id
-        self._table = build_table(self._tokenizer, directory.tokenizer_file, directory.vocab_size)
+        self._table = build_table(self._tokenizer, content, directory.vocab_size)
         self._template: ChatTemplate | None = load_chat_template(directory)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}

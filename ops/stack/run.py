@@ -24,8 +24,10 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
         DependencyError: A server or another child cannot run.
     """
     model = config.model or DEMO_MODEL
-    if not (model / "config.json").is_file():
-        raise ConfigError("HEADRACE_MODEL", f"{model} is not a model directory: it has no config.json")
+    is_gguf = (model.is_file() and model.suffix == ".gguf") or any(model.glob("*.gguf"))
+    if not is_gguf and not (model / "config.json").is_file():
+        problem = f"{model} is not a model directory, which has a config.json or a .gguf file, nor a .gguf file"
+        raise ConfigError("HEADRACE_MODEL", problem)
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
     state = StateDirectory(config.state_dir)

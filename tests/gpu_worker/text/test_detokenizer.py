@@ -19,13 +19,13 @@ TEXT = "def naïve(ſ): return '日本語 🏳️‍🌈 \u200b', \"\\x00\"\r\n\
 def _table(tokenizer: Tokenizer, directory: Path) -> TokenTable | None:
     file = directory / "tokenizer.json"
     tokenizer.save(str(file))
-    return build_table(tokenizer, file, tokenizer.get_vocab_size())
+    return build_table(tokenizer, file.read_bytes(), tokenizer.get_vocab_size())
 
 
 @pytest.fixture(scope="module")
 def demo() -> tuple[Tokenizer, TokenTable]:
     tokenizer = Tokenizer.from_file(str(DEMO_FILE))
-    table = build_table(tokenizer, DEMO_FILE, 5000)
+    table = build_table(tokenizer, DEMO_FILE.read_bytes(), 5000)
     assert table is not None
     assert table.style == "byte_level"
     return tokenizer, table

@@ -1,0 +1,99 @@
+"""What a GGUF file's metadata say about its model, in the form that all families share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gpu_worker.layers.rope_scaling import RopeParameters
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
+from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.method import read_gguf_method
+from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, model_facts
+from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
+from gpu_worker.quantization.gguf.tensor_types import F16, F32
+
+# Quantized weights come from bfloat16 models nearly always; what they compute may be too large for float16.
+_DTYPES = {F32: torch.float32, F16: torch.float16}
+
+
+def read_gguf_config(path: Path) -> ModelConfig:
+    """Read a file's configuration, without its weights.
+
+    Raises:
+        GGUFError: The file is malformed, or its model is not supported.
+    """
+    with GGUFFile(path) as file:
+        return _read(file)
+
+
+def _read(file: GGUFFile) -> ModelConfig:
+    metadata, facts = file.metadata, model_facts(file)
+    prefix = facts.architecture
+    num_layers = metadata.integer(f"{prefix}.block_count", maximum=1024)
+    num_heads = metadata.integer(f"{prefix}.attention.head_count", maximum=1024)
+    num_kv_heads = metadata.integer(f"{prefix}.attention.head_count_kv", num_heads, maximum=1024)
+    if num_heads % num_kv_heads:
+        problem = f"is {num_kv_heads}; it must divide {prefix}.attention.head_count ({num_heads})"
+        raise metadata.error(f"{prefix}.attention.head_count_kv", problem)
+    hidden_size = metadata.integer(f"{prefix}.embedding_length")
+    head_dim = _head_dim(file, prefix, hidden_size, num_heads)
+    rope = read_gguf_rope(file, prefix, head_dim, facts.context_length)
+    first = file.tensors.get("blk.0.attn_q.weight")
+    return ModelConfig(
+        architecture=ARCHITECTURES[prefix],
+        vocab_size=facts.vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=metadata.integer(f"{prefix}.feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        rope=rope,
+        max_model_len=_max_model_len(file, prefix, rope, facts.context_length),
+        layer_windows=(_window(file, prefix),) * num_layers,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        eos_token_ids=end_token_ids(metadata),
+        bos_token_id=token_id(metadata, "bos"),
+        dtype=torch.bfloat16 if first is None else _DTYPES.get(first.type, torch.bfloat16),
+        quantization=read_gguf_method(file),
+    )
+
+
+def _head_dim(file: GGUFFile, prefix: str, hidden_size: int, num_heads: int) -> int:
+    metadata, field = file.metadata, f"{prefix}.attention.key_length"
+    if field not in metadata and hidden_size % num_heads:
+        problem = f"is {hidden_size}; it must be a multiple of {prefix}.attention.head_count ({num_heads})"
+        raise metadata.error(f"{prefix}.embedding_length", problem)
+    head_dim = metadata.integer(field, max(1, hidden_size // num_heads), minimum=4, maximum=1024)
+    if head_dim % 2:
+        raise metadata.error(field, f"is {head_dim}; rotary embeddings need an even number")
+    for other in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
+        if metadata.integer(other, head_dim) != head_dim:
+            raise metadata.error(other, f"is {metadata.integer(other)}; supported: the size of a key, {head_dim}")
+    return head_dim
+
+
+def _window(file: GGUFFile, prefix: str) -> int | None:
+    """Read the sliding window of all layers; only Llama's (Mistral) is known to be one of all layers."""
+    field = f"{prefix}.attention.sliding_window"
+    if field not in file.metadata:
+        return None
+    if prefix != "llama":
+        raise file.metadata.error(field, "is set; sliding windows are supported in files of architecture llama only")
+    return file.metadata.integer(field)
+
+
+def _max_model_len(file: GGUFFile, prefix: str, rope: RopeParameters, context_length: int) -> int:
+    try:
+        return reached_len(rope, context_length)
+    except ValueError as error:
+        raise GGUFError(file.path, f"field '{prefix}.rope.scaling.factor'", str(error)) from None

@@ -1,0 +1,80 @@
+"""Reads the rotary parameters from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS
+from gpu_worker.quantization.gguf.tensor_types import F32
+
+_MAX_LEN = 1 << 24
+
+
+def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: int) -> RopeParameters:
+    """Read how positions are rotated: plainly, linear, YaRN, or by divisors that the file holds (as Llama 3's do).
+
+    Raises:
+        GGUFError: The scaling is unknown, or its numbers make no sense.
+    """
+    metadata, scaling = file.metadata, f"{prefix}.rope.scaling"
+    theta = metadata.number(f"{prefix}.rope.freq_base", 10_000.0)
+    if theta <= 1:
+        raise metadata.error(f"{prefix}.rope.freq_base", f"is {theta:g}; it must be above 1")
+    divisors = _divisors(file, head_dim)
+    # What older files call linear scaling.
+    linear = metadata.number(f"{prefix}.rope.scale_linear", 1.0)
+    kind = metadata.text(f"{scaling}.type", "none" if linear == 1 else "linear")
+    if kind == "none":
+        return RopeParameters(RopeType.DEFAULT, theta, context_length, divisors=divisors)
+    if kind not in ("linear", "yarn") or divisors:
+        problem = f"is {kind[:80]!r}; supported: none, linear and yarn, those two without {ROPE_DIVISORS}"
+        raise metadata.error(f"{scaling}.type", problem)
+    original = metadata.integer(f"{scaling}.original_context_length", context_length, maximum=_MAX_LEN)
+    factor = metadata.number(f"{scaling}.factor", linear)
+    if kind == "linear":
+        return RopeParameters(RopeType.LINEAR, theta, original, factor)
+    for name, supported in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", None)):
+        if f"{scaling}.{name}" in metadata and metadata.number(f"{scaling}.{name}") != supported:
+            raise metadata.error(f"{scaling}.{name}", "is set, which is not supported")
+    amplitude = metadata.number(f"{scaling}.attn_factor", 1.0) * metadata.number(f"{scaling}.yarn_attn_factor", 1.0)
+    return RopeParameters(
+        RopeType.YARN,
+        theta,
+        original,
+        factor,
+        attention_factor=amplitude * (1.0 + 0.1 * math.log(max(factor, 1.0))),
+        beta_fast=metadata.number(f"{scaling}.yarn_beta_fast", 32.0),
+        beta_slow=metadata.number(f"{scaling}.yarn_beta_slow", 1.0),
+    )
+
+
+def reached_len(rope: RopeParameters, context_length: int) -> int:
+    """Return how many tokens the model reaches, scaling included.
+
+    Raises:
+        ValueError: It is more than can be served.
+    """
+    reached = max(context_length, rope.original_max_len * rope.factor)
+    if reached > _MAX_LEN:
+        raise ValueError(f"makes a context of {reached:g} tokens; at most {_MAX_LEN} can be served")
+    return int(reached)
+
+
+def _divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
+    """Read what each frequency is divided by; empty where the file does not say."""
+    info = file.tensors.get(ROPE_DIVISORS)
+    if info is None:
+        return ()
+    field = f"tensor {ROPE_DIVISORS!r}"
+    if info.shape != (head_dim // 2,) or info.type != F32:
+        problem = f"is {info.type.name} of shape {list(info.shape)}; it must be F32 of shape [{head_dim // 2}]"
+        raise GGUFError(file.path, field, problem)
+    values = torch.from_numpy(file.rows(info, 0, 1)).view(torch.float32)[0]
+    if not (values.isfinite() & (values > 0)).all():
+        raise GGUFError(file.path, field, "holds a number that is not above 0")
+    return tuple(values.tolist())

@@ -1,0 +1,206 @@
+"""Small random models of every family as GGUF files, written by the `gguf` package; `transformers` is the oracle.
+
+The oracle computes with what the package makes of the file's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from tests.gpu_worker.models.variants import randomize
+from tests.gpu_worker.quantization.gguf.raw_blocks import Bytes, dequantized, random_rows
+
+VOCAB_SIZE = 99
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A family with options of its configuration, and what the tensors are stored as."""
+
+    family: str
+    options: Mapping[str, Any]
+    kind: Callable[[str], str]
+
+    @property
+    def architecture(self) -> str:
+        return {"Llama": "llama", "Mistral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3"}[self.family]
+
+
+def uniform(kind: str) -> Callable[[str], str]:
+    return lambda name: kind
+
+
+def mixed(name: str) -> str:
+    """Types as llama.cpp's Q4_K_M mixes them: more bits for some tensors of a layer, so fused parts are unlike."""
+    parts = {"v_proj": "Q6_K", "down_proj": "Q5_K", "embed_tokens": "Q6_K", "lm_head": "Q6_K", "up_proj": "Q8_0"}
+    return next((kind for part, kind in parts.items() if part in name), "Q4_K")
+
+
+VARIANTS = {
+    **{f"llama-{kind}": Variant("Llama", {}, uniform(kind)) for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0")},
+    "llama-mixed": Variant("Llama", {}, mixed),
+    "llama-biases": Variant("Llama", {"attention_bias": True, "mlp_bias": True}, uniform("Q5_0")),
+    "llama-tied": Variant("Llama", {"tie_word_embeddings": True}, uniform("Q4_1")),
+    "llama-head-dim": Variant("Llama", {"head_dim": 128, "num_key_value_heads": 4}, uniform("Q4_K")),
+    "llama-llama3": Variant("Llama", {"rope_parameters": LLAMA3}, uniform("Q6_K")),
+    "llama-linear": Variant("Llama", {"rope_parameters": LINEAR, "max_position_embeddings": 32}, uniform("Q8_0")),
+    "mistral": Variant("Mistral", {"sliding_window": None}, uniform("Q5_K")),
+    "qwen2": Variant("Qwen2", {"tie_word_embeddings": True}, uniform("Q8_0")),
+    "qwen2-yarn": Variant("Qwen2", {"rope_parameters": YARN, "max_position_embeddings": 32}, mixed),
+    "qwen3": Variant("Qwen3", {"head_dim": 128}, mixed),
+    "qwen3-Q5_K": Variant("Qwen3", {"tie_word_embeddings": True}, uniform("Q5_K")),
+}
+
+
+def make_oracle(variant: Variant) -> Any:
+    """Make the random model that a file will be written of."""
+    import transformers
+
+    config = getattr(transformers, f"{variant.family}Config")(**{**SIZES, **variant.options})
+    torch.manual_seed(sum(repr(variant.options).encode()))
+    model = getattr(transformers, f"{variant.family}ForCausalLM")._from_config(config, attn_implementation="eager")
+    randomize(model.eval())
+    return model
+
+
+def write_model(path: Path, name: str, vocabulary: Callable[[Any], None] | None = None) -> Any:
+    """Write a variant, and return the oracle with the weights that the file holds."""
+    variant = VARIANTS[name]
+    oracle = make_oracle(variant)
+    write_oracle(path, oracle, variant, vocabulary or plain_vocabulary)
+    return oracle
+
+
+def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable[[Any], None]) -> None:
+    """Write `oracle`, whose matrices become new random ones of the variant's types."""
+    config, architecture = oracle.config, variant.architecture
+    writer: Any = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if head_dim != config.hidden_size // config.num_attention_heads:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    _add_rope(writer, config.rope_parameters, head_dim)
+    vocabulary(writer)
+    for seed, (name, parameter) in enumerate(oracle.named_parameters()):
+        _add_parameter(writer, variant, name, parameter, config, seed)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def plain_vocabulary(writer: Any) -> None:
+    """Tokens without a meaning; the last two begin and end sequences."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{index}" for index in range(VOCAB_SIZE)])
+    writer.add_token_types([1] * (VOCAB_SIZE - 2) + [3, 3])
+    writer.add_token_merges([])
+    writer.add_bos_token_id(VOCAB_SIZE - 2)
+    writer.add_eos_token_id(VOCAB_SIZE - 1)
+
+
+def _add_rope(writer: Any, rope: dict[str, Any], head_dim: int) -> None:
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(rope, head_dim))
+    elif rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if "original_max_position_embeddings" in rope:
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _llama3_divisors(rope: dict[str, Any], head_dim: int) -> Any:
+    """How much longer Llama 3's scaling makes each wavelength, as converters of such models write it."""
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] / wavelengths
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
+
+
+def _add_parameter(writer: Any, variant: Variant, name: str, parameter: Any, config: Any, seed: int) -> None:
+    if parameter.ndim == 1:
+        stored = parameter.detach().numpy()
+        writer.add_tensor(_gguf_name(name), _reordered(stored, variant, name, config))
+        return
+    kind = variant.kind(name)
+    rows, columns = parameter.shape
+    spread = 0.3 if "embed_tokens" in name or "lm_head" in name else 1.5 / columns**0.5
+    raw: Bytes = random_rows(kind, rows, columns, spread, seed)
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(dequantized(kind, raw)))
+    raw = _reordered(raw, variant, name, config)
+    writer.add_tensor(_gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return f"{_NAMES[stem]}.{kind}"
+    _, _, index, part = stem.split(".", 3)
+    return f"blk.{index}.{_NAMES[part]}.{kind}"
+
+
+def _reordered(rows: Any, variant: Variant, name: str, config: Any) -> Any:
+    """Order the rows of Llama's queries and keys for a rotation of neighbours, as its converter does."""
+    part = name.split(".")[-2]
+    if variant.architecture != "llama" or part not in ("q_proj", "k_proj"):
+        return rows
+    heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

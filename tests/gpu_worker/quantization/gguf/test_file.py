@@ -1,0 +1,185 @@
+"""Parsing: what the `gguf` package writes is read as it reads it, and every lie in a file is a `GGUFError`."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.file import GGUFFile
+from shared.errors import HeadraceError
+from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
+from tests.gpu_worker.quantization.gguf.hand_made import array, field, file, tensor, text
+
+HUGE = 2**63
+U32 = struct.Struct("<I")
+VALUES: dict[str, tuple[gguf.GGUFValueType, Any]] = {
+    "a.uint8": (gguf.GGUFValueType.UINT8, 255),
+    "a.int8": (gguf.GGUFValueType.INT8, -128),
+    "a.uint16": (gguf.GGUFValueType.UINT16, 65535),
+    "a.int16": (gguf.GGUFValueType.INT16, -32768),
+    "a.uint32": (gguf.GGUFValueType.UINT32, 2**32 - 1),
+    "a.int32": (gguf.GGUFValueType.INT32, -(2**31)),
+    "a.uint64": (gguf.GGUFValueType.UINT64, 2**64 - 1),
+    "a.int64": (gguf.GGUFValueType.INT64, -(2**63)),
+    "a.float32": (gguf.GGUFValueType.FLOAT32, 0.25),
+    "a.float64": (gguf.GGUFValueType.FLOAT64, 1e300),
+    "a.bool": (gguf.GGUFValueType.BOOL, True),
+    "a.string": (gguf.GGUFValueType.STRING, "naïve 日本 🏳️‍🌈"),
+}
+ARRAYS: dict[str, list[Any]] = {
+    "b.numbers": [1, -2, 3],
+    "b.floats": [0.5, -1.5],
+    "b.bools": [True, False],
+    "b.strings": ["", "x", "▁y"],
+    "b.empty_strings": ["", ""],
+    "b.nested": [[1, 2], [3]],
+}
+
+
+def read(path: Path, content: bytes) -> GGUFFile:
+    path.write_bytes(content)
+    with GGUFFile(path) as opened:
+        return opened
+
+
+def test_all_value_types_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "values.gguf"
+    writer: Any = gguf.GGUFWriter(path, "llama")
+    for key, (kind, value) in VALUES.items():
+        writer.add_key_value(key, value, kind)
+    for key, values in ARRAYS.items():
+        writer.add_array(key, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with GGUFFile(path) as opened:
+        fields = opened.metadata.fields
+    assert {key: fields[key] for key in VALUES} == {key: value for key, (_, value) in VALUES.items()}
+    assert {
+        key: [getattr(item, "tolist", lambda item=item: item)() for item in fields[key]] for key in ARRAYS
+    } == ARRAYS
+    assert fields["general.architecture"] == "llama"
+
+
+def test_tensors_are_where_the_gguf_package_finds_them(gguf_pair: Callable[[str], GGUFPair]) -> None:
+    path = gguf_pair("llama-mixed").path
+    reader = gguf.GGUFReader(path)
+    with GGUFFile(path) as opened:
+        assert list(opened.tensors) == [item.name for item in reader.tensors]
+        for expected in reader.tensors:
+            info = opened.tensors[expected.name]
+            assert info.type.number == expected.tensor_type
+            assert info.shape == tuple(expected.shape.tolist()[::-1])
+            assert (info.offset, info.num_bytes) == (expected.data_offset, expected.n_bytes)
+            rows = info.num_bytes // info.row_bytes
+            assert opened.rows(info, 0, rows).tobytes() == expected.data.tobytes()
+            assert opened.rows(info, rows - 1, 1).tobytes() == expected.data.tobytes()[-info.row_bytes :]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("alignment", [8, 32, 4096])
+def test_versions_and_alignments_are_read(tmp_path: Path, version: int, alignment: int) -> None:
+    fields = [field("general.alignment", 4, U32.pack(alignment))]
+    values = np.arange(32, dtype=np.float32)
+    content = file(fields, [tensor("x")], values.tobytes(), version=version, alignment=alignment)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    with GGUFFile(path) as opened:
+        assert opened.rows(opened.tensors["x"], 0, 1).view(np.float32)[0].tolist() == values.tolist()
+
+
+TENSOR = tensor("x")
+DATA = bytes(128)
+NAMED = field("k", 4, U32.pack(1))
+LIES = {
+    "empty file": (b"", "is empty"),
+    "other format": (b"PK\x03\x04" + bytes(60), "a GGUF file begins with"),
+    "version 1": (file(version=1), "the version is 1; supported: 2 and 3"),
+    "version 4": (file(version=4), "the version is 4; supported: 2 and 3"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+    "only the magic": (b"GGUF", "the version needs 4 bytes"),
+    "2^63 tensors": (file(num_tensors=HUGE), "at most 65536"),
+    "2^63 fields": (file(num_fields=HUGE), "at most 65536"),
+    "more fields than there are": (file([NAMED], num_fields=2), "has 0 characters"),
+    "more tensors than there are": (file([], [TENSOR], DATA, num_tensors=60000), "a name that is not 1 to 64"),
+    "key of 2^63 bytes": (file([struct.pack("<Q", HUGE) + b"k"]), "metadata field 0 needs 9223372036854775808 bytes"),
+    "empty key": (file([field("", 4, U32.pack(1))]), "has 0 characters"),
+    "key that is not UTF-8": (file([field(b"\xff\xfe", 4, U32.pack(1))]), "not UTF-8"),
+    "key twice": (file([NAMED, NAMED]), "'k' occurs twice"),
+    "value type 13": (file([field("k", 13, bytes(8))]), "value type 13"),
+    "boolean of 2": (file([field("k", 7, b"\x02")]), "boolean of value 2"),
+    "string of 2^63 bytes": (file([field("k", 8, struct.pack("<Q", HUGE))]), "needs 9223372036854775808 bytes"),
+    "string that is not UTF-8": (file([field("k", 8, text(b"\xc3\x28"))]), "not UTF-8"),
+    "array of 2^63 numbers": (file([field("k", 9, array(4, HUGE, b""))]), "needs 36893488147419103232 bytes"),
+    "array of 2^61 numbers of 8 bytes": (file([field("k", 9, array(10, 2**61, b""))]), "needs"),
+    "array of 2^63 strings": (file([field("k", 9, array(8, HUGE, b""))]), "names 9223372036854775808 items"),
+    "array of 2^63 arrays": (file([field("k", 9, array(9, HUGE, b""))]), "names 9223372036854775808 items"),
+    "array of an unknown type": (file([field("k", 9, array(77, 1, bytes(8)))]), "value type 77"),
+    "arrays 9 deep": (file([field("k", 9, array(9, 1, b"") * 9)], data=bytes(64)), "more than 4 deep"),
+    "100,000 arrays": (file([field("k", 9, array(9, 100_000, array(0, 0, b"") * 100_000))]), "more than 65536 of them"),
+    "alignment of 24": (file([field("general.alignment", 4, U32.pack(24))]), "must be a power of two"),
+    "alignment of 0": (file([field("general.alignment", 4, U32.pack(0))]), "from 8 to"),
+    "alignment of 2^31": (file([field("general.alignment", 4, U32.pack(2**31))]), "from 8 to"),
+    "alignment of text": (file([field("general.alignment", 8, text("32"))]), "must be a whole number"),
+    "no dimensions": (file([], [tensor("x", ())], DATA), "has 0 dimensions"),
+    "5 dimensions": (file([], [tensor("x", (1,) * 5)], DATA), "has 5 dimensions"),
+    "2^32-1 dimensions": (file([], [text("x") + b"\xff" * 24], DATA), "has 4294967295 dimensions"),
+    "a dimension of 0": (file([], [tensor("x", (32, 0))], DATA), "each must be at least 1"),
+    "dimensions that overflow": (file([], [tensor("x", (2**32, 2**32))], DATA), "ends at byte"),
+    "2^63 columns": (file([], [tensor("x", (HUGE,))], DATA), "ends at byte"),
+    "unsupported type": (
+        file([], [tensor("x", (256,), 10)], DATA),
+        "'x' has type Q2_K; supported: F32, F16, BF16, Q4_0",
+    ),
+    "unknown type": (file([], [tensor("x", (256,), 999)], DATA), "has type number 999; supported"),
+    "half a block": (file([], [tensor("x", (48,), 2)], DATA), "Q4_0 needs a multiple of 32"),
+    "offset of 2^63": (file([], [tensor("x", offset=HUGE)], DATA), "ends at byte"),
+    "offset of 2^64-32": (file([], [tensor("x", offset=2**64 - 32)], DATA), "ends at byte"),
+    "offset that is not aligned": (file([], [tensor("x", offset=4)], DATA), "no multiple of the alignment"),
+    "data beyond the end": (file([], [TENSOR], DATA[:-1]), "the file has 191; copy it again"),
+    "tensor twice": (file([], [TENSOR, tensor("x", offset=128)], DATA * 2), "'x' occurs twice"),
+    "overlapping tensors": (file([], [TENSOR, tensor("y", offset=96)], DATA * 2), "'y' overlaps tensor 'x'"),
+    "tensors in one place": (file([], [TENSOR, tensor("y")], DATA), "overlaps"),
+    "tensor name of 65 letters": (file([], [tensor("x" * 65)], DATA), "1 to 64 letters"),
+    "tensor name that is a path": (file([], [tensor("../x")], DATA), "1 to 64 letters"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lie_is_named(tmp_path: Path, lie: str) -> None:
+    content, problem = LIES[lie]
+    tracemalloc.start()
+    try:
+        with pytest.raises(GGUFError) as raised:
+            read(tmp_path / "lie.gguf", content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert problem in str(raised.value)
+    assert raised.value.path == tmp_path / "lie.gguf"
+    assert isinstance(raised.value, HeadraceError)
+    assert peak < 16 * len(content) + (1 << 20)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    fields = [field("k", 9, array(8, 2, text("a") + text("b"))), NAMED.replace(b"k", b"n")]
+    content = file(fields, [TENSOR, tensor("y", (32, 2), 8, offset=128)], bytes(128 + 68))
+    read(tmp_path / "whole.gguf", content)
+    for size in range(len(content)):
+        with pytest.raises(GGUFError):
+            read(tmp_path / "cut.gguf", content[:size])
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match=r"none\.gguf: the file cannot be read"):
+        GGUFFile(tmp_path / "none.gguf")
+    with pytest.raises(GGUFError, match="cannot be read"):
+        GGUFFile(tmp_path)
