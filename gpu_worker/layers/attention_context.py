@@ -18,7 +18,7 @@ class AttentionContext:
     Attributes:
         key_caches: Per layer, `[num_blocks, block_size, num_kv_heads, head_dim]`.
         value_caches: Likewise.
-        slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where each token's KV is written; -1 is nowhere.
+        slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where a token's KV is written; -1 is nowhere.
         block_tables: `[num_seqs, max_blocks]` int32; behind a sequence's blocks, any block.
         query_starts: `[num_seqs + 1]` int32.
         context_lens: `[num_seqs]` int32, tokens whose KV is in the cache after this step's write.
