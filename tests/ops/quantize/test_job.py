@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.models.checkpoint import Checkpoint
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.demo_model.corpus import training_documents
+from ops.demo_model.export import MODEL_FOLDER
+from ops.demo_model.heldout import held_out_documents
+from ops.quantize.job import QuantizeJob, quantize
+from shared.errors import ConfigError
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.ops.cli.command import headrace
+from tests.ops.quantize.layer_models import TEXT, save_model
+
+METHODS = ("int8", "fp8", "rtn-int4", "gptq", "awq")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    save_model(directory, request.param, attention_bias=request.param == "qwen3", tie_word_embeddings=True)
+    (directory / "text.txt").write_text(TEXT)
+    return directory
+
+
+def job_for(model: Path, out: Path, method: str) -> QuantizeJob:
+    return QuantizeJob(model, out, method, 32, model / "text.txt", samples=8, window=32, device="cpu")
+
+
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for shard in directory.glob("*.safetensors") for name, tensor in load_file(shard).items()}
+
+
+def unpacked(packed: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Take eight 4-bit values out of each word of a row, of which the `i`-th belongs at `order[i]`."""
+    words = packed.to(torch.int64) & 0xFFFFFFFF
+    values = torch.zeros(*packed.shape, 8)
+    for place, target in enumerate(order):
+        values[..., target] = (words // 16**place % 16).float()
+    return values.flatten(-2)
+
+
+def dense_by_formula(method: str, tensors: dict[str, torch.Tensor], module: str) -> torch.Tensor:
+    """Read a matrix by the plain formula of its method's convention, `[out_features, in_features]`."""
+    part = {name.removeprefix(f"{module}."): t for name, t in tensors.items() if name.startswith(f"{module}.")}
+    if method == "gptq":
+        values, zeros = unpacked(part["qweight"].T).T, unpacked(part["qzeros"]) + 1
+        groups = part["g_idx"].long()
+    else:
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        values, zeros = unpacked(part["qweight"], order), unpacked(part["qzeros"], order)
+        groups = torch.arange(len(values)) // 32
+    return ((values - zeros[groups]) * part["scales"].float()[groups]).T
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_checkpoint_computes_what_its_formula_says(method: str, model: Path, tmp_path: Path) -> None:
+    list(quantize(job_for(model, tmp_path / "out", method)))
+
+    oracle = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    stored = tensors_of(tmp_path / "out")
+    for name, module in oracle.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.weight.data = dense_by_formula(method, stored, name)
+        elif f"{name}.weight" in stored and "norm" in name:
+            module.weight.data = stored[f"{name}.weight"].float()
+        if f"{name}.bias" in stored:
+            module.bias.data = stored[f"{name}.bias"].float()
+    assert_same_logits(oracle, tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", ["int8", "fp8", "rtn-int4"])
+def test_checkpoint_is_read_alike_by_transformers(method: str, model: Path, tmp_path: Path) -> None:
+    list(quantize(job_for(model, tmp_path / "out", method)))
+
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.inference_mode():
+        oracle(torch.tensor([[1, 2, 3]]))  # it dequantizes its weights when they are first used
+    config = read_model_config(tmp_path / "out")
+    assert config.quantization is not None
+    with Checkpoint(tmp_path / "out", torch.float32, CPU) as checkpoint:
+        for name, module in oracle.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                ours = config.quantization.take(checkpoint, name, *module.weight.shape)
+                torch.testing.assert_close(ours.dequantize(), module.weight.data, rtol=1e-6, atol=0)
+
+
+def logits_of(directory: Path, token_ids: list[int]) -> torch.Tensor:
+    run = PagedRun(load_model(directory, torch.float32, CPU), [torch.tensor(token_ids)])
+    return run.step({0: len(token_ids)})[0]
+
+
+def assert_same_logits(oracle: Any, directory: Path) -> None:
+    token_ids = list(range(3, 43))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([token_ids])).logits[0]
+    actual = logits_of(directory, token_ids)
+    assert float((actual - expected).norm() / expected.norm()) <= 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_job_goes_on_to_the_same_bytes(method: str, model: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    list(quantize(job_for(model, whole, method)))
+    job = job_for(model, broken, method)
+
+    take(quantize(job), 5)
+    assert not (broken / "config.json").exists()
+    with pytest.raises(CheckpointError):
+        load_model(broken, torch.float32, CPU)
+    advances = list(quantize(job))
+
+    assert "done before" in advances[0].name
+    assert [advance.done for advance in advances] == [4, 5, 6, 7, 8, 9, 10, 11, 12]
+    expected, actual = tensors_of(whole), tensors_of(broken)
+    assert expected.keys() == actual.keys()
+    assert all(
+        torch.equal(tensor.view(torch.uint8), actual[name].view(torch.uint8)) for name, tensor in expected.items()
+    )
+    assert not (broken / "unfinished").exists()
+
+
+def take(advances: Iterator[object], count: int) -> None:
+    for _ in range(count):
+        next(advances)
+
+
+def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> None:
+    """On a model that was trained: random ones have no directions that matter more than others."""
+    (tmp_path / "text").write_text("".join(itertools.islice(training_documents(), 0, 100, 4))[:200_000])
+    held_out = ModelTokenizer(read_model_directory(MODEL_FOLDER)).encode_text(held_out_documents()[0])[:500]
+    oracle = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([held_out])).logits[0].log_softmax(-1)
+    lost = {}
+    for method in METHODS:
+        job = job_for(MODEL_FOLDER, tmp_path / method, method)
+        list(quantize(replace(job, group_size=64, calibration=tmp_path / "text", samples=16, window=256)))
+        actual = logits_of(tmp_path / method, held_out).log_softmax(-1)
+        lost[method] = float((expected.exp() * (expected - actual)).sum(-1).mean())
+
+    assert lost["int8"] < lost["fp8"] < lost["gptq"]
+    assert lost["gptq"] < 0.6 * lost["rtn-int4"]
+    assert lost["awq"] < 0.8 * lost["rtn-int4"]
+
+
+def test_unfinished_folder_of_another_job_is_refused(model: Path, tmp_path: Path) -> None:
+    job = job_for(model, tmp_path / "out", "int8")
+    take(quantize(job), 2)
+
+    with pytest.raises(ConfigError, match="method"):
+        next(quantize(replace(job, method="fp8")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_size": 128}, "possible: 32"),
+        ({"calibration": None}, "HEADRACE_CALIBRATION"),
+        ({"calibration": Path("/nowhere/text")}, "cannot be read"),
+    ],
+)
+def test_jobs_that_cannot_work_are_refused(changes: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        next(quantize(replace(job_for(model, tmp_path / "out", "gptq"), **changes)))
+
+
+def test_short_or_binary_calibration_texts_are_refused(model: Path, tmp_path: Path) -> None:
+    job = job_for(model, tmp_path / "out", "awq")
+    for content, message in ((b"short", "needs 32"), (b"\xff\xfe\x00", "not UTF-8")):
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            next(quantize(replace(job, calibration=tmp_path / "text")))
+
+
+def test_quantized_models_and_taken_folders_are_refused(model: Path, tmp_path: Path) -> None:
+    list(quantize(job_for(model, tmp_path / "out", "int8")))
+
+    with pytest.raises(ConfigError, match="quantized already"):
+        next(quantize(job_for(tmp_path / "out", tmp_path / "again", "int8")))
+    with pytest.raises(ConfigError, match="not empty"):
+        next(quantize(job_for(model, tmp_path / "out", "fp8")))
+
+
+def test_command_writes_a_model_that_the_next_command_reads(model: Path, tmp_path: Path) -> None:
+    out, text = tmp_path / "out", str(model / "text.txt")
+
+    made = headrace(
+        "quantize", "--method", "gptq", "--model", str(model), "--out", str(out), "--group-size", "32",
+        "--calibration", text, "--samples", "4", "--window", "32",
+    )  # fmt: skip
+    read = headrace("perplexity", "--model", str(out), "--text", text, "--context", "48")
+
+    assert made.returncode == 0, made.stderr
+    assert read.returncode == 0, read.stderr
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["bits"] == 4
+    assert "perplexity" in read.stdout

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from ops.perplexity import windows
+from tests.ops.cli.command import headrace
+from tests.ops.quantize.layer_models import TEXT, save_model
+
+
+@given(st.integers(2, 200), st.integers(2, 50), st.data())
+def test_windows_score_every_token_but_the_first_once(length: int, context: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, context - 1))
+    token_ids = list(range(length))
+
+    cut = list(windows(token_ids, context, stride))
+
+    scored = [token for window in cut for token in window.token_ids[-window.num_scored :]]
+    assert scored == token_ids[1:]
+    assert all(len(window.token_ids) <= context for window in cut)
+    # All but those of the first window see at least a window less a stride.
+    assert all(len(window.token_ids) - window.num_scored >= min(context - stride, 1) for window in cut)
+
+
+def transformers_perplexity(model: Any, token_ids: list[int], context: int, stride: int) -> float:
+    """The recipe of the documentation of `transformers`, except that targets are counted exactly."""
+    nats, count, end_before = 0.0, 0, 1
+    for begin in range(0, len(token_ids), stride):
+        end = min(begin + context, len(token_ids))
+        ids = torch.tensor([token_ids[begin:end]])
+        targets = ids.clone()
+        targets[:, : -(end - end_before)] = -100
+        with torch.inference_mode():
+            loss = model(ids, labels=targets).loss
+        nats += float(loss) * (end - end_before)
+        count += end - end_before
+        end_before = end
+        if end == len(token_ids):
+            break
+    return math.exp(nats / count)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_perplexity_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", family)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:1500])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "model" / "tokenizer.json"))
+    token_ids = tokenizer(text.read_text())["input_ids"]
+    expected = transformers_perplexity(model, token_ids, 48, 20)
+
+    result = headrace(
+        "perplexity", "--model", str(tmp_path / "model"), "--text", str(text), "--context", "48", "--stride", "20",
+        "--dtype", "float32",
+    )  # fmt: skip
+
+    assert result.returncode == 0, result.stderr
+    measured = float(result.stdout.split("perplexity ")[1].split()[0])
+    assert measured == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "HEADRACE_TEXT"),
+        (("--text", "missing.txt"), "cannot be read"),
+        (("--text", "text.txt", "--context", "64"), "at most"),
+        (("--text", "text.txt", "--context", "20", "--stride", "20"), "HEADRACE_STRIDE"),
+    ],
+)
+def test_bad_settings_are_named(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    save_model(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    given = [str(tmp_path / option) if option.endswith(".txt") else option for option in options]
+
+    result = headrace("perplexity", "--model", str(tmp_path / "model"), *given)
+
+    assert result.returncode == 2
+    assert message in result.stderr
