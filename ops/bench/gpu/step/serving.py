@@ -32,8 +32,7 @@ def throughput_case(device: torch.device, shape: ModelShape, load: Load, has_pee
     """
     max_model_len = load.prompt + load.new
     model, weights = random_model(shape, max_model_len, device)
-    engine = StepEngine(model, EngineSizes(load.num_seqs, max_model_len))
-    engine.time_to_first_token(engine.random_prompt(load.prompt - 1))
+    engine = StepEngine(model, EngineSizes(load.num_seqs, max_model_len, is_warm=True))
     prompts = [engine.random_prompt(load.prompt) for _ in range(load.num_seqs)]
 
     def serve(_: int) -> list[float]:
