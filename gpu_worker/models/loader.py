@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.checkpoint import Checkpoint, Progress
+from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
-from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.models.stored_weights import open_weights
 
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
@@ -44,7 +43,7 @@ def load_model(
     config = read_model_config(directory)
     if max_model_len is not None and max_model_len < config.max_model_len:
         config = dataclasses.replace(config, max_model_len=max_model_len)
-    with _open(directory, dtype, device, progress) as checkpoint:
+    with open_weights(directory, dtype, device, progress) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         model = CausalLM(config, checkpoint, dtype, device, quantized)
@@ -53,12 +52,3 @@ def load_model(
             checkpoint.discard(_CACHE_SCALES)
         checkpoint.check_all_taken()
     return model
-
-
-def _open(
-    directory: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None
-) -> Checkpoint | GGUFCheckpoint:
-    gguf = find_gguf(directory)
-    if gguf is not None:
-        return GGUFCheckpoint(gguf, dtype, device, progress)
-    return Checkpoint(directory, dtype, device, progress)

@@ -6,6 +6,7 @@ pairs the halves of a head, so those rows are put back in order.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from gpu_worker.quantization.gguf.tensor_types import BF16, F16, F32, TensorType
 # Dense tensors are converted so many bytes at a time.
 _CHUNK_BYTES = 8 << 20
 _DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+_EMBEDDING = "model.embed_tokens.weight"
+# Of a group's scale and its offset, in the engine's form.
+_GROUP_BYTES = 8
 _REORDERED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.([qk])_proj\.(weight|bias)")
 
 Progress = Callable[[int, int], None]
@@ -66,6 +70,15 @@ class GGUFCheckpoint:
     ) -> None:
         """Unmap the file."""
         self._file.__exit__(kind, error, traceback)
+
+    def num_bytes_loaded(self, unused: str) -> int:
+        """Return the bytes that the tensors will have once they are loaded.
+
+        Args:
+            unused: Tensors whose whole name matches this pattern are not.
+        """
+        used = [name for name in self._tensors if not re.fullmatch(unused, name)]
+        return sum(self._num_bytes_loaded(name) for name in used)
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -165,6 +178,13 @@ class GGUFCheckpoint:
         if info.shape != shape:
             raise self.error(name, f"has shape {list(info.shape)}; the metadata call for {list(shape)}")
         return info
+
+    def _num_bytes_loaded(self, name: str) -> int:
+        info = self._tensors[name]
+        kind, size = info.type, math.prod(info.shape)
+        if kind.bits is None or name == _EMBEDDING:
+            return size * self._dtype.itemsize
+        return size * kind.bits // 8 + size // kind.group_size * _GROUP_BYTES
 
     def _mark(self, name: str) -> None:
         self._taken.add(name)

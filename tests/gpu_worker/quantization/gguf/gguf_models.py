@@ -97,27 +97,24 @@ VARIANTS = {
 }
 
 
-def make_oracle(variant: Variant) -> Any:
-    """Make the random model that a file will be written of."""
+def make_oracle(variant: Variant, **options: Any) -> Any:
+    """Make the random model that a file will be written of; `options` go before the variant's own."""
     import transformers
 
-    config = getattr(transformers, f"{variant.family}Config")(**{**SIZES, **variant.options})
+    config = getattr(transformers, f"{variant.family}Config")(**{**SIZES, **variant.options, **options})
     torch.manual_seed(sum(repr(variant.options).encode()))
     model = getattr(transformers, f"{variant.family}ForCausalLM")._from_config(config, attn_implementation="eager")
     randomize(model.eval())
     return model
 
 
-def write_model(path: Path, name: str, vocabulary: Callable[[Any], None] | None = None) -> Any:
-    """Write a variant, and return the oracle with the weights that the file holds."""
-    variant = VARIANTS[name]
-    oracle = make_oracle(variant)
-    write_oracle(path, oracle, variant, vocabulary or plain_vocabulary)
-    return oracle
+def write_model(path: Path, name: str, **options: Any) -> Any:
+    """Write a variant with the plain vocabulary, and return the oracle with the weights that the file holds."""
+    return write_oracle(path, make_oracle(VARIANTS[name], **options), VARIANTS[name], plain_vocabulary)
 
 
-def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable[[Any], None]) -> None:
-    """Write `oracle`, whose matrices become new random ones of the variant's types."""
+def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable[[Any], None]) -> Any:
+    """Write `oracle`, whose matrices become new random ones of the variant's types, and return it."""
     config, architecture = oracle.config, variant.architecture
     writer: Any = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -139,6 +136,7 @@ def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return oracle
 
 
 def plain_vocabulary(writer: Any) -> None:

@@ -19,7 +19,7 @@ from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, Variant, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary, sentencepiece_vocabulary
 
 MAX_BYTES = 8 << 20
@@ -30,8 +30,7 @@ SHARED_PATH = [HealthCheck.function_scoped_fixture]
 
 def _write(path: Path, vocabulary: Callable[[Any], None], size: int) -> bytes:
     variant = VARIANTS["llama-Q8_0"]
-    small = Variant(variant.family, {**SMALL, "vocab_size": size}, variant.kind)
-    write_oracle(path, make_oracle(small), small, vocabulary)
+    write_oracle(path, make_oracle(variant, vocab_size=size, **SMALL), variant, vocabulary)
     return path.read_bytes()
 
 

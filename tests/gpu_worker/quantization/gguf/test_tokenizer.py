@@ -14,7 +14,7 @@ from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.messages import ChatMessage
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, Variant, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
 from tests.gpu_worker.quantization.gguf.vocabularies import (
     TEXTS,
     Vocabulary,
@@ -41,9 +41,8 @@ def write(tmp_path: Path) -> Write:
     def make(vocabulary: Callable[[Any], None], size: int) -> Path:
         variant = VARIANTS["llama-F32"]
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": size}
-        small = Variant(variant.family, sizes, variant.kind)
         path = tmp_path / "model.gguf"
-        write_oracle(path, make_oracle(small), small, vocabulary)
+        write_oracle(path, make_oracle(variant, **sizes), variant, vocabulary)
         return path
 
     return make

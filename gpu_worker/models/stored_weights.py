@@ -1,0 +1,33 @@
+"""Opens a model's weights, in whichever format they are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gpu_worker.models.checkpoint import Checkpoint, Progress
+from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
+from gpu_worker.quantization.gguf.model_file import find_gguf
+
+StoredWeights = Checkpoint | GGUFCheckpoint
+
+
+def open_weights(
+    model: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+) -> StoredWeights:
+    """Open the weights of a model; use the result as a context manager.
+
+    Args:
+        model: A directory of safetensors files, or a GGUF file or one that holds it.
+        dtype: What floating point numbers are converted to.
+        device: Where tensors are put.
+        progress: Called after each tensor with the bytes that were taken and that there are, in the files.
+
+    Raises:
+        HeadraceError: A file is missing or damaged.
+    """
+    gguf = find_gguf(model)
+    if gguf is not None:
+        return GGUFCheckpoint(gguf, dtype, device, progress)
+    return Checkpoint(model, dtype, device, progress)

@@ -1,0 +1,81 @@
+"""Greedy answers of the whole engine on GGUF files against the oracle's, and the memory that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.weights_size import weights_bytes
+from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
+from shared.messages import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
+from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary
+from tests.integration.system import running_system
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 9, 33, 2, 71], list(range(20, 60)), [8]]
+NUM_TOKENS = 12
+
+
+def oracle_tokens(oracle: Any, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(oracle(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["llama-mixed", "llama-F16", "qwen2", "qwen3"])
+def test_greedy_answers_equal_those_of_transformers(gguf_pair: Callable[[str], GGUFPair], name: str) -> None:
+    pair = gguf_pair(name)
+    runner = make_runner(pair.path, max_model_len=100, dtype="float32")
+    sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    sequences = [make_sequence(str(i), prompt, sampling) for i, prompt in enumerate(PROMPTS)]
+    outcome = run(runner, sequences, token_budget=16, arrivals_per_step=1)
+    assert outcome.tokens == {str(i): oracle_tokens(pair.oracle, prompt) for i, prompt in enumerate(PROMPTS)}
+
+
+@pytest.mark.parametrize("name", ["llama-mixed", "llama-F16", "qwen2"])
+def test_weights_take_the_memory_that_was_expected(gguf_pair: Callable[[str], GGUFPair], name: str) -> None:
+    path = gguf_pair(name).path
+    config = read_model_config(path)
+    expected = weights_bytes(path, torch.bfloat16, is_tied=config.tie_word_embeddings)
+    with GGUFCheckpoint(path, torch.bfloat16, CPU) as checkpoint:
+        taken = 0
+        for stored, parameter in gguf_pair(name).oracle.named_parameters():
+            if parameter.ndim == 1 or "embed_tokens" in stored or config.quantization is None:
+                taken += checkpoint.take(stored, *parameter.shape).nbytes
+            else:
+                form = config.quantization.take(checkpoint, stored.removesuffix(".weight"), *parameter.shape)
+                taken += form.num_bytes
+        checkpoint.check_all_taken()
+    assert taken == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_directory", [False, True], ids=["file", "directory"])
+def test_headrace_up_serves_a_gguf_file(tmp_path: Path, is_directory: bool) -> None:
+    vocabulary = byte_pair_vocabulary("qwen2")
+    (tmp_path / "tiny").mkdir()
+    path = tmp_path / "tiny" / "tiny-model.gguf"
+    variant = VARIANTS["qwen2"]
+    oracle = write_oracle(path, make_oracle(variant, vocab_size=len(vocabulary.tokens)), variant, vocabulary)
+    prompt = "The quick brown fox, 日本"
+    expected = oracle_tokens(oracle, vocabulary.tokenizer.encode(prompt).ids, 8)
+    model = path.parent if is_directory else path
+    environ = {"HEADRACE_DTYPE": "float32", "HEADRACE_NUM_BLOCKS": "64"}
+    with running_system(tmp_path, "--model", str(model), environ=environ) as system:
+        assert system.model == ("tiny" if is_directory else "tiny-model")
+        answer = system.client().completions.create(
+            model=system.model, prompt=prompt, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+        )
+    assert answer.choices[0].text == vocabulary.tokenizer.decode(expected)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
