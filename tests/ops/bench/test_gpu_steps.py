@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,3 +161,20 @@ def test_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(steps, "import_module", import_without_msgspec)
     with pytest.raises(steps.MissingPackageError, match="whole steps need msgspec: python3 -m pip install msgspec"):
         steps.DECODE_8B.checks(CPU)
+
+
+def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
+    blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
+    code = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Block())
+from ops.bench.gpu.cases.steps import load_step_module
+for name in ("correctness", "decode", "prefill", "serving"):
+    load_step_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ _VARIATIONS: tuple[Entry, ...] = (
     {"tile": 128}, {"tile": 512, "threshold_rows": 2},
     {"tiles": 8}, {"tiles": 32}, {"tiles": 32, "statistics_warps": 8}, {"statistics_warps": 8},
     {"threshold_rows": 2}, {"threshold_rows": 2, "stages": 2}, {"threshold_rows": 2, "stages": 6},
-    {"threshold_rows": 2, "threshold_tiles": 8, "threshold_warps": 16}, {"stages": 2}, {"stages": 3},
+    {"stages": 2}, {"stages": 3},
     {"pivots": 2}, {"pivots": 8, "threshold_rows": 2}, {"draw_warps": 2}, {"draw_warps": 8},
 )  # fmt: skip
 
