@@ -115,6 +115,14 @@ def test_floor_of_a_decode_step_reads_every_matrix_and_all_keys_and_values() -> 
     assert 2 * 20 <= cached <= 2 * (20 + 4)
 
 
+@pytest.mark.parametrize("shape", [QWEN, LLAMA], ids=lambda shape: shape.name)
+def test_matrices_end_with_the_scores_of_the_sampling_rows(shape: ModelShape) -> None:
+    _, weights = random_model(shape, 8, CPU)
+    scores = decode.matrices(shape, weights, num_tokens=5, num_sampling=2)(0)
+    assert isinstance(scores, torch.Tensor)
+    assert scores.shape == (2, shape.vocab_size)
+
+
 def test_multiplied_flops_of_a_prefill_are_those_of_the_published_size() -> None:
     assert LLAMA3_8B.layer_parameters + 2 * LLAMA3_8B.head_parameters == pytest.approx(8.03e9, rel=1e-3)
     assert prefill_case(CPU, QWEN, 40, 1).num_flops > 2 * 40 * QWEN.layer_parameters
