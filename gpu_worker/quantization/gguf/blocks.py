@@ -2,6 +2,8 @@
 
 All of it is exact: a block's scale has 11 bits and the numbers that it multiplies 8 bits or fewer, so that the products
 fit into float32. Source: ggml's block structures; bytes below are offsets into a block.
+
+Bits are moved eight bytes at a time, in int64: what a shift carries from a byte into its neighbour, a mask clears.
 """
 
 from __future__ import annotations
@@ -16,12 +18,23 @@ from gpu_worker.quantization.gguf import tensor_types
 from gpu_worker.quantization.gguf.tensor_types import TensorType
 from gpu_worker.quantization.weight_forms import GroupQuantizedWeight
 
-# So much of a tensor is unpacked at once: what is needed besides the result stays within a few times this.
-_CHUNK_BYTES = 8 << 20
+# So much of a tensor is unpacked at once, which caches hold: memory besides the result stays within a few times this.
+_CHUNK_BYTES = 1 << 20
+
+_LOW_BIT = 0x0101010101010101
+_LOW_PAIR = 0x0303030303030303
+_LOW_HALF = 0x0F0F0F0F0F0F0F0F
+_EVEN_BYTES = 0x00FF00FF00FF00FF
 
 
 class _Groups(NamedTuple):
-    """Unpacked groups: `values: [rows, num_groups, group_size]` uint8; `scales`, `offsets`: `[rows, num_groups]`."""
+    """Unpacked groups of rows.
+
+    Attributes:
+        values: `[rows, ...]` uint8, which flattened are a row's values in the engine's form.
+        scales: `[rows, num_groups]` float32.
+        offsets: The same.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -51,16 +64,11 @@ def unpack(raw: torch.Tensor, kind: TensorType) -> GroupQuantizedWeight:
         rows = slice(first, first + chunk)
         blocks = raw[rows].view(-1, raw.shape[1] // kind.block_bytes, kind.block_bytes)
         groups = _UNPACKERS[kind](blocks)
-        values[rows] = (_pack_nibbles(groups.values) if kind.bits == 4 else groups.values).flatten(1)
+        values[rows] = groups.values.flatten(1)
         scales[rows], offsets[rows] = groups.scales, groups.offsets
     if not (scales.isfinite().all() and offsets.isfinite().all()):
         raise NonFiniteScaleError
     return GroupQuantizedWeight(values, kind.bits, kind.group_size, scales, offsets)
-
-
-def _pack_nibbles(values: torch.Tensor) -> torch.Tensor:
-    """Put two values into a byte, the one of the even column into its low half."""
-    return values[..., 0::2] | (values[..., 1::2] << 4)
 
 
 def _half(blocks: torch.Tensor, begin: int) -> torch.Tensor:
@@ -68,34 +76,38 @@ def _half(blocks: torch.Tensor, begin: int) -> torch.Tensor:
     return blocks[..., begin : begin + 2].contiguous().view(torch.float16)[..., 0].float()
 
 
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """Return the low halves of all bytes, then the high halves: `[..., n]` to `[..., 2 * n]`."""
-    return torch.cat((packed & 15, packed >> 4), dim=-1)
+def _words(blocks: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Return bytes of every block, eight as an int64: `[rows, num_blocks, (end - begin) / 8]`."""
+    # A copy in any case: alignment and strides must be those of int64, even where a single block is contiguous.
+    return blocks[..., begin:end].clone(memory_format=torch.contiguous_format).view(torch.int64)
 
 
-def _bits(packed: torch.Tensor, shifts: torch.Tensor, mask: int) -> torch.Tensor:
-    """Return the bits of every byte at each of `shifts`: `[..., n]` to `[..., len(shifts), n]`."""
-    return (packed.unsqueeze(-2) >> shifts[:, None]) & mask
+def _pieces(words: torch.Tensor, num_bits: int, mask: int) -> torch.Tensor:
+    """Return the bits of all bytes, the lowest `num_bits` of each first: `[..., n]` to `[..., 8 / num_bits, n]`."""
+    return torch.stack([(words >> shift) & mask for shift in range(0, 8, num_bits)], dim=-2)
 
 
-def _shifts(blocks: torch.Tensor, count: int, step: int) -> torch.Tensor:
-    return torch.arange(0, count * step, step, dtype=torch.uint8, device=blocks.device)
+def _paired(words: torch.Tensor) -> torch.Tensor:
+    """Put the low halves of neighbours into one byte, the even one's below: `[..., n]` int64 to `[..., 4 * n]`."""
+    return ((words | (words >> 4)) & _EVEN_BYTES).view(torch.int16).to(torch.uint8)
 
 
 def _q4_0(blocks: torch.Tensor) -> _Groups:
     scales = _half(blocks, 0)
-    return _Groups(_nibbles(blocks[..., 2:]), scales, -8 * scales)
+    return _Groups(_paired(_pieces(_words(blocks, 2, 18), 4, _LOW_HALF)), scales, -8 * scales)
 
 
 def _q4_1(blocks: torch.Tensor) -> _Groups:
-    return _Groups(_nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
+    values = _paired(_pieces(_words(blocks, 4, 20), 4, _LOW_HALF))
+    return _Groups(values, _half(blocks, 0), _half(blocks, 2))
 
 
 def _q5_0(blocks: torch.Tensor) -> _Groups:
     scales = _half(blocks, 0)
     # Bit `i` of byte `j` belongs to value `8 * j + i`.
-    fifth = (blocks[..., 2:6, None] >> _shifts(blocks, 8, 1)) & 1
-    return _Groups(_nibbles(blocks[..., 6:]) | (fifth.flatten(-2) << 4), scales, -16 * scales)
+    fifth = torch.stack([(blocks[..., 2:6] >> bit) & 1 for bit in range(8)], dim=-1).flatten(-2)
+    low = _pieces(_words(blocks, 6, 22), 4, _LOW_HALF).view(torch.uint8).flatten(-2)
+    return _Groups(low | (fifth << 4), scales, -16 * scales)
 
 
 def _q8_0(blocks: torch.Tensor) -> _Groups:
@@ -110,7 +122,7 @@ def _six_bit_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Four bytes hold scales 0 to 3, four minima 0 to 3, in their low 6 bits. The last four hold the low halves of scales
     and minima 4 to 7; their upper 2 bits are the highest bits of the first eight bytes.
     """
-    scales, minima, low = torch.unflatten(packed, -1, (3, 4)).unbind(-2)
+    scales, minima, low = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     return (
         torch.cat((scales & 63, (low & 15) | ((scales >> 6) << 4)), dim=-1),
         torch.cat((minima & 63, (low >> 4) | ((minima >> 6) << 4)), dim=-1),
@@ -118,37 +130,41 @@ def _six_bit_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _k_groups(blocks: torch.Tensor, values: torch.Tensor) -> _Groups:
-    """Combine `values: [rows, num_blocks, 8, 32]` with the scales that begin a block of Q4_K and Q5_K."""
+    """Combine values with the scales that begin a block of Q4_K and Q5_K."""
     scales, minima = _six_bit_scales(blocks[..., 4:16])
     return _Groups(
-        values.flatten(1, 2),
+        values,
         (_half(blocks, 0).unsqueeze(-1) * scales).flatten(1),
         -(_half(blocks, 2).unsqueeze(-1) * minima).flatten(1),
     )
 
 
-def _low_halves(packed: torch.Tensor) -> torch.Tensor:
-    """Return groups of 32 from bytes that hold two of them, in 32 low and 32 high halves: `[..., 8, 32]`."""
-    return _bits(torch.unflatten(packed, -1, (4, 32)), _shifts(packed, 2, 4), 15).flatten(-3, -2)
+def _low_halves(blocks: torch.Tensor, begin: int) -> torch.Tensor:
+    """Return 8 groups from 128 bytes; each 32 of them hold one in their low and the next in their high halves.
+
+    Shapes:
+        result: `[rows, num_blocks, 8, 4]` int64, a value a byte
+    """
+    packed = torch.unflatten(_words(blocks, begin, begin + 128), -1, (4, 4))
+    return _pieces(packed, 4, _LOW_HALF).flatten(-3, -2)
 
 
 def _q4_k(blocks: torch.Tensor) -> _Groups:
-    return _k_groups(blocks, _low_halves(blocks[..., 16:]))
+    return _k_groups(blocks, _paired(_low_halves(blocks, 16)))
 
 
 def _q5_k(blocks: torch.Tensor) -> _Groups:
-    fifth = _bits(blocks[..., 16:48], _shifts(blocks, 8, 1), 1)
-    return _k_groups(blocks, _low_halves(blocks[..., 48:]) | (fifth << 4))
+    fifth = _pieces(_words(blocks, 16, 48), 1, _LOW_BIT)
+    return _k_groups(blocks, (_low_halves(blocks, 48) | (fifth << 4)).view(torch.uint8))
 
 
 def _q6_k(blocks: torch.Tensor) -> _Groups:
     # Each half of a block is 64 bytes with the low halves of 128 values, and 32 with their upper 2 bits.
-    low = _bits(torch.unflatten(blocks[..., :128], -1, (2, 64)), _shifts(blocks, 2, 4), 15)
-    high = _bits(torch.unflatten(blocks[..., 128:192], -1, (2, 32)), _shifts(blocks, 4, 2), 3)
-    values = low.flatten(-3) | (high.flatten(-3) << 4)
-    scales = _half(blocks, 208).unsqueeze(-1) * blocks[..., 192:208].contiguous().view(torch.int8)
-    scales = scales.flatten(1)
-    return _Groups(torch.unflatten(values.flatten(1), -1, (-1, 16)), scales, -32 * scales)
+    low = _pieces(torch.unflatten(_words(blocks, 0, 128), -1, (2, 8)), 4, _LOW_HALF)
+    high = _pieces(torch.unflatten(_words(blocks, 128, 192), -1, (2, 4)), 2, _LOW_PAIR)
+    values = (low.flatten(-3) | (high.flatten(-3) << 4)).view(torch.uint8)
+    scales = (_half(blocks, 208).unsqueeze(-1) * blocks[..., 192:208].contiguous().view(torch.int8)).flatten(1)
+    return _Groups(values, scales, -32 * scales)
 
 
 _UNPACKERS: Mapping[TensorType, Callable[[torch.Tensor], _Groups]] = MappingProxyType(
