@@ -50,7 +50,6 @@ class WorkerConfig:
         None,
         "Tokens of a step, no fewer than max_num_seqs; 512 on a CPU, 8192 on a GPU if not given.",
         minimum=1,
-        maximum=1 << 20,
     )
     simulate: float | None = setting(
         None,

@@ -54,12 +54,13 @@ SHAPES = MappingProxyType(
 def make_model(shape: Shape, directory: Path) -> None:
     """Write configuration, weights and tokenizer into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(_configuration(shape), indent=2))
+    (directory / "config.json").write_text(json.dumps(configuration(shape), indent=2))
     save_file(_weights(shape), directory / "model.safetensors", metadata={"format": "pt"})
     _save_tokenizer(shape.vocab_size, directory)
 
 
-def _configuration(shape: Shape) -> dict[str, object]:
+def configuration(shape: Shape) -> dict[str, object]:
+    """Return what `config.json` says of a shape."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -83,31 +84,39 @@ def _configuration(shape: Shape) -> dict[str, object]:
     }
 
 
+def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a checkpoint; those of one dimension are norms."""
+    size, inner, kv_size = shape.hidden_size, shape.intermediate_size, shape.num_kv_heads * shape.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocab_size, size),
+        "model.norm.weight": (size,),
+    }
+    for index in range(shape.num_layers):
+        name = f"model.layers.{index}"
+        shapes[f"{name}.input_layernorm.weight"] = (size,)
+        shapes[f"{name}.post_attention_layernorm.weight"] = (size,)
+        shapes[f"{name}.self_attn.q_proj.weight"] = (size, size)
+        shapes[f"{name}.self_attn.k_proj.weight"] = (kv_size, size)
+        shapes[f"{name}.self_attn.v_proj.weight"] = (kv_size, size)
+        shapes[f"{name}.self_attn.o_proj.weight"] = (size, size)
+        shapes[f"{name}.mlp.gate_proj.weight"] = (inner, size)
+        shapes[f"{name}.mlp.up_proj.weight"] = (inner, size)
+        shapes[f"{name}.mlp.down_proj.weight"] = (size, inner)
+    if not shape.is_tied:
+        shapes["lm_head.weight"] = (shape.vocab_size, size)
+    return shapes
+
+
 def _weights(shape: Shape) -> dict[str, torch.Tensor]:
     """Draw weights that keep hidden vectors at unit size, so that no format over- or underflows."""
     generator = torch.Generator().manual_seed(0)
 
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        scaled = torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
-        return scaled.bfloat16()
+    def draw(size: tuple[int, ...]) -> torch.Tensor:
+        if len(size) == 1:
+            return torch.ones(size, dtype=torch.bfloat16)
+        return (torch.randn(size, generator=generator) / math.sqrt(size[1])).bfloat16()
 
-    size, kv_size = shape.hidden_size, shape.num_kv_heads * shape.head_dim
-    ones = torch.ones(size, dtype=torch.bfloat16)
-    weights = {"model.embed_tokens.weight": matrix(shape.vocab_size, size), "model.norm.weight": ones.clone()}
-    for index in range(shape.num_layers):
-        name = f"model.layers.{index}"
-        weights[f"{name}.input_layernorm.weight"] = ones.clone()
-        weights[f"{name}.post_attention_layernorm.weight"] = ones.clone()
-        weights[f"{name}.self_attn.q_proj.weight"] = matrix(size, size)
-        weights[f"{name}.self_attn.k_proj.weight"] = matrix(kv_size, size)
-        weights[f"{name}.self_attn.v_proj.weight"] = matrix(kv_size, size)
-        weights[f"{name}.self_attn.o_proj.weight"] = matrix(size, size)
-        weights[f"{name}.mlp.gate_proj.weight"] = matrix(shape.intermediate_size, size)
-        weights[f"{name}.mlp.up_proj.weight"] = matrix(shape.intermediate_size, size)
-        weights[f"{name}.mlp.down_proj.weight"] = matrix(size, shape.intermediate_size)
-    if not shape.is_tied:
-        weights["lm_head.weight"] = matrix(shape.vocab_size, size)
-    return weights
+    return {name: draw(size) for name, size in weight_shapes(shape).items()}
 
 
 def _save_tokenizer(vocab_size: int, directory: Path) -> None:

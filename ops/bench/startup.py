@@ -1,0 +1,137 @@
+"""How long the engine takes to start from a checkpoint on disk, beside a plain read of the same files.
+
+`python -m ops.bench.startup --shape 8b` writes a checkpoint of that shape into a temporary folder and starts from it:
+once with its files evicted from the page cache (`cold`) and once with them in it (`warm`). Each start is a process of
+its own. `transformers` loads the same files where it is installed and they fit the memory twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ops.bench.record import append_record
+from ops.bench.startup_checkpoint import SHAPES_BY_NAME, write_checkpoint
+
+_READ_BYTES = 16 << 20
+_TIMEOUT_S = 900
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table, record a line for cold and one for warm files."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.startup", description=__doc__)
+    parser.add_argument("--shape", choices=list(SHAPES_BY_NAME), required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="headrace-startup-", dir=options.folder) as name:
+        directory = Path(name)
+        num_bytes = write_checkpoint(SHAPES_BY_NAME[options.shape], directory)
+        print(f"{options.shape}: {num_bytes / 1e9:.2f} GB in bfloat16, {device_name(options.device)}")
+        print(f"{'':26} {'seconds':>8} {'GB/s':>7}")
+        for state in ("cold", "warm"):
+            row = measure(directory, num_bytes, options.device, is_cold=state == "cold")
+            show(state, row, num_bytes)
+            command = f"python -m ops.bench.startup --shape {options.shape} --device {options.device}"
+            facts = {"shape": options.shape, "device": device_name(options.device), "files": state}
+            append_record("startup", command, {**facts, "num_bytes": num_bytes, **row})
+    return 0
+
+
+def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> dict[str, object]:
+    """Start the engine and its baselines, each with the files in the same state."""
+
+    def prepare() -> None:
+        if is_cold:
+            evict(directory)
+        else:
+            read_plainly(directory)
+
+    prepare()
+    read_s = read_plainly(directory)
+    prepare()
+    engine = run_child("startup_engine", directory, device)
+    row: dict[str, object] = {"plain_read_s": round(read_s, 6), "engine": engine}
+    if can_load_with_transformers(num_bytes):
+        prepare()
+        row["transformers"] = run_child("startup_transformers", directory, device)
+    return row
+
+
+def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
+    """Run a module that prints one JSON line when it is ready, and add when that was since it was started.
+
+    Raises:
+        RuntimeError: It failed; its last words are in the message.
+    """
+    command = [sys.executable, "-m", f"ops.bench.{module}", str(directory), device]
+    started = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        ready_s = time.perf_counter() - started
+        _, errors = child.communicate(timeout=_TIMEOUT_S)
+    if child.returncode != 0:
+        raise RuntimeError(f"{module} failed: {errors.strip()[-2000:]}")
+    result: dict[str, float] = json.loads(line)
+    return {**result, "ready": round(ready_s, 3)}
+
+
+def read_plainly(directory: Path) -> float:
+    """Read all weights from beginning to end, and return the seconds."""
+    buffer = bytearray(_READ_BYTES)
+    started = time.perf_counter()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return time.perf_counter() - started
+
+
+def evict(directory: Path) -> None:
+    """Drop the files from the page cache, where the file system lets us."""
+    for path in directory.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def can_load_with_transformers(num_bytes: int) -> bool:
+    """Whether it is installed and the machine has room for the weights twice, once as files in the cache."""
+    from importlib.util import find_spec
+
+    from gpu_worker.execution.memory_host import free_host_bytes
+
+    return find_spec("transformers") is not None and 2 * num_bytes < free_host_bytes()
+
+
+def device_name(device: str) -> str:
+    """Return what the machine calls the device."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
+def show(state: str, row: dict[str, object], num_bytes: int) -> None:
+    """Print the rows of one state of the files."""
+    engine, peer = row["engine"], row.get("transformers")
+    assert isinstance(engine, dict)
+    seconds = {f"{state}: plain read": row["plain_read_s"]}
+    seconds |= {f"{state}: engine {name}": value for name, value in engine.items() if name != "num_blocks"}
+    if isinstance(peer, dict):
+        seconds |= {f"{state}: transformers {name}": value for name, value in peer.items()}
+    for name, value in seconds.items():
+        assert isinstance(value, float)
+        has_rate = name.endswith(("read", "load"))
+        print(f"{name:26} {value:>8.2f} {f'{num_bytes / 1e9 / value:.2f}' if has_rate else '':>7}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Starts the engine once, in a process of its own, and prints what took how long. Run by `ops.bench.startup`.
+
+Arguments: model directory, device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from gpu_worker.execution.start_up import StartUp
+
+MAX_NUM_SEQS = 256
+
+
+def main(directory: str, device: str) -> None:
+    """Build a runner as a worker would with its default settings."""
+    start_up = StartUp()
+    from gpu_worker.engine_setup import CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS
+    from gpu_worker.execution.build import build_runner
+    from gpu_worker.execution.runner_config import RunnerConfig
+
+    config = RunnerConfig(
+        Path(directory),
+        device=device,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS,
+    )
+    imported_s = start_up.total_s
+    runner = build_runner(config, start_up)
+    seconds = {stage.value: round(duration, 3) for stage, duration in start_up.seconds.items()}
+    print(json.dumps({"import": round(imported_s, 3), **seconds, "num_blocks": runner.num_blocks}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,91 @@
+"""The worker's settings: what they allow, how they are told, on the command line and before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.engine_setup import build_engine
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.cli.worker import command
+from shared.config import resolve
+from shared.errors import ConfigError
+
+DEMO_MODEL = Path("ops/demo_model/model")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("gpu_memory_utilization", "0", "0.0 is too small; the least allowed is 0.05"),
+        ("gpu_memory_utilization", "1.01", "1.01 is too large; the most allowed is 1"),
+        ("gpu_memory_utilization", "nan", "must be a number, not NaN"),
+        ("gpu_memory_utilization", "90%", "'90%' is not a valid float"),
+        ("max_model_len", "1", "1 is too small; the least allowed is 2"),
+        ("max_num_seqs", "0", "0 is too small; the least allowed is 1"),
+        ("max_num_seqs", "8193", "8193 is too large; the most allowed is 8192"),
+        ("max_num_batched_tokens", "0", "0 is too small; the least allowed is 1"),
+        ("block_size", "0", "0 is too small; the least allowed is 1"),
+        ("block_size", "16.5", "'16.5' is not a valid int"),
+        ("num_blocks", "0", "0 is too small; the least allowed is 1"),
+        ("kv_cache_bytes", "4GB", "'4GB' is not a valid int"),
+        ("dtype", "int8", "'int8' is not one of auto, float32, bfloat16, float16"),
+    ],
+)
+def test_value_out_of_bounds_names_the_variable_and_what_is_allowed(name: str, value: str, message: str) -> None:
+    variable = f"HEADRACE_{name.upper()}"
+    for values, environ in (({name: value}, {}), ({}, {variable: value})):
+        with pytest.raises(ConfigError) as raised:
+            resolve(WorkerConfig, values, environ)
+        assert str(raised.value) == f"{variable}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "facts"),
+    [
+        ("--gpu-memory-utilization NUMBER", "HEADRACE_GPU_MEMORY_UTILIZATION; default 0.9; 0.05 to 1"),
+        ("--max-model-len N", "HEADRACE_MAX_MODEL_LEN; at least 2"),
+        ("--max-num-seqs N", "HEADRACE_MAX_NUM_SEQS; default 256; 1 to 8192"),
+        ("--max-num-batched-tokens N", "HEADRACE_MAX_NUM_BATCHED_TOKENS; at least 1"),
+        ("--block-size N", "HEADRACE_BLOCK_SIZE; default 16; 1 to 1024"),
+        ("--dtype auto|float32|bfloat16|float16", "HEADRACE_DTYPE; default auto"),
+        ("--num-blocks N", "HEADRACE_NUM_BLOCKS; at least 1"),
+        ("--kv-cache-bytes N", "HEADRACE_KV_CACHE_BYTES; at least 1"),
+    ],
+)
+def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) -> None:
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert re.search(rf"{re.escape(flag)} [^\[]+\[{re.escape(facts)}\]", text), text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"max_model_len": 10**6},
+            r"HEADRACE_MAX_MODEL_LEN: is 1000000, but the model was made for \d+ tokens; lower it",
+        ),
+        (
+            {"max_num_batched_tokens": 100},
+            r"HEADRACE_MAX_NUM_BATCHED_TOKENS: max_num_batched_tokens \(100\) must be at least max_num_seqs \(256\)",
+        ),
+        ({"device": "cuda"}, "HEADRACE_DEVICE: is cuda, but PyTorch finds no CUDA device here"),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_or_machine_are_refused_before_loading(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
+    from gpu_worker.execution import build
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(build, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    directory = read_model_directory(DEMO_MODEL)
+    with pytest.raises(ConfigError, match=message):
+        build_engine(WorkerConfig(model=DEMO_MODEL, **settings), directory, ModelTokenizer(directory))
