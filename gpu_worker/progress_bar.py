@@ -53,7 +53,7 @@ class ProgressBar:
 
     def _draw(self, stage: Stage, done: int, total: int, now: float) -> None:
         filled = BAR_WIDTH * done // max(total, 1)
-        bar = "█" * filled + "░" * (BAR_WIDTH - filled)
+        bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
         began, done_then = self._began
         has_rate = stage is Stage.LOAD and now > began
         rate = f" {(done - done_then) / 1e9 / (now - began):.1f} GB/s" if has_rate else ""

@@ -36,8 +36,8 @@ def test_terminal_shows_a_bar_that_is_drawn_over_itself(clock: Clock) -> None:
         clock.now += 0.5
         bar(Stage.LOAD, done * GB, 4 * GB)
     lines = terminal.getvalue().split("\r\x1b[K")[1:]
-    assert lines[-1] == f"loading weights  {'█' * 30} 4.00 GB of 4.00 GB 3.0 GB/s\n"
-    assert lines[1].startswith(f"loading weights  {'█' * 15}{'░' * 15} 2.00 GB of 4.00 GB")
+    assert lines[-1] == f"loading weights  [{'#' * 30}] 4.00 GB of 4.00 GB 3.0 GB/s\n"
+    assert lines[1].startswith(f"loading weights  [{'#' * 15}{'.' * 15}] 2.00 GB of 4.00 GB")
     assert not lines[1].endswith("\n")
 
 
