@@ -22,6 +22,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each query token to its sequence's cached tokens, causally.
 
@@ -40,6 +41,7 @@ def paged_attention(
         scale: Multiplies the scores.
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
         soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
+        kv_scales: Of a cache in eight bits (`kernels.quantized_kv`); None of any other.
 
     Shapes:
         query, result: `[num_tokens, num_heads, head_dim]`
@@ -47,13 +49,14 @@ def paged_attention(
         block_tables: `[num_seqs, max_blocks]` int32
         query_starts: `[num_seqs + 1]` int32
         context_lens: `[num_seqs]` int32
+        kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
     """
     if query.is_cuda and is_triton_installed():
         from kernels.paged_attention import triton_attention
 
         if triton_attention.can_run(query, key_cache):
             batch = triton_attention.PagedAttentionBatch(
-                query, key_cache, value_cache, block_tables, query_starts, context_lens
+                query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales
             )
             return triton_attention.paged_attention_triton(
                 batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)
@@ -74,4 +77,5 @@ def paged_attention(
         scale,
         sliding_window,
         soft_cap,
+        kv_scales,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.quantized_kv import dequantize_heads
+
 
 def paged_attention_reference(
     query: torch.Tensor,
@@ -17,6 +19,7 @@ def paged_attention_reference(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32.
 
@@ -28,8 +31,11 @@ def paged_attention_reference(
     for sequence, context_len in enumerate(lengths):
         rows = slice(starts[sequence], starts[sequence + 1])
         blocks = block_tables[sequence, : -(-context_len // block_size)].long()
-        keys = key_cache[blocks].flatten(0, 1)[:context_len]
-        values = value_cache[blocks].flatten(0, 1)[:context_len]
+        keys, values = key_cache[blocks], value_cache[blocks]
+        if kv_scales is not None:
+            key_scales, value_scales = kv_scales[blocks].transpose(1, 2).unbind(-1)
+            keys, values = dequantize_heads(keys, key_scales), dequantize_heads(values, value_scales)
+        keys, values = (cached.flatten(0, 1)[:context_len] for cached in (keys, values))
         if context_len > 0 and starts[sequence] < starts[sequence + 1]:
             result[rows] = _attend(query[rows], keys, values, scale, sliding_window, soft_cap)
     return result

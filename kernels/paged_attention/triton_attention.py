@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 
-from kernels.gpu_config import Gpu
+from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel
 from kernels.paged_attention.triton_config import (
     ChunkConfig,
@@ -38,6 +38,12 @@ class PagedAttentionBatch:
     block_tables: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
+    kv_scales: torch.Tensor | None = None
+
+    @property
+    def scale_pairs(self) -> torch.Tensor | None:
+        """Return both scales of a token as one int32: a GPU copies no fewer bytes at a time ahead of their use."""
+        return None if self.kv_scales is None else self.kv_scales.view(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +90,10 @@ def paged_attention_triton(
         result: `[num_tokens, num_heads, head_dim]`
     """
     query = batch.query if batch.query.stride()[1:] == (batch.query.shape[2], 1) else batch.query.contiguous()
-    batch = PagedAttentionBatch(
-        query, batch.key_cache, batch.value_cache, batch.block_tables, batch.query_starts, batch.context_lens
-    )
+    batch = replace(batch, query=query)
     padded_head_dim = max(16, triton.next_power_of_2(query.shape[2]))
     split = split or split_config(gpu.generation, padded_head_dim, query.dtype)
-    chunk = chunk or chunk_config(gpu.generation, padded_head_dim, query.dtype)
+    chunk = chunk or _chunk_config(batch, padded_head_dim, gpu)
     constants = _constants(batch, padded_head_dim, scale, sliding_window, soft_cap)
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     group = query.shape[1] // batch.key_cache.shape[2]
@@ -104,6 +108,15 @@ def paged_attention_triton(
         _launch_split(batch, result, constants, short_len, split, gpu)
     _launch_chunk(batch, result, constants, short_len + 1, chunk)
     return result
+
+
+def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, gpu: Gpu) -> ChunkConfig:
+    """Return the table's entry, with smaller tiles where eight bits are converted and registers would not be enough."""
+    config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
+    is_roomy = gpu.generation is GpuGeneration.HOPPER and padded_head_dim < MAX_HEAD_DIM
+    if batch.kv_scales is None or is_roomy:
+        return config
+    return replace(config, block_n=max(config.block_n // 2, _MIN_ROWS))
 
 
 def _constants(
@@ -143,9 +156,10 @@ def _launch_split(
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     min_tiles = -(-config.min_split_tokens // config.block_n)
     splits = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n}
+    caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
-        *(result, partial, partial_lse, batch.query, batch.key_cache, batch.value_cache, batch.block_tables, *lengths),
+        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
@@ -180,6 +194,7 @@ def _launch_chunk(
         batch.query,
         batch.key_cache,
         batch.value_cache,
+        batch.scale_pairs,
         batch.block_tables,
         batch.query_starts,
         batch.context_lens,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_tiles import attend_tiles
+from kernels.paged_attention.triton_tiles import attend_tiles, finish_rows
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def chunk_attention_kernel(
     query_ptr,
     key_ptr,
     value_ptr,
+    scales_ptr,
     block_tables_ptr,
     query_starts_ptr,
     context_lens_ptr,
@@ -85,6 +86,8 @@ def chunk_attention_kernel(
     row_positions = tl.where(is_row, context_len - query_len + tokens, -1)
     key_ptr += kv_head * HEAD_DIM
     value_ptr += kv_head * HEAD_DIM
+    if scales_ptr is not None:
+        scales_ptr += kv_head * BLOCK_SIZE
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -99,23 +102,22 @@ def chunk_attention_kernel(
         first_tile = tl.maximum(first_position - SLIDING_WINDOW + 1, 0) // BLOCK_N
         full_tile = tl.minimum(tl.cdiv(tl.maximum(last_position - SLIDING_WINDOW + 1, 0), BLOCK_N), end_tile)
         accumulator, row_max, row_sum = attend_tiles(
-            query, accumulator, row_max, row_sum, key_ptr, value_ptr, table_ptr, first_tile, full_tile, row_positions,
-            context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, SLIDING_WINDOW, SOFT_CAP,
-            PRECISION, BLOCK_N, BLOCK_D,
+            query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, first_tile, full_tile,
+            row_positions, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
+            SLIDING_WINDOW, SOFT_CAP, PRECISION, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     diagonal_tile = tl.maximum((first_position + 1) // BLOCK_N, full_tile)
     accumulator, row_max, row_sum = attend_tiles(
-        query, accumulator, row_max, row_sum, key_ptr, value_ptr, table_ptr, full_tile, diagonal_tile, row_positions,
-        context_len, score_scale, False, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, SLIDING_WINDOW, SOFT_CAP,
-        PRECISION, BLOCK_N, BLOCK_D,
+        query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, full_tile, diagonal_tile,
+        row_positions, context_len, score_scale, False, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
+        SLIDING_WINDOW, SOFT_CAP, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     accumulator, row_max, row_sum = attend_tiles(
-        query, accumulator, row_max, row_sum, key_ptr, value_ptr, table_ptr, diagonal_tile, end_tile, row_positions,
-        context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, SLIDING_WINDOW, SOFT_CAP,
-        PRECISION, BLOCK_N, BLOCK_D,
+        query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, diagonal_tile, end_tile,
+        row_positions, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
+        SLIDING_WINDOW, SOFT_CAP, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
-    # A row that sees no token has the sum 0 and the result 0.
-    accumulator = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    accumulator = finish_rows(accumulator, row_sum, scales_ptr)
     result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
     tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)

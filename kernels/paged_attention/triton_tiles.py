@@ -4,12 +4,36 @@
 A program's query rows are the query tokens of one sequence times the query heads that share one KV head: row `r` is
 token `r // group`, head `r % group` of the group. So one read of a key serves every head that needs it.
 The softmax is kept online, in base 2. Source: Dao, arXiv 2307.08691, algorithm 1; Ringlein et al., arXiv 2511.11581.
+Of a cache in eight bits the scale of a key multiplies its scores and the scale of a value its weights, so that what the
+tensor cores multiply are the numbers of the cache themselves.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# Weights times the scales of values are in units of 1 / 64: the largest that float16 holds for any float16 value, since
+# the smallest ones would be lost there otherwise.
+WEIGHT_UNITS = tl.constexpr(64.0)
+
+
+@triton.jit
+def load_scales(
+    scales_ptr,
+    blocks,
+    positions,
+    context_len,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+):
+    """Return the scales of the keys and of the values at `positions`, fp32."""
+    pairs_ptr = scales_ptr + blocks.to(tl.int64) * (NUM_KV_HEADS * BLOCK_SIZE) + positions % BLOCK_SIZE
+    pairs = tl.load(pairs_ptr, mask=positions < context_len, other=0) if MASKED else tl.load(pairs_ptr)
+    key_scales = pairs.to(tl.int16).to(tl.float16, bitcast=True)
+    value_scales = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return key_scales.to(tl.float32), value_scales.to(tl.float32)
 
 
 @triton.jit
@@ -20,6 +44,7 @@ def attend_tiles(
     row_sum,
     key_ptr,
     value_ptr,
+    scales_ptr,
     table_ptr,
     first_tile,
     end_tile,
@@ -39,12 +64,13 @@ def attend_tiles(
     """Fold the tiles `first_tile : end_tile` of a sequence's cached tokens into the running softmax of the rows.
 
     Args:
-        query: `[BLOCK_M, BLOCK_D]`, zero beyond the head.
-        accumulator: `[BLOCK_M, BLOCK_D]` fp32, not yet divided by `row_sum`.
+        query: `[BLOCK_M, BLOCK_D]`, zero beyond the head, of the type to multiply in.
+        accumulator: `[BLOCK_M, BLOCK_D]` fp32, before `finish_rows`.
         row_max: `[BLOCK_M]` fp32, in units of log2; -inf before the first visible token.
         row_sum: `[BLOCK_M]` fp32.
         key_ptr: The key cache, at this program's KV head.
         value_ptr: The value cache, likewise.
+        scales_ptr: Pairs of scales, each read as one int32, likewise; None where the cache is not in eight bits.
         table_ptr: The sequence's row of the block table.
         first_tile: In units of BLOCK_N tokens.
         end_tile: Likewise.
@@ -83,8 +109,14 @@ def attend_tiles(
         else:
             key = tl.load(key_ptr + elements, mask=load_mask, other=0.0)
             value = tl.load(value_ptr + elements, mask=load_mask, other=0.0)
+        score_scales = score_scale
+        if scales_ptr is not None:
+            key_scales, value_scales = load_scales(
+                scales_ptr, blocks, positions, context_len, MASKED, BLOCK_SIZE, SLOT_STRIDE // HEAD_DIM
+            )
+            score_scales = (key_scales * score_scale)[None, :]
 
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION) * score_scale
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION) * score_scales
         if SOFT_CAP > 0:
             # tanh by way of a decaying exponential, which cannot overflow; 2.885 = 2 log2(e).
             decay = tl.exp2(tl.abs(scores) * -2.8853900817779268)
@@ -102,7 +134,17 @@ def attend_tiles(
         weights = tl.exp2(scores - shift[:, None])
         correction = tl.exp2(row_max - shift)
         row_sum = row_sum * correction + tl.sum(weights, 1)
+        if scales_ptr is not None:
+            weights *= (value_scales * WEIGHT_UNITS)[None, :]
         accumulator = accumulator * correction[:, None]
         accumulator = tl.dot(weights.to(query.dtype), value.to(query.dtype), accumulator, input_precision=PRECISION)
         row_max = new_max
     return accumulator, row_max, row_sum
+
+
+@triton.jit
+def finish_rows(accumulator, row_sum, scales_ptr):
+    """Return the attended values; a row that sees no token has the sum 0 and the result 0."""
+    if scales_ptr is not None:
+        accumulator *= 1.0 / WEIGHT_UNITS
+    return accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]

@@ -18,11 +18,13 @@ def rope_kv_write(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate the query heads in place, and write rotated keys, and values, into their slots of the cache.
 
     Dimension `i` of a head is paired with dimension `i + rotated_dim / 2`; dimensions from `rotated_dim` on stay.
-    Everything is computed in fp32 and rounded once. Source: Su et al., arXiv 2104.09864, equation 34.
+    Everything is computed in fp32 and rounded once, or quantised as `kernels.quantized_kv` says.
+    Source: Su et al., arXiv 2104.09864, equation 34.
 
     Args:
         qkv: Per token the query heads, then the key heads, then the value heads. May be strided in its first
@@ -33,6 +35,7 @@ def rope_kv_write(
         value_cache: Likewise.
         slot_mapping: `block * block_size + offset` of each token, no slot twice; -1, for padding, is not written.
         head_norm: Normalises query and key heads before the rotation; None leaves them.
+        kv_scales: Of a cache in eight bits, written at the slots; None of any other.
 
     Shapes:
         qkv: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`
@@ -40,13 +43,16 @@ def rope_kv_write(
         cos_sin: `[max_positions, rotated_dim]`
         key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`
         slot_mapping: `[num_tokens]` int64
+        kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
         result: `[num_tokens, num_heads, head_dim]`, the query heads, a view of `qkv`
     """
     if qkv.is_cuda and is_triton_installed():
         from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 
         gpu = gpu_of(qkv.device)
-        return rope_kv_write_triton(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, gpu)
+        return rope_kv_write_triton(
+            qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, gpu, kv_scales
+        )
     if can_run(qkv, positions, cos_sin, key_cache, head_norm) and (library := cpu_library()) is not None:
         return rope_kv_write_cpu(library, qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
-    return rope_kv_write_reference(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
+    return rope_kv_write_reference(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales)

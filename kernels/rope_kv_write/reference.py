@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.quantized_kv import quantize_heads
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNormWeights:
@@ -24,19 +26,28 @@ def rope_kv_write_reference(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, in fp32, rounded once."""
-    num_kv_heads, head_dim = key_cache.shape[2:]
+    num_kv_heads = key_cache.shape[2]
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     query, key, value = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
     cos, sin = cos_sin[positions].float().unsqueeze(1).chunk(2, dim=-1)
     is_written = slot_mapping >= 0
     slots = slot_mapping[is_written]
     rotated_key = _rotate(_normalise(key, head_norm.key, head_norm.eps) if head_norm else key.float(), cos, sin)
-    key_cache.view(-1, num_kv_heads, head_dim)[slots] = rotated_key[is_written].to(key_cache.dtype)
-    value_cache.view(-1, num_kv_heads, head_dim)[slots] = value[is_written].to(value_cache.dtype)
+    for kind, (cache, heads) in enumerate(((key_cache, rotated_key), (value_cache, value))):
+        _store(heads[is_written], slots, cache, None if kv_scales is None else kv_scales[..., kind])
     query.copy_(_rotate(_normalise(query, head_norm.query, head_norm.eps) if head_norm else query.float(), cos, sin))
     return query
+
+
+def _store(heads: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None) -> None:
+    blocks, offsets = slots // cache.shape[1], slots % cache.shape[1]
+    if scales is None:
+        cache[blocks, offsets] = heads.to(cache.dtype)
+    else:
+        cache[blocks, offsets], scales[blocks, :, offsets] = quantize_heads(heads, cache.dtype)
 
 
 def _normalise(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

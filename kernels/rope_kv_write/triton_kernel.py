@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.quantized_kv import LARGEST
 from kernels.rope_kv_write.reference import HeadNormWeights
 
 
@@ -29,6 +30,26 @@ _CONFIGS = {
 
 
 @triton.jit
+def scales_of(largest, LARGEST: tl.constexpr):
+    """Return the scales of heads whose largest magnitudes are given, and what their elements are multiplied with."""
+    scales = tl.minimum(tl.div_rn(largest, LARGEST), 65504.0).to(tl.float16)
+    wide = scales.to(tl.float32)
+    return scales, tl.where(wide > 0, tl.div_rn(1.0, tl.where(wide > 0, wide, 1.0)), 0.0)
+
+
+@triton.jit
+def to_cache(x, cache_ptr, LARGEST: tl.constexpr):
+    """Convert to the cache's type: to one of eight bits, whose largest number is LARGEST, with saturation."""
+    cache_type: tl.constexpr = cache_ptr.dtype.element_ty
+    if LARGEST > 0:
+        x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
+    if cache_type == tl.int8:
+        # Rounds to the nearest integer, to the even one of two: fp32 has none but integers from 2^23 to 2^24.
+        x = x + 12582912.0 - 12582912.0
+    return x.to(cache_type)
+
+
+@triton.jit
 def rope_kv_write_kernel(
     qkv_ptr,
     positions_ptr,
@@ -36,6 +57,7 @@ def rope_kv_write_kernel(
     key_cache_ptr,
     value_cache_ptr,
     slot_mapping_ptr,
+    scales_ptr,
     query_weight_ptr,
     key_weight_ptr,
     qkv_stride,
@@ -43,6 +65,8 @@ def rope_kv_write_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LARGEST: tl.constexpr,
     ROTATED_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -100,19 +124,32 @@ def rope_kv_write_kernel(
     slot_offset = slot * (NUM_KV_HEADS * HEAD_DIM)
     keys_ptr = key_cache_ptr + slot_offset + (heads - NUM_HEADS)[:, None] * HEAD_DIM
     values_ptr = value_cache_ptr + slot_offset + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM
-    cache_type: tl.constexpr = key_cache_ptr.dtype.element_ty
     query_type: tl.constexpr = qkv_ptr.dtype.element_ty
     tl.store(heads_ptr + half[None, :], rotated_first.to(query_type), mask=is_query & is_half[None, :])
     tl.store(heads_ptr + HALF + half[None, :], rotated_second.to(query_type), mask=is_query & is_half[None, :])
-    tl.store(keys_ptr + half[None, :], rotated_first.to(cache_type), mask=is_key & is_half[None, :])
-    tl.store(keys_ptr + HALF + half[None, :], rotated_second.to(cache_type), mask=is_key & is_half[None, :])
-    tl.store(values_ptr + half[None, :], rotated_first.to(cache_type), mask=is_value & is_half[None, :])
-    tl.store(values_ptr + HALF + half[None, :], rotated_second.to(cache_type), mask=is_value & is_half[None, :])
+    if ROTATED_DIM < HEAD_DIM and HAS_NORM:
+        tl.store(heads_ptr + rest_dims[None, :], rest.to(query_type), mask=is_query & is_rest[None, :])
+    inverse = 1.0
+    if scales_ptr is not None:
+        largest = tl.maximum(tl.max(tl.abs(rotated_first), 1), tl.max(tl.abs(rotated_second), 1))
+        if ROTATED_DIM < HEAD_DIM:
+            largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
+        scales, inverse = scales_of(largest, LARGEST)
+        inverse = inverse[:, None]
+        is_cached = (heads >= NUM_HEADS) & (heads < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
+        kind, kv_head = (heads - NUM_HEADS) // NUM_KV_HEADS, (heads - NUM_HEADS) % NUM_KV_HEADS
+        rows = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+        tl.store(scales_ptr + 2 * rows + kind, scales, mask=is_cached)
+    first = to_cache(rotated_first * inverse, key_cache_ptr, LARGEST)
+    second = to_cache(rotated_second * inverse, key_cache_ptr, LARGEST)
+    tl.store(keys_ptr + half[None, :], first, mask=is_key & is_half[None, :])
+    tl.store(keys_ptr + HALF + half[None, :], second, mask=is_key & is_half[None, :])
+    tl.store(values_ptr + half[None, :], first, mask=is_value & is_half[None, :])
+    tl.store(values_ptr + HALF + half[None, :], second, mask=is_value & is_half[None, :])
     if ROTATED_DIM < HEAD_DIM:
-        if HAS_NORM:
-            tl.store(heads_ptr + rest_dims[None, :], rest.to(query_type), mask=is_query & is_rest[None, :])
-        tl.store(keys_ptr + rest_dims[None, :], rest.to(cache_type), mask=is_key & is_rest[None, :])
-        tl.store(values_ptr + rest_dims[None, :], rest.to(cache_type), mask=is_value & is_rest[None, :])
+        rest = to_cache(rest * inverse, key_cache_ptr, LARGEST)
+        tl.store(keys_ptr + rest_dims[None, :], rest, mask=is_key & is_rest[None, :])
+        tl.store(values_ptr + rest_dims[None, :], rest, mask=is_value & is_rest[None, :])
 
 
 def rope_kv_write_triton(
@@ -124,6 +161,7 @@ def rope_kv_write_triton(
     slot_mapping: torch.Tensor,
     head_norm: HeadNormWeights | None,
     gpu: Gpu,
+    kv_scales: torch.Tensor | None = None,
     config: RopeConfig | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, launched by `config` or else by the table."""
@@ -140,6 +178,7 @@ def rope_kv_write_triton(
         key_cache,
         value_cache,
         slot_mapping,
+        kv_scales,
         head_norm.query if head_norm else None,
         head_norm.key if head_norm else None,
         qkv.stride(0),
@@ -147,6 +186,8 @@ def rope_kv_write_triton(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        BLOCK_SIZE=key_cache.shape[1],
+        LARGEST=LARGEST.get(key_cache.dtype, 0.0),
         ROTATED_DIM=rotated_dim,
         HAS_NORM=head_norm is not None,
         BLOCK_HEADS=block_heads,

@@ -9,6 +9,7 @@ import torch
 
 from kernels.gpu_config import Gpu
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+from kernels.quantized_kv import is_quantized, scales_shape
 
 
 def launch(
@@ -18,19 +19,22 @@ def launch(
     head_dim: int,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    dtype: torch.dtype = torch.bfloat16,
     num_kv_heads: int = 8,
     block_size: int = 16,
+    cache_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """Launch attention over caches that are never read, of as few blocks as will do."""
-    cache = torch.empty(2, block_size, num_kv_heads, head_dim, dtype=dtype)
+    cache = torch.empty(2, block_size, num_kv_heads, head_dim, dtype=cache_dtype)
     batch = PagedAttentionBatch(
-        torch.empty(num_seqs * query_len, 4 * num_kv_heads, head_dim, dtype=dtype),
+        torch.empty(num_seqs * query_len, 4 * num_kv_heads, head_dim, dtype=torch.bfloat16),
         cache,
         torch.empty_like(cache),
         torch.empty(num_seqs, 2048, dtype=torch.int32),
         torch.empty(num_seqs + 1, dtype=torch.int32),
         torch.empty(num_seqs, dtype=torch.int32),
+        torch.empty(scales_shape(2, block_size, num_kv_heads), dtype=torch.float16)
+        if is_quantized(cache_dtype)
+        else None,
     )
     return paged_attention_triton(batch, query_len, head_dim**-0.5, sliding_window, soft_cap, gpu)
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from kernels.gpu_config import Gpu
+from kernels.quantized_kv import is_quantized, scales_shape
 from kernels.rms_norm.triton_kernel import rms_norm_triton
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
@@ -22,12 +23,14 @@ def launch_norm(gpu: Gpu, size: int) -> torch.Tensor:
     return rms_norm_triton(empty(16, size), empty(size), 1e-6, empty(16, size), gpu)
 
 
-def launch_rope(gpu: Gpu, has_norm: bool) -> torch.Tensor:
+def launch_rope(gpu: Gpu, has_norm: bool, cache_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     weights = HeadNormWeights(empty(128), empty(128), 1e-6) if has_norm else None
     indices = empty(16, dtype=torch.int64)
     angles = empty(64, 128, dtype=torch.float32)
-    cache = empty(2, 16, 8, 128)
-    return rope_kv_write_triton(empty(16, 48, 128), indices, angles, cache, cache.clone(), indices, weights, gpu)
+    cache = empty(2, 16, 8, 128, dtype=cache_dtype)
+    scales = empty(*scales_shape(2, 16, 8), dtype=torch.float16) if is_quantized(cache_dtype) else None
+    inputs = (empty(16, 48, 128), indices, angles, cache, torch.empty_like(cache), indices, weights)
+    return rope_kv_write_triton(*inputs, gpu, scales)
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:

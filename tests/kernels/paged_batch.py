@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.quantized_kv import is_quantized, quantize_heads, scales_shape
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -28,9 +30,11 @@ class PagedBatch:
     max_query_len: int
     max_context_len: int
     scale: float
+    kv_scales: torch.Tensor | None = None
 
     def arguments(self) -> tuple:
-        return tuple(vars(self).values())
+        """All but the scales of a cache in eight bits, in the order in which the ops take them."""
+        return tuple(vars(self).values())[:-1]
 
 
 @dataclass
@@ -57,7 +61,9 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
     num_blocks = [-(-length // size) for length in lengths]
     order = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(seed))
     cache_dtype = shape.cache_dtype or shape.dtype
-    caches = torch.full((2, len(order), size, shape.num_kv_heads, shape.head_dim), float("nan"), dtype=cache_dtype)
+    caches = torch.full((2, len(order), size, shape.num_kv_heads, shape.head_dim), float("nan"))
+    caches = (caches.nan_to_num(77) if cache_dtype == torch.int8 else caches).to(cache_dtype)
+    scales = torch.full(scales_shape(len(order), size, shape.num_kv_heads), float("nan"), dtype=torch.float16)
     tables = torch.zeros(len(sequences), max(num_blocks), dtype=torch.int32)
     taken = 0
     for row, (sequence, count) in enumerate(zip(sequences, num_blocks, strict=True)):
@@ -65,8 +71,12 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
         taken += count
         tables[row, :count] = blocks
         positions = torch.arange(len(sequence.key))
-        caches[0, blocks[positions // size], positions % size] = sequence.key.to(cache_dtype)
-        caches[1, blocks[positions // size], positions % size] = sequence.value.to(cache_dtype)
+        slots = (blocks[positions // size], positions % size)
+        for kind, heads in enumerate((sequence.key, sequence.value)):
+            if is_quantized(cache_dtype):
+                caches[kind][slots], scales[slots[0], :, slots[1], kind] = quantize_heads(heads, cache_dtype)
+            else:
+                caches[kind][slots] = heads.to(cache_dtype)
     query = torch.cat([s.query[-count:] for s, count in zip(sequences, query_lens, strict=True)])
     return PagedBatch(
         query.to(shape.dtype),
@@ -78,4 +88,5 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
         max(query_lens),
         max(lengths),
         shape.head_dim**-0.5,
+        scales if is_quantized(cache_dtype) else None,
     )

@@ -13,6 +13,7 @@ CAPABILITIES = (80, 90)
 # Instructions of PTX. Sixteen bytes: of an asynchronous copy, a load and a store.
 WGMMA, MMA = r"wgmma\.mma_async", r"mma\.sync"
 COPY_16, LOAD_16, STORE_16 = r"cp\.async\.cg", r"ld\.global\S*\.v4", r"st\.global\S*\.v4"
+COPY_8_OR_16 = r"cp\.async\.c[ag][^\n]* 0x(?:8|10),"
 LOAD, STORE = r"ld\.global", r"st\.global"
 
 
@@ -28,6 +29,12 @@ def elementwise(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel
     return compile_launches("tests.kernels.elementwise_launches", CAPABILITIES, output)
 
 
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
+    output = tmp_path_factory.mktemp("compiled") / "quantized.json"
+    return compile_launches("tests.kernels.quantized_kv_launches", CAPABILITIES, output)
+
+
 def check_resources(kernels: list[CompiledKernel]) -> None:
     assert {kernel.capability for kernel in kernels} == set(CAPABILITIES)
     for kernel in kernels:
@@ -41,6 +48,36 @@ def test_attention_fits_the_gpu(attention: list[CompiledKernel]) -> None:
 
 def test_elementwise_kernels_fit_the_gpu(elementwise: list[CompiledKernel]) -> None:
     check_resources(elementwise)
+
+
+def test_kernels_over_eight_bits_fit_the_gpu(quantized: list[CompiledKernel]) -> None:
+    check_resources(quantized)
+
+
+def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
+    attention: list[CompiledKernel], quantized: list[CompiledKernel]
+) -> None:
+    readers = ("split_attention_kernel", "chunk_attention_kernel")
+    loads = {(k.launch, k.kernel, k.capability): k.count(LOAD) for k in attention if k.kernel in readers}
+    compared = 0
+    for kernel in quantized:
+        if kernel.kernel in readers:
+            assert kernel.count(COPY_8_OR_16) >= 4, str(kernel)
+            # No more is waited for than in 16 bits: the query, lengths, and the search for the sequence.
+            known = loads.get((kernel.launch.rpartition("_")[0], kernel.kernel, kernel.capability))
+            compared += known is not None
+            assert known is None or kernel.count(LOAD) == known, str(kernel)
+    assert compared == 21
+
+
+def test_fp8_is_converted_by_instruction(quantized: list[CompiledKernel]) -> None:
+    converting = [kernel for kernel in quantized if "fp8" in kernel.launch and kernel.kernel != "reduce_splits_kernel"]
+    assert len(converting) == 9
+    for kernel in converting:
+        wanted = (
+            r"cvt\.rn\.satfinite\.e4m3x2\.f32" if kernel.kernel == "rope_kv_write_kernel" else r"cvt\.rn\.f16x2\.e4m3x2"
+        )
+        assert kernel.count(wanted) > 0, str(kernel)
 
 
 def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[CompiledKernel]) -> None:

@@ -28,18 +28,32 @@ SHAPES = [
     Shape(20, 1, 16, 8),
     Shape(2, 1, 256, 16, torch.float16),
     Shape(4, 2, 24, 4, torch.float32, torch.float16),
+    Shape(4, 2, 64, 16, torch.float32, torch.int8),
+    Shape(4, 2, 64, 16, torch.float16, torch.float8_e4m3fn),
+    Shape(6, 2, 80, 8, torch.float16, torch.int8),
+    Shape(3, 3, 24, 4, torch.float32, torch.float8_e4m3fn),
 ]
 GPU_SHAPES = [
     replace(shape, dtype=torch.bfloat16, cache_dtype=None)
-    for shape in [*SHAPES, Shape(32, 8, 128, 16), Shape(32, 8, 128, 64), Shape(14, 2, 64, 32), Shape(16, 16, 256, 16)]
+    for shape in [
+        *SHAPES[:7],
+        Shape(32, 8, 128, 16),
+        Shape(32, 8, 128, 64),
+        Shape(14, 2, 64, 32),
+        Shape(16, 16, 256, 16),
+    ]
 ]
-SMALL = SHAPES[0]
+GPU_SHAPES += [
+    replace(shape, cache_dtype=dtype) for shape in GPU_SHAPES[1:10:2] for dtype in (torch.int8, torch.float8_e4m3fn)
+]
+SMALL, INT8, FP8 = SHAPES[0], SHAPES[7], SHAPES[8]
 
 
 def on_device(batch: PagedBatch, device: torch.device) -> PagedAttentionBatch:
     tensors = (batch.query, batch.key_cache, batch.value_cache)
     integers = (batch.block_tables, batch.query_starts, batch.context_lens)
-    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)))
+    scales = None if batch.kv_scales is None else batch.kv_scales.to(device)
+    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)), scales)
 
 
 def check(
@@ -55,7 +69,7 @@ def check(
         actual = paged_attention_triton(
             on_device(batch, device), batch.max_query_len, batch.scale, *options, gpu, SPLIT, CHUNK
         )
-    assert_close(actual, paged_attention_reference(*batch.arguments(), *options))
+    assert_close(actual, paged_attention_reference(*batch.arguments(), *options, batch.kv_scales))
 
 
 def batch_of(shape: Shape, lengths: list[int], query_lens: list[int]) -> PagedBatch:
@@ -97,6 +111,30 @@ def test_window_and_cap_equal_reference(
 
 def test_soft_cap_without_window_equals_reference(device: torch.device) -> None:
     check(batch_of(SMALL, [50, 40], [1, 40]), device, None, 2.0)
+
+
+@pytest.mark.parametrize("shape", [INT8, FP8], ids=str)
+@pytest.mark.parametrize("query_lens", [[1, 1], [1, 38]], ids=["decodes", "mixed"])
+def test_window_over_eight_bits_equals_reference(shape: Shape, query_lens: list[int], device: torch.device) -> None:
+    check(batch_of(shape, [90, 38], query_lens), device, 20, 2.0)
+
+
+@pytest.mark.parametrize("magnitude", [0.05, 1.0, 6e4])
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_values_of_any_float16_magnitude_equal_reference(
+    magnitude: float, cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    """A sink of zeros takes most of the weight, as first tokens do: what is left of it is small."""
+    shape = Shape(2, 1, 64, 16, torch.float16, cache_dtype)
+    sequence = make_sequence(200, shape, seed=1)
+    sequence.value = (sequence.value * magnitude / 6).clamp(-magnitude, magnitude)
+    sequence.value[0] = 0
+    sequence.key[0] = sequence.query[-1].mean(0) * 3
+    batch = make_batch([sequence], [1], shape)
+    expected = paged_attention_reference(*batch.arguments(), kv_scales=batch.kv_scales).float()
+    moved = on_device(batch, device)
+    actual = paged_attention_triton(moved, 1, batch.scale, None, None, SPLITS, SPLIT, CHUNK).float().cpu()
+    torch.testing.assert_close(actual, expected, atol=1e-2 * expected.abs().max().item(), rtol=0)
 
 
 def test_large_scores_stay_finite(device: torch.device) -> None:
@@ -180,8 +218,9 @@ def check_dispatched(
             moved.query_starts,
             moved.context_lens,
             *arguments,
+            moved.kv_scales,
         )
-    assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window, soft_cap))
+    assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales))
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.quantized_kv import dequantize_heads, is_quantized, scales_shape
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
@@ -34,6 +35,10 @@ SHAPES = [
     Shape(3, 3, 96, 24),
     Shape(17, 5, 128, 128, torch.float16, torch.float32),
     Shape(1, 1, 256, 64, torch.float16),
+    Shape(4, 2, 64, 64, torch.float32, torch.int8),
+    Shape(7, 3, 80, 80, torch.float16, torch.float8_e4m3fn),
+    Shape(3, 3, 96, 24, torch.float16, torch.int8),
+    Shape(5, 1, 128, 64, torch.float32, torch.float8_e4m3fn),
 ]
 
 
@@ -46,10 +51,22 @@ class Step:
     value_cache: torch.Tensor
     slot_mapping: torch.Tensor
     head_norm: HeadNormWeights | None
+    kv_scales: torch.Tensor | None = None
+
+    def arguments(self) -> tuple:
+        """All but the scales of a cache in eight bits."""
+        return tuple(vars(self).values())[:-1]
+
+    def run(self) -> torch.Tensor:
+        return rope_kv_write_triton(*self.arguments(), GPU, self.kv_scales)
 
     def copy(self) -> Step:
         return replace(
-            self, qkv=self.qkv.clone(), key_cache=self.key_cache.clone(), value_cache=self.value_cache.clone()
+            self,
+            qkv=self.qkv.clone(),
+            key_cache=self.key_cache.clone(),
+            value_cache=self.value_cache.clone(),
+            kv_scales=None if self.kv_scales is None else self.kv_scales.clone(),
         )
 
 
@@ -63,7 +80,9 @@ def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.devic
     num_blocks = -(-(num_tokens + 8) // 4)
     # With a block ahead of either cache, where a padding token's slot would be.
     caches = torch.full((2, 1 + num_blocks, 4, shape.num_kv_heads, shape.head_dim), float("nan"))
-    caches = caches.to(device, shape.cache_dtype or shape.dtype)
+    cache_dtype = shape.cache_dtype or shape.dtype
+    caches = (caches.nan_to_num(77) if cache_dtype == torch.int8 else caches).to(device, cache_dtype)
+    scales = torch.full(scales_shape(1 + num_blocks, 4, shape.num_kv_heads), float("nan"), dtype=torch.float16)
     slots = torch.randperm(num_blocks * 4, generator=generator)[:num_tokens]
     slots[1:2] = -1
     angles = rand(MAX_POSITIONS, shape.rotated_dim // 2)
@@ -76,19 +95,32 @@ def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.devic
         caches[1, 1:],
         slots.to(device),
         HeadNormWeights(weights[0], weights[1], 1e-6) if has_norm else None,
+        scales.to(device)[1:] if is_quantized(cache_dtype) else None,
     )
 
 
 def check(shape: Shape, num_tokens: int, has_norm: bool, device: torch.device) -> None:
     actual = make_step(shape, num_tokens, has_norm, device)
     expected = actual.copy()
-    query = rope_kv_write_triton(*vars(actual).values(), GPU)
+    query = actual.run()
     assert query.data_ptr() == actual.qkv.data_ptr()
-    assert_close(query, rope_kv_write_reference(*vars(expected).values()))
+    assert_close(query, rope_kv_write_reference(*expected.arguments(), expected.kv_scales))
     assert torch.equal(actual.qkv[:, shape.num_heads :], expected.qkv[:, shape.num_heads :])
-    for mine, theirs in ((actual.key_cache, expected.key_cache), (actual.value_cache, expected.value_cache)):
+    for kind, name in enumerate(("key_cache", "value_cache")):
+        mine, theirs = getattr(actual, name), getattr(expected, name)
+        if actual.kv_scales is not None and expected.kv_scales is not None:
+            torch.testing.assert_close(actual.kv_scales, expected.kv_scales, rtol=1e-3, atol=0, equal_nan=True)
+            # A step of eight bits, where a sum in another order was rounded the other way.
+            steps = mine.view(torch.uint8).int() - theirs.view(torch.uint8).int()
+            assert ((steps + 1) % 256 <= 2).all()
+            assert (steps != 0).float().mean() < 0.01
+            mine, theirs = (
+                dequantize_heads(cache, step.kv_scales[..., kind].transpose(1, 2))
+                for cache, step in ((mine, actual), (theirs, expected))
+            )
         assert torch.equal(mine.isnan(), theirs.isnan())
-        assert_close(mine.nan_to_num(), theirs.nan_to_num())
+        if actual.kv_scales is None:
+            assert_close(mine.nan_to_num(), theirs.nan_to_num())
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -101,7 +133,7 @@ def test_padding_is_not_written(device: torch.device) -> None:
     step = make_step(SHAPES[0], 5, False, device)
     caches = torch.full((2, 1 + len(step.key_cache), *step.key_cache.shape[1:]), float("nan"), device=device)
     step.key_cache, step.value_cache = caches[0, 1:], caches[1, 1:]
-    rope_kv_write_triton(*vars(step).values(), GPU)
+    step.run()
     assert caches[:, 0].isnan().all()
     assert (~caches.isnan()).any(dim=(3, 4)).sum() == 2 * 4
 
@@ -120,7 +152,7 @@ def test_reference_equals_rotation_of_complex_numbers() -> None:
     cos, sin = step.cos_sin[step.positions].double().unsqueeze(1).chunk(2, dim=2)
     rotated = torch.complex(first, second) * torch.complex(cos, sin)
     expected = torch.cat((rotated.real, rotated.imag), dim=2)
-    query = rope_kv_write_reference(*vars(step).values())
+    query = rope_kv_write_reference(*step.arguments())
     torch.testing.assert_close(query, expected[:, :3], atol=1e-6, rtol=1e-6)
     keys = step.key_cache.flatten(0, 1)[step.slot_mapping[2:]]
     torch.testing.assert_close(keys, expected[2:, 3:5], atol=1e-6, rtol=1e-6)
@@ -132,8 +164,8 @@ def test_strided_tokens_equal_contiguous_tokens(device: torch.device) -> None:
     wide = torch.full((3, 12, 64), float("nan"), device=device)
     wide[:, 2:10] = actual.qkv
     actual.qkv = wide[:, 2:10]
-    query = rope_kv_write_triton(*vars(actual).values(), GPU)
-    assert torch.equal(query, rope_kv_write_triton(*vars(expected).values(), GPU))
+    query = actual.run()
+    assert torch.equal(query, expected.run())
     assert wide[:, :2].isnan().all()
     assert wide[:, 10:].isnan().all()
 
@@ -141,4 +173,4 @@ def test_strided_tokens_equal_contiguous_tokens(device: torch.device) -> None:
 def test_cpu_tensors_equal_reference() -> None:
     actual = make_step(SHAPES[0], 3, True, torch.device("cpu"))
     expected = actual.copy()
-    assert_close(rope_kv_write(*vars(actual).values()), rope_kv_write_reference(*vars(expected).values()))
+    assert_close(rope_kv_write(*actual.arguments()), rope_kv_write_reference(*expected.arguments()))
