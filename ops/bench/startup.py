@@ -22,31 +22,44 @@ from ops.bench.startup_checkpoint import SHAPES_BY_NAME, write_checkpoint
 
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900
+_COLUMNS = (
+    "shape",
+    "gb",
+    "files",
+    "plain_read_s",
+    "load_s",
+    "load_gb_per_s",
+    "profile_s",
+    "capture_s",
+    "ready_s",
+    "transformers_load_s",
+    "transformers_ready_s",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, record a line for cold and one for warm files."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.startup", description=__doc__)
-    parser.add_argument("--shape", choices=list(SHAPES_BY_NAME), required=True)
+    parser.add_argument("--shape", choices=list(SHAPES_BY_NAME), nargs="+", required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="headrace-startup-", dir=options.folder) as name:
-        directory = Path(name)
-        num_bytes = write_checkpoint(SHAPES_BY_NAME[options.shape], directory)
-        print(f"{options.shape}: {num_bytes / 1e9:.2f} GB in bfloat16, {device_name(options.device)}")
-        print(f"{'':26} {'seconds':>8} {'GB/s':>7}")
-        for state in ("cold", "warm"):
-            row = measure(directory, num_bytes, options.device, is_cold=state == "cold")
-            show(state, row, num_bytes)
-            command = f"python -m ops.bench.startup --shape {options.shape} --device {options.device}"
-            facts = {"shape": options.shape, "device": device_name(options.device), "files": state}
-            append_record("startup", command, {**facts, "num_bytes": num_bytes, **row})
+    command = f"python -m ops.bench.startup --shape {' '.join(options.shape)} --device {options.device}"
+    print(" ".join(f"{name:>20}" for name in _COLUMNS))
+    for shape in options.shape:
+        with tempfile.TemporaryDirectory(prefix="headrace-startup-", dir=options.folder) as name:
+            directory = Path(name)
+            num_bytes = write_checkpoint(SHAPES_BY_NAME[shape], directory)
+            for files in ("cold", "warm"):
+                facts: dict[str, object] = {"shape": shape, "gb": round(num_bytes / 1e9, 2), "files": files}
+                row = facts | measure(directory, num_bytes, options.device, is_cold=files == "cold")
+                print(" ".join(f"{row.get(column, '')!s:>20}" for column in _COLUMNS))
+                append_record("startup", command, row | {"device": device_name(options.device)})
     return 0
 
 
 def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> dict[str, object]:
-    """Start the engine and its baselines, each with the files in the same state."""
+    """Start the engine and its baselines, each with the files in the same state; seconds, and GB/s of loading."""
 
     def prepare() -> None:
         if is_cold:
@@ -58,10 +71,16 @@ def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> d
     read_s = read_plainly(directory)
     prepare()
     engine = run_child("startup_engine", directory, device)
-    row: dict[str, object] = {"plain_read_s": round(read_s, 6), "engine": engine}
+    row: dict[str, object] = {
+        "plain_read_s": round(read_s, 4),
+        **engine,
+        "plain_read_gb_per_s": round(num_bytes / 1e9 / read_s, 2),
+        "load_gb_per_s": round(num_bytes / 1e9 / engine["load_s"], 2),
+    }
     if can_load_with_transformers(num_bytes):
         prepare()
-        row["transformers"] = run_child("startup_transformers", directory, device)
+        peer = run_child("startup_transformers", directory, device)
+        row |= {f"transformers_{name}": value for name, value in peer.items()}
     return row
 
 
@@ -81,7 +100,7 @@ def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
     if child.returncode != 0:
         raise RuntimeError(f"{module} failed: {errors.strip()[-2000:]}")
     result: dict[str, float] = json.loads(line)
-    return {**result, "ready": round(ready_s, 3)}
+    return {**result, "ready_s": round(ready_s, 3)}
 
 
 def read_plainly(directory: Path) -> float:
@@ -117,20 +136,6 @@ def device_name(device: str) -> str:
     import torch
 
     return torch.cuda.get_device_name() if device == "cuda" else "cpu"
-
-
-def show(state: str, row: dict[str, object], num_bytes: int) -> None:
-    """Print the rows of one state of the files."""
-    engine, peer = row["engine"], row.get("transformers")
-    assert isinstance(engine, dict)
-    seconds = {f"{state}: plain read": row["plain_read_s"]}
-    seconds |= {f"{state}: engine {name}": value for name, value in engine.items() if name != "num_blocks"}
-    if isinstance(peer, dict):
-        seconds |= {f"{state}: transformers {name}": value for name, value in peer.items()}
-    for name, value in seconds.items():
-        assert isinstance(value, float)
-        has_rate = name.endswith(("read", "load"))
-        print(f"{name:26} {value:>8.2f} {f'{num_bytes / 1e9 / value:.2f}' if has_rate else '':>7}")
 
 
 if __name__ == "__main__":

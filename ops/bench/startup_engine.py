@@ -28,9 +28,9 @@ def main(directory: str, device: str) -> None:
         max_num_batched_tokens=CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS,
     )
     imported_s = start_up.total_s
-    runner = build_runner(config, start_up)
-    seconds = {stage.value: round(duration, 3) for stage, duration in start_up.seconds.items()}
-    print(json.dumps({"import": round(imported_s, 3), **seconds, "num_blocks": runner.num_blocks}), flush=True)
+    build_runner(config, start_up)
+    seconds = {f"{stage.value}_s": round(duration, 3) for stage, duration in start_up.seconds.items()}
+    print(json.dumps({"import_s": round(imported_s, 3), **seconds}), flush=True)
 
 
 if __name__ == "__main__":

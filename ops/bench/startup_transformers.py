@@ -29,7 +29,7 @@ def main(directory: str, device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
     assert total == total
-    print(json.dumps({"load": round(time.perf_counter() - started, 3)}), flush=True)
+    print(json.dumps({"load_s": round(time.perf_counter() - started, 3)}), flush=True)
 
 
 if __name__ == "__main__":

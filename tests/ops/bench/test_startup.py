@@ -47,9 +47,9 @@ def test_run_records_cold_and_warm_starts(
     rows = [json.loads(line) for line in (tmp_path / "startup.jsonl").read_text().splitlines()]
     assert [row["files"] for row in rows] == ["cold", "warm"]
     for row in rows:
-        assert row["engine"]["ready"] >= row["engine"]["load"] > 0
-        assert row["transformers"]["load"] > 0
-    assert "warm: engine ready" in capsys.readouterr().out
+        assert row["ready_s"] >= row["load_s"] > 0
+        assert row["transformers_ready_s"] >= row["transformers_load_s"] > 0
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["files", "cold", "warm"]
     assert list(tmp_path.iterdir()) == [tmp_path / "startup.jsonl"]
 
 
