@@ -174,8 +174,7 @@ class DeviceModelRunner:
         # A row without a valid last token has failed, which the host does not know yet: any token will do.
         token_ids = torch.where(step.token_ids < 0, sampled_last, step.token_ids).clamp_(min=0)
         context = AttentionContext(
-            key_caches=self._cache.keys,
-            value_caches=self._cache.values,
+            caches=self._cache.layers,
             slot_mapping=step.slots,
             block_tables=self._rows.device_tables.index_select(0, step.rows),
             query_starts=step.query_starts,

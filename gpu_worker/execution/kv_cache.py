@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,15 +10,15 @@ import torch
 from gpu_worker.execution.memory_budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
+from kernels.layer_cache import LayerCache, allocate_layer_cache
 from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """One key and one value tensor a layer, `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+    """The caches of all layers, which have the same blocks."""
 
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
+    layers: Sequence[LayerCache]
     num_blocks: int
     block_size: int
 
@@ -25,18 +26,16 @@ class KVCache:
 def allocate_kv_cache(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Allocate a cache. Its contents are undefined."""
-    shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
-
-    def tensors() -> list[torch.Tensor]:
-        return [torch.empty(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
-
-    return KVCache(tensors(), tensors(), num_blocks, block_size)
+    """Allocate a cache of keys and values of type `dtype`. Its contents are undefined."""
+    sizes = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
+    layers = [allocate_layer_cache(*sizes, dtype, device) for _ in range(model.num_layers)]
+    return KVCache(layers, num_blocks, block_size)
 
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the memory of one block over all layers."""
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    """Return the memory of one block over all layers, scales included."""
+    sizes = (1, block_size, model.num_kv_heads, model.head_dim)
+    return model.num_layers * allocate_layer_cache(*sizes, dtype, torch.device("meta")).block_bytes
 
 
 def fixed_num_blocks(config: RunnerConfig, demand: CacheDemand) -> tuple[str, int] | None:

@@ -56,8 +56,7 @@ class StepAssembler:
         self._place_tables(scheduled)
         layout = lay_out(scheduled, self._counting[:count], self._tables, self._cache.block_size)
         context = AttentionContext(
-            key_caches=self._cache.keys,
-            value_caches=self._cache.values,
+            caches=self._cache.layers,
             slot_mapping=self._tensor(layout.slots),
             block_tables=self._table_tensor[:count].to(self._device),
             query_starts=self._tensor(layout.query_starts),

@@ -58,12 +58,21 @@ class Attention:
         """
         num_tokens, shape = x.shape[0], self._shape
         heads = self._qkv(x).view(num_tokens, -1, shape.head_dim)
-        key_cache, value_cache = context.key_caches[self._index], context.value_caches[self._index]
-        query = rope_kv_write(heads, positions, cos_sin, key_cache, value_cache, context.slot_mapping, self._head_norm)
+        cache = context.caches[self._index]
+        query = rope_kv_write(
+            heads,
+            positions,
+            cos_sin,
+            cache.keys,
+            cache.values,
+            context.slot_mapping,
+            self._head_norm,
+            cache.scales,
+        )
         attended = paged_attention(
             query,
-            key_cache,
-            value_cache,
+            cache.keys,
+            cache.values,
             context.block_tables,
             context.query_starts,
             context.context_lens,
@@ -71,5 +80,6 @@ class Attention:
             context.max_context_len,
             self._scale,
             shape.sliding_window,
+            kv_scales=cache.scales,
         )
         return self._output(attended.view(num_tokens, -1))

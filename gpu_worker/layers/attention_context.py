@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from kernels.layer_cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,7 @@ class AttentionContext:
     context of no tokens: their rows of the result mean nothing.
 
     Attributes:
-        key_caches: Per layer, `[num_blocks, block_size, num_kv_heads, head_dim]`.
-        value_caches: Likewise.
+        caches: Of the layers, in order.
         slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where a token's KV is written; -1 is nowhere.
         block_tables: `[num_seqs, max_blocks]` int32; behind a sequence's blocks, any block.
         query_starts: `[num_seqs + 1]` int32.
@@ -26,8 +28,7 @@ class AttentionContext:
         max_context_len: Largest of `context_lens`, or a bound of it.
     """
 
-    key_caches: list[torch.Tensor]
-    value_caches: list[torch.Tensor]
+    caches: Sequence[LayerCache]
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
     query_starts: torch.Tensor

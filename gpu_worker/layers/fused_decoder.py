@@ -49,8 +49,7 @@ class FusedDecoder:
             StackStep(
                 token_ids,
                 positions,
-                context.key_caches,
-                context.value_caches,
+                context.caches,
                 context.slot_mapping,
                 context.block_tables,
                 context.query_starts,

@@ -13,6 +13,7 @@ import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.decoder_stack.structures import LayerStructure, LinearStructure, StackStructure, StepStructure
+from kernels.layer_cache import LayerCache
 from kernels.linear import PackedWeight
 
 MAX_HEAD_DIM = 256
@@ -63,8 +64,7 @@ class StackStep:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    key_caches: list[torch.Tensor]
-    value_caches: list[torch.Tensor]
+    caches: Sequence[LayerCache]
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
     query_starts: torch.Tensor
@@ -115,7 +115,7 @@ class CpuDecoderStack:
             shape.head_dim**-0.5,
         )
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._caches: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+        self._caches: Sequence[LayerCache] | None = None
 
     def __call__(self, step: StackStep) -> torch.Tensor:
         """Compute a step: write keys and values into the caches, return the normalised hidden vectors.
@@ -143,7 +143,7 @@ class CpuDecoderStack:
             num_tokens,
             len(step.context_lens),
             step.block_tables.shape[1],
-            step.key_caches[0].shape[1],
+            step.caches[0].keys.shape[1],
         )
         scratch, num_threads = self._scratch.data_ptr(), torch.get_num_threads()
         fault = self._library.decoder_stack(stack, ctypes.byref(structure), scratch, result.data_ptr(), num_threads)
@@ -153,12 +153,12 @@ class CpuDecoderStack:
 
     def _place_caches(self, step: StackStep) -> None:
         """Tell the kernel where the caches are, when they are others than before."""
-        if self._caches is not None and self._caches[0] is step.key_caches and self._caches[1] is step.value_caches:
+        if self._caches is step.caches:
             return
-        for layer, keys, values in zip(self._layers, step.key_caches, step.value_caches, strict=True):
-            layer.key_cache, layer.value_cache = keys.data_ptr(), values.data_ptr()
-        self._stack.cache_dtype = DTYPE_NUMBERS[step.key_caches[0].dtype]
-        self._caches = (step.key_caches, step.value_caches)
+        for layer, cache in zip(self._layers, step.caches, strict=True):
+            layer.key_cache, layer.value_cache = cache.keys.data_ptr(), cache.values.data_ptr()
+        self._stack.cache_dtype = DTYPE_NUMBERS[step.caches[0].keys.dtype]
+        self._caches = step.caches
 
 
 def _layer_structure(layer: StackLayer) -> LayerStructure:

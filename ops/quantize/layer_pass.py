@@ -15,6 +15,7 @@ from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.models.config import ModelConfig
+from kernels.layer_cache import allocate_layer_cache
 from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
 
 _BLOCK_SIZE = 16
@@ -68,10 +69,9 @@ class LayerPass:
 
 def _one_window(config: ModelConfig, length: int, device: torch.device) -> AttentionContext:
     num_blocks = -(-length // _BLOCK_SIZE)
-    cache_shape = (num_blocks, _BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    sizes = (num_blocks, _BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     return AttentionContext(
-        key_caches=[torch.empty(cache_shape, device=device)],
-        value_caches=[torch.empty(cache_shape, device=device)],
+        caches=[allocate_layer_cache(*sizes, torch.float32, device)],
         slot_mapping=torch.arange(length, device=device),
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         query_starts=torch.tensor([0, length], dtype=torch.int32, device=device),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.execution.engine_run import BLOCK
@@ -26,15 +26,11 @@ def load(directory: Path, device: str, dtype: torch.dtype = torch.float32) -> Ca
 
 
 def poisoned_cache(model: CausalLM, num_blocks: int) -> KVCache:
-    config = model.config
-    shape = (num_blocks, BLOCK, config.num_kv_heads, config.head_dim)
-
-    def tensors() -> list[torch.Tensor]:
-        return [
-            torch.full(shape, float("nan"), dtype=model.dtype, device=model.device) for _ in range(config.num_layers)
-        ]
-
-    return KVCache(tensors(), tensors(), num_blocks, BLOCK)
+    cache = allocate_kv_cache(num_blocks, BLOCK, model.config, model.dtype, model.device)
+    for layer in cache.layers:
+        for tensor in layer.tensors:
+            tensor.fill_(float("nan"))
+    return cache
 
 
 def make_device_runner(

@@ -163,7 +163,7 @@ def test_padding_leaves_the_cache_alone(model: CausalLM) -> None:
     for is_graphed in (True, False):
         runner = make_device_runner(model, is_graphed=is_graphed)
         run(runner, [make_sequence(str(n), random_prompt(n, n), Sampling(temperature=0.0)) for n in (3, 9, 14, 2, 30)])
-        caches.append([tensor.cpu() for tensor in (*runner._cache.keys, *runner._cache.values)])
+        caches.append([tensor.cpu() for layer in runner._cache.layers for tensor in layer.tensors])
     for graphed, eager in zip(*caches, strict=True):
         torch.testing.assert_close(graphed, eager, equal_nan=True, rtol=1e-4, atol=1e-4)
         assert graphed.isnan().any()

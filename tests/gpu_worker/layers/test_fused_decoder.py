@@ -16,6 +16,7 @@ from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.quantization.weight_forms import DenseWeight
 from kernels.decoder_stack import StackShape
+from kernels.layer_cache import LayerCache
 from kernels.rope_kv_write import HeadNormWeights
 
 CPU = torch.device("cpu")
@@ -78,8 +79,7 @@ def two_prompts(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, Attenti
     tables = torch.tensor([[4, 0, 2], [1, 5, 0]], dtype=torch.int32)
     rows = torch.tensor([0] * 9 + [1] * 5)
     context = AttentionContext(
-        list(caches[0]),
-        list(caches[1]),
+        [LayerCache(keys, values) for keys, values in zip(*caches, strict=True)],
         tables[rows, positions // BLOCK].long() * BLOCK + positions % BLOCK,
         tables,
         torch.tensor([0, 9, 14], dtype=torch.int32),
@@ -103,10 +103,10 @@ def test_step_equals_the_layered_decoder(variant: Variant, dtype: torch.dtype) -
     result, expected = fused(tokens, positions, context), layered(tokens, positions, oracle_context)
     assert result.dtype is dtype
     assert torch.cosine_similarity(result.double(), expected.double(), dim=1).min() > COSINE[dtype]
-    for ours, theirs in zip(context.key_caches, oracle_context.key_caches, strict=True):
-        assert torch.equal(ours.isnan(), theirs.isnan())
+    for ours, theirs in zip(context.caches, oracle_context.caches, strict=True):
+        assert torch.equal(ours.keys.isnan(), theirs.keys.isnan())
         tolerance = 1e-4 if dtype is torch.float32 else 0.1
-        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance, equal_nan=True)
+        torch.testing.assert_close(ours.keys, theirs.keys, atol=tolerance, rtol=tolerance, equal_nan=True)
 
 
 def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
@@ -116,14 +116,16 @@ def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
     tokens, positions, context = two_prompts(torch.float32)
     # One block more in front: that is where a write to slot -1 would go.
     whole = torch.full((NUM_LAYERS, 7, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim), float("nan"))
-    padded = replace(context, key_caches=[keys[1:] for keys in whole])
+    padded = replace(
+        context, caches=[replace(cache, keys=keys[1:]) for cache, keys in zip(context.caches, whole, strict=True)]
+    )
     padded.slot_mapping[9:] = -1
     padded.context_lens[1] = 0
     result = fused(tokens, positions, padded)
     assert torch.equal(result[:9], expected)
     assert result[9:].isfinite().all()
     assert whole[:, 0].isnan().all()
-    assert all(values[[1, 5]].isnan().all() for values in padded.value_caches)
+    assert all(cache.values[[1, 5]].isnan().all() for cache in padded.caches)
 
 
 def test_other_caches_are_noticed() -> None:
@@ -131,8 +133,8 @@ def test_other_caches_are_noticed() -> None:
     tokens, positions, first = two_prompts(torch.float32)
     _, _, second = two_prompts(torch.float32)
     assert torch.equal(fused(tokens, positions, first), fused(tokens, positions, second))
-    for ours, theirs in zip(first.value_caches, second.value_caches, strict=True):
-        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+    for ours, theirs in zip(first.caches, second.caches, strict=True):
+        assert torch.equal(ours.values.nan_to_num(), theirs.values.nan_to_num())
 
 
 @pytest.mark.parametrize("token", [-1, VOCABULARY])

@@ -6,6 +6,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
+from kernels.layer_cache import LayerCache
 
 
 class PagedRun:
@@ -19,8 +20,9 @@ class PagedRun:
         self.sequences = sequences
         self.block_size = block_size
         # Poisoned, so that reading a slot that no token was written to shows.
-        self.keys = [torch.full(shape, torch.nan, dtype=model.dtype) for _ in range(config.num_layers)]
-        self.values = [torch.full(shape, torch.nan, dtype=model.dtype) for _ in range(config.num_layers)]
+        self.caches = [
+            LayerCache(*torch.full((2, *shape), torch.nan, dtype=model.dtype)) for _ in range(config.num_layers)
+        ]
         free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
         self.tables = [[free.pop() for _ in range(-(-len(sequence) // block_size))] for sequence in sequences]
         self.computed = [0 for _ in sequences]
@@ -44,8 +46,7 @@ class PagedRun:
         ]
         counts = [len(where) for where in positions.values()]
         return AttentionContext(
-            key_caches=self.keys,
-            value_caches=self.values,
+            caches=self.caches,
             slot_mapping=torch.cat(slots),
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
             query_starts=torch.tensor([0, *counts]).cumsum(0).int(),

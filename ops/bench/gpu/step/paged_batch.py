@@ -28,7 +28,7 @@ class PagedBatch:
                 f"{num_seqs} sequences of {max_len} tokens need {needed} blocks; there are {cache.num_blocks}"
             )
         self._cache = cache
-        device = cache.keys[0].device
+        device = cache.layers[0].keys.device
         order = torch.randperm(cache.num_blocks, device=device)[: num_seqs * width]
         self._tables = order.view(num_seqs, width).int()
 
@@ -43,8 +43,7 @@ class PagedBatch:
         positions = torch.cat([torch.arange(context - query, context, device=device) for query, context in lengths])
         rows = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(queries, device=device))
         context = AttentionContext(
-            key_caches=self._cache.keys,
-            value_caches=self._cache.values,
+            caches=self._cache.layers,
             slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
             block_tables=self._tables[: len(lengths)],
             query_starts=torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device),
