@@ -8,6 +8,7 @@ Moves sequences between the waiting queues and the running set; it never ends on
   preempted at once when one needs their slot or their blocks.
 - When running sequences outgrow the pool, the last in that order is preempted: its blocks go back (findable as long
   as nobody reuses them), and it waits again at its old place and is recomputed.
+- Drafts get what is left of the budget and of the blocks after all this, for one step: they delay and preempt nobody.
 - Nobody is preempted while a step is in flight: it may be computing for the victim, and what it ends may make the
   room. Planning stops there until the step has landed; sequences that were given blocks or admitted by then keep them.
 """
@@ -21,6 +22,7 @@ from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
+from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.messages import Lane
@@ -36,6 +38,7 @@ class Planner:
         waiting: dict[Lane, WaitingQueue],
         running: RunningSet,
         in_flight: deque[StepPlan],
+        policy: DraftPolicy | None = None,
     ) -> None:
         """Plan for these; `waiting` lists the lanes in the order in which they are served."""
         self._config = config
@@ -43,6 +46,7 @@ class Planner:
         self._waiting = waiting
         self._running = running
         self._in_flight = in_flight
+        self._policy = policy
         self.num_preemptions = 0
 
     def plan(self, step: int) -> StepPlan | None:
@@ -125,7 +129,8 @@ class Planner:
         """Give decodes one token each, and the rest of the budget to those that catch up, in order."""
         scheduled = self._decodes(step)
         budget = self._config.max_num_batched_tokens
-        left = budget - len(scheduled)
+        num_decodes = len(scheduled)
+        left = budget - num_decodes
         for sequence in self._running.ordered_catching_up():
             if left == 0:
                 break
@@ -138,8 +143,26 @@ class Planner:
             sequence.num_pending_tokens += samples
             sequence.last_step = step
             self._running.reclassify(sequence)
+        if self._policy is not None and num_decodes:
+            self._add_drafts(self._policy, scheduled, num_decodes, left)
         departed = self._running.take_departed() if scheduled else []
         return StepPlan(step, scheduled, budget - left, departed)
+
+    def _add_drafts(
+        self, policy: DraftPolicy, scheduled: list[ScheduledSequence], num_decodes: int, num_left: int
+    ) -> None:
+        """Let decodes, which are the first items, verify drafts with the `num_left` tokens that nobody else wants."""
+        decodes = scheduled[:num_decodes]
+        # The last token that a sequence may have is sampled, never drafted.
+        limits = [item.sequence.max_num_tokens - item.start - 2 for item in decodes]
+        depths = policy.depths([item.sequence for item in decodes], limits)
+        for place, (item, limit, depth) in enumerate(zip(decodes, limits, depths, strict=True)):
+            depth = min(depth, limit, num_left)
+            if depth > 0:
+                sequence, end = item.sequence, item.start + 1
+                depth = self._blocks.cover(sequence, end + depth) - end
+                num_left -= depth
+                scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, depth)
 
     def _decodes(self, step: int) -> list[ScheduledSequence]:
         """Schedule every decode. The hot loop of planning: no properties, no calls but the one that makes the item."""

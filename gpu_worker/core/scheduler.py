@@ -8,6 +8,8 @@ Several steps may be in flight, planned one behind the other and landing in that
 planned: `schedule` gives a decode its next block before its token is known. What only the token tells comes when the
 step lands: the end of the sequence, and blocks that others may find. So a sequence can end while a later step computes
 for it. That step's tokens are dropped, and the blocks go back when the last step that names the sequence lands.
+
+With speculation one step is in flight at a time, since only its result says how many tokens the next starts from.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
+from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
 from gpu_worker.core.stopping import extend, finish_reason
 from gpu_worker.core.waiting_queue import WaitingQueue
@@ -37,15 +40,17 @@ class DuplicateSequenceError(ValueError):
 class Scheduler:
     """Not thread safe. `step` is the number of the last step that landed."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, speculation: Speculation | None = None) -> None:
         self.config = config
+        self.speculation = speculation
         self.step = 0
         self._blocks = SequenceBlocks(config)
         self._sequences: dict[str, Sequence] = {}
         self._running = RunningSet()
         self._waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
         self._in_flight: deque[StepPlan] = deque()
-        self._planner = Planner(config, self._blocks, self._waiting, self._running, self._in_flight)
+        policy = None if speculation is None else speculation.policy
+        self._planner = Planner(config, self._blocks, self._waiting, self._running, self._in_flight, policy)
         self._deadlines = Deadlines()
         self._events: list[SequenceEvent] = []
         self._num_added = 0
@@ -142,6 +147,7 @@ class Scheduler:
             A plan, which is now in flight; one without any sequence when there is nothing to compute at all. None when
             a step in flight has to land first.
         """
+        assert self.speculation is None or not self._in_flight, "the step in flight makes an unknown number of tokens"
         for sequence in self._deadlines.pop_expired(now):
             self._finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
@@ -171,6 +177,7 @@ class Scheduler:
             if (
                 item.num_tokens == 1
                 and len(new) == 1
+                and not item.num_draft_tokens
                 and num_before + 1 < sequence.max_num_tokens
                 and new[0] not in sequence.stop_ids
             ):
@@ -215,11 +222,19 @@ class Scheduler:
         sequence = item.sequence
         new = sampled.token_ids if item.samples else ()
         assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
+        assert sampled.num_accepted <= min(item.num_draft_tokens, max(0, len(new) - 1)), (
+            "more was accepted than sampled"
+        )
         num_before = sequence.num_output_tokens
         num_computed = item.start + item.num_tokens
         sequence.num_pending_tokens -= item.samples
         assert len(new) <= 1 or not self._is_flying(sequence), "a step in flight took one token for certain"
         count, finish = extend(sequence, new)
+        if item.num_draft_tokens:
+            num_accepted = min(sampled.num_accepted, count)
+            num_computed += min(num_accepted, count - 1)
+            sequence.num_computed_tokens = num_computed
+            self._record_drafts(sequence, sampled.num_drafted, num_accepted)
         if not item.samples and num_computed == len(sequence.token_ids):
             finish = finish_reason(sequence)
         self._blocks.publish(sequence, num_computed)
@@ -232,6 +247,12 @@ class Scheduler:
         if not count and finish is None and not prompt_logprobs:
             return None
         return SequenceEvent(sequence, new[:count], num_before, finish, sampled.logprobs[:count], prompt_logprobs)
+
+    def _record_drafts(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Count the drafts of a step, and take back the blocks of those that were wrong."""
+        assert self.speculation is not None
+        self.speculation.record(sequence, num_drafted, num_accepted)
+        self._blocks.trim(sequence)
 
     def _land(self, plan: StepPlan) -> None:
         assert next(iter(self._in_flight), None) is plan, "the step is not in flight, or not the oldest"

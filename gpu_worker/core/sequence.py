@@ -52,6 +52,10 @@ class Sequence:
         block_digests: Chained digests of its full blocks, as far as they were needed yet.
         num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.
         num_prompt_logprobs: Prompt log probabilities reported so far; recomputing the prompt does not repeat them.
+        prediction: Tokens that the client expects the output to resemble; drafts may be taken from them.
+        num_drafted_tokens: Drafts that were verified for the sequence.
+        num_accepted_tokens: Those of them that were right.
+        acceptance: Recent share of right drafts, as the policy of speculation keeps it; None before the first.
     """
 
     id: str
@@ -80,6 +84,10 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     num_findable_blocks: int = 0
     num_prompt_logprobs: int = 0
+    prediction: tuple[int, ...] = ()
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    acceptance: float | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -68,6 +68,29 @@ class SequenceBlocks:
         sequence.block_table += self.pool.allocate(self.num_missing(sequence))
         self._num_promised -= promised - self._promised(sequence)
 
+    def cover(self, sequence: Sequence, num_tokens: int) -> int:
+        """Let the block table cover so many tokens, as far as blocks are free; return how many it covers, at most that.
+
+        For one step: `trim` takes back what the sequence did not grow into.
+        """
+        missing = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        count = min(missing, self.pool.num_available)
+        if count > 0:
+            promised = self._promised(sequence)
+            sequence.block_table += self.pool.allocate(count)
+            self._num_promised -= promised - self._promised(sequence)
+        return min(num_tokens, len(sequence.block_table) * self._block_size)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Take back the blocks behind those that the sequence's tokens need."""
+        needed = self.num_blocks_for(sequence.num_tokens)
+        if needed < len(sequence.block_table):
+            promised = self._promised(sequence)
+            self.pool.release(sequence.block_table[needed:])
+            # A new list, because runners take a table that is the same list to have only grown.
+            sequence.block_table = sequence.block_table[:needed]
+            self._num_promised += self._promised(sequence) - promised
+
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Make the blocks findable that the sequence's first `num_written` tokens fill; these are in them for good."""
         if self._cache:

@@ -25,12 +25,15 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
         start: `num_computed_tokens` when the step was planned.
         num_tokens: Tokens to compute in this step (`num_scheduled_tokens`), at least one.
         samples: True when the step reaches the sequence's last token and another one is wanted.
+        num_draft_tokens: Guesses of the tokens after these that the runner may compute and verify in this step; the
+            block table covers them too. Only where the step samples.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    num_draft_tokens: int = 0
 
 
 class StepPlan(Struct, frozen=True, gc=False):
@@ -38,7 +41,7 @@ class StepPlan(Struct, frozen=True, gc=False):
 
     Attributes:
         step: Step number, from 1.
-        num_tokens: Sum of the scheduled tokens.
+        num_tokens: Sum of the scheduled tokens, drafts not counted.
         departed: Sequences that held a place in the batch and left it since the plan before: they ended or were
             preempted. What the runner keeps for them goes first: one that was preempted may be scheduled again at
             once, as if it were new. Some the runner may never have seen.
@@ -62,14 +65,19 @@ class SampledTokens(Struct, frozen=True, gc=False):
     """What the runner made for one scheduled sequence: one token, or none when it does not sample yet.
 
     Attributes:
-        token_ids: New tokens in order; several (accepted drafts) only while no later step names the sequence.
+        token_ids: New tokens in order; several (accepted drafts, and the one sampled after them) only while no later
+            step names the sequence.
         logprobs: One entry per new token when the request asked for them, else empty.
         prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
+        num_drafted: Drafts that were computed.
+        num_accepted: How many of them are the first of `token_ids`; their KV is in the blocks.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[LogprobEntry, ...] = ()
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class StepResult(Struct, frozen=True, gc=False):

@@ -4,9 +4,10 @@ from collections import deque
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import SampledTokens, SequenceEvent, StepPlan, StepResult
 from shared.messages import FinishReason
-from tests.gpu_worker.core.paged_oracle import OracleRunner, OracleStep, reference_tokens
+from tests.gpu_worker.core.paged_oracle import Drafter, OracleRunner, OracleStep, reference_tokens
 
 BLOCK = 4
 
@@ -25,6 +26,8 @@ class Harness:
         headroom_tokens: int = 128,
         vocab_size: int = 1_000_003,
         max_steps_in_flight: int = 1,
+        policy: DraftPolicy | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -35,9 +38,10 @@ class Harness:
                 max_model_len=max_model_len,
                 enable_prefix_caching=enable_prefix_caching,
                 headroom_tokens=headroom_tokens,
-            )
+            ),
+            None if policy is None else Speculation(policy),
         )
-        self.runner = OracleRunner(BLOCK, vocab_size, max_steps_in_flight, max_num_seqs)
+        self.runner = OracleRunner(BLOCK, vocab_size, max_steps_in_flight, max_num_seqs, drafter)
         self.in_flight: deque[tuple[StepPlan, OracleStep]] = deque()
         self.now = 0.0
         self.output: dict[str, list[int]] = {}

@@ -7,9 +7,13 @@ would have generated.
 
 Like a device it may run behind: it takes block tables and known tokens when a step is submitted, computes when the
 result is asked for, and takes tokens that were in flight from its own samples.
+
+Drafts come from a function that is told what would be right and may return anything; their KV is written like that of
+all tokens, and what was right is found by sampling behind each.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -61,6 +65,7 @@ class _Work:
     row: _Row
     token_ids: list[int]
     block_table: list[int]
+    drafts: list[int]
 
     @property
     def end(self) -> int:
@@ -79,16 +84,26 @@ class OracleStep:
     def lose(self) -> None:
         """Fail: the device wrote something into the slots, and what it sampled is of no use."""
         for work in self._work:
+            work.drafts = []
             work.row.lost_from = min(work.row.lost_from, self._number)
             self._runner.spoil(work)
+
+
+Drafter = Callable[[list[int]], list[int]]
 
 
 class OracleRunner:
     """Executes plans on a paged memory of hashes; raises AssertionError on any wrong read or write."""
 
     def __init__(
-        self, block_size: int, vocab_size: int = 5, max_steps_in_flight: int = 1, max_num_seqs: int = 1000
+        self,
+        block_size: int,
+        vocab_size: int = 5,
+        max_steps_in_flight: int = 1,
+        max_num_seqs: int = 1000,
+        drafter: Drafter | None = None,
     ) -> None:
+        self._drafter = drafter
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.max_steps_in_flight = max_steps_in_flight
@@ -112,10 +127,12 @@ class OracleRunner:
     def compute(self, number: int, works: list[_Work]) -> list[SampledTokens]:
         assert number > self._last_computed, "the device computes steps in the order of their submission"
         self._last_computed = number
+        for work in works:
+            self._draft(work)
         expected = [[] if number >= work.row.lost_from else self._expected(work) for work in works]
         written: set[int] = set()
         for work, values in zip(works, expected, strict=True):
-            for position in range(work.item.start, work.end):
+            for position in range(work.item.start, work.end + len(work.drafts)):
                 slot = self._slot(work, position)
                 assert slot not in written, f"two tokens of one step share slot {slot}"
                 written.add(slot)
@@ -133,14 +150,22 @@ class OracleRunner:
             self._rows[sequence] = _Row(self._free_rows.pop())
         row = self._rows[sequence]
         sequence.row = row.number
-        return _Work(item, row, list(sequence.token_ids), list(sequence.block_table))
+        return _Work(item, row, list(sequence.token_ids), list(sequence.block_table), [])
+
+    def _draft(self, work: _Work) -> None:
+        sequence, count = work.item.sequence, work.item.num_draft_tokens
+        if count and work.row.lost_from == math.inf:
+            assert self._drafter is not None
+            assert work.item.samples
+            right, _ = reference_tokens(sequence.salt, work.token_ids, count, frozenset(), self.vocab_size)
+            work.drafts = self._drafter(right)[:count]
 
     def _expected(self, work: _Work) -> list[int]:
         """KV of all positions up to the last one computed; what the host did not know comes from the row."""
         known, sampled = work.token_ids, work.row.sampled
         assert work.end <= len(known) or work.end - 1 == max(sampled), "not the token sampled last"
         token_ids = [known[i] if i < len(known) else sampled[i] for i in range(work.end)]
-        return contents(work.item.sequence.salt, token_ids)
+        return contents(work.item.sequence.salt, token_ids + work.drafts)
 
     def _slot(self, work: _Work, position: int) -> int:
         return work.block_table[position // self.block_size] * self.block_size + position % self.block_size
@@ -150,7 +175,7 @@ class OracleRunner:
         sequence = item.sequence
         if not values:
             return SampledTokens((0,) if item.samples else ())
-        read = [self._memory.get(self._slot(work, position)) for position in range(end)]
+        read = [self._memory.get(self._slot(work, position)) for position in range(len(values))]
         assert read == values, f"{sequence.id} reads wrong KV at {item.start}"
         prompt_logprobs = ()
         if sequence.sampling.prompt_logprobs is not None:
@@ -159,5 +184,13 @@ class OracleRunner:
         if not item.samples:
             return SampledTokens((), prompt_logprobs=prompt_logprobs)
         assert end >= len(work.token_ids), "a token is sampled that is known already"
-        work.row.sampled[end] = values[-1] % self.vocab_size
-        return SampledTokens((work.row.sampled[end],), prompt_logprobs=prompt_logprobs)
+        drawn = [value % self.vocab_size for value in values[end - 1 :]]
+        work.row.sampled[end] = drawn[0]
+        right = [draft == token_id for draft, token_id in zip(work.drafts, drawn, strict=False)]
+        num_accepted = [*right, False].index(False)
+        return SampledTokens(
+            tuple(drawn[: num_accepted + 1]),
+            prompt_logprobs=prompt_logprobs,
+            num_drafted=len(work.drafts),
+            num_accepted=num_accepted,
+        )

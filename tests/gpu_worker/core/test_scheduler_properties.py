@@ -1,7 +1,10 @@
 """Random lives of a small scheduler, checked after every step against what a contiguous model generates.
 
-With one step in flight or several: that model knows no steps, so the tokens are the same.
+With one step in flight or several, with drafts of any quality and depth: that model knows neither, so the tokens are
+the same.
 """
+
+import random
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -27,6 +30,30 @@ prompts = st.builds(
 )
 
 
+class RandomDrafts:
+    """Any depth for anybody at any time; each guess is right with a set probability."""
+
+    def __init__(self, seed: int, share_right: float) -> None:
+        self._random = random.Random(seed)
+        self._share_right = share_right
+        self.num_accepted = 0
+
+    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+        assert len(sequences) == len(limits)
+        return [self._random.randint(0, 12) for _ in sequences]
+
+    def guess(self, right: list[int]) -> list[int]:
+        guesses = [t if self._random.random() < self._share_right else self._random.randrange(50) for t in right]
+        return guesses[: self._random.randint(0, len(guesses))]
+
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafted
+        self.num_accepted += num_accepted
+
+    def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
+        raise AssertionError
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         max_num_seqs=st.integers(1, 5),
@@ -35,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_model_len=st.sampled_from([40, 1000]),
         headroom=st.sampled_from([0, 4, 128]),
         max_steps_in_flight=st.sampled_from([1, 2, 2, 3]),
+        drafting=st.sampled_from([None, None, 0.0, 0.5, 0.9, 1.0]),
+        draft_seed=st.integers(0, 1000),
     )
     def start(
         self,
@@ -44,7 +73,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_model_len: int,
         headroom: int,
         max_steps_in_flight: int,
+        drafting: float | None,
+        draft_seed: int,
     ) -> None:
+        drafts = None if drafting is None else RandomDrafts(draft_seed, drafting)
         self.harness = Harness(
             num_blocks=POOL,
             max_num_seqs=max_num_seqs,
@@ -53,7 +85,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             headroom_tokens=headroom,
             vocab_size=VOCAB_SIZE,
-            max_steps_in_flight=max_steps_in_flight,
+            max_steps_in_flight=max_steps_in_flight if drafts is None else 1,
+            policy=drafts,
+            drafter=None if drafts is None else drafts.guess,
         )
         self.scheduler = self.harness.scheduler
         self.sequences: list[Sequence] = []
@@ -179,7 +213,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         names = [item.sequence.id for item in plan.scheduled]
         assert len(set(names)) == len(names) <= self.scheduler.config.max_num_seqs
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
-        assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        num_drafts = sum(item.num_draft_tokens for item in plan.scheduled)
+        assert plan.num_tokens + num_drafts <= self.scheduler.config.max_num_batched_tokens
         assert all(item.num_tokens >= 1 for item in plan.scheduled)
         # A preempted sequence may start again at once, in blocks that it shares with one that runs on.
         scheduled = {item.sequence for item in plan.scheduled}

@@ -1,0 +1,74 @@
+"""How many drafts each decode may verify in a step, and what became of them.
+
+A draft is a guess of a sequence's next token. The step computes it behind the known tokens, and the token that is
+sampled before it says whether the guess was right, so drafts change how many tokens a step makes and never which.
+A policy chooses depths; the planner shrinks them to the tokens and blocks that nobody else wants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_worker.core.sequence import Sequence
+
+
+class DraftPolicy(Protocol):
+    """Chooses depths, and learns from what they brought."""
+
+    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+        """Return how many drafts each decoding sequence should verify in the next step, at most its limit."""
+        ...
+
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Take in that the sequence's last step verified at least one draft, and how many were right."""
+        ...
+
+    def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
+        """Take in how long a step took that computed one token of each sequence and these drafts, nothing else."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDepth:
+    """Always the same depth."""
+
+    depth: int
+
+    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+        """Return the depth, or the limit where that is less."""
+        return [min(self.depth, limit) for limit in limits]
+
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Learn nothing."""
+
+    def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
+        """Learn nothing."""
+
+
+class Speculation:
+    """A policy, and the counts of what it led to.
+
+    Attributes:
+        num_drafts: Times that a sequence verified at least one draft token in a step.
+        num_draft_tokens: Draft tokens verified.
+        num_accepted_tokens: Those of them that became tokens of their sequence.
+    """
+
+    def __init__(self, policy: DraftPolicy) -> None:
+        """Count from nothing."""
+        self.policy = policy
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+
+    def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Count what a step verified for a sequence."""
+        if num_drafted == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        sequence.num_drafted_tokens += num_drafted
+        sequence.num_accepted_tokens += num_accepted
+        self.policy.learn(sequence, num_drafted, num_accepted)

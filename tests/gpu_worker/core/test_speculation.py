@@ -1,0 +1,159 @@
+"""Drafts in the plan: what they may take, and what becomes of the sequence when some of them are right."""
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.speculation import FixedDepth
+from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.paged_oracle import reference_tokens
+from tests.gpu_worker.core.sequences import EOS, make_sequence
+
+
+def right(tokens: list[int]) -> list[int]:
+    return tokens
+
+
+def wrong(tokens: list[int]) -> list[int]:
+    return [token_id + 1 for token_id in tokens]
+
+
+def drafting_harness(depth: int = 3, drafter=right, **sizes: int) -> Harness:  # type: ignore[no-untyped-def]
+    return Harness(policy=FixedDepth(depth), drafter=drafter, **sizes)  # type: ignore[arg-type]
+
+
+def test_right_drafts_take_fewer_steps_for_the_same_tokens() -> None:
+    harness = drafting_harness(depth=3)
+    sequence = make_sequence(10, max_tokens=21, ignore_eos=True)
+    harness.add(sequence)
+    harness.run()
+    harness.assert_reference(sequence)
+    assert harness.scheduler.step == 1 + 20 / 4
+    speculation = harness.scheduler.speculation
+    assert speculation is not None
+    assert (speculation.num_drafts, speculation.num_draft_tokens, speculation.num_accepted_tokens) == (5, 15, 15)
+    assert (sequence.num_drafted_tokens, sequence.num_accepted_tokens) == (15, 15)
+
+
+def test_wrong_drafts_cost_no_step_and_no_token() -> None:
+    harness = drafting_harness(depth=5, drafter=wrong)
+    sequence = make_sequence(10, max_tokens=9, ignore_eos=True)
+    harness.add(sequence)
+    harness.run()
+    harness.assert_reference(sequence)
+    assert harness.scheduler.step == 9
+    assert (sequence.num_accepted_tokens, sequence.num_drafted_tokens > 20) == (0, True)
+
+
+def test_drafts_end_before_the_last_token_allowed() -> None:
+    harness = drafting_harness(depth=10)
+    sequence = make_sequence(3, max_tokens=4, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    plan = harness.schedule()
+    assert plan.scheduled[0].num_draft_tokens == 2
+    harness.land()
+    assert (len(harness.output[sequence.id]), harness.finish[sequence.id]) == (4, "length")
+
+
+def test_stop_token_among_accepted_drafts_ends_there() -> None:
+    harness = drafting_harness(depth=8, vocab_size=5)
+    lengths = {i: len(reference_tokens(b"tenant", [i, 7], 99, frozenset([EOS]), 5)[0]) for i in range(99)}
+    prompt = next([i, 7] for i, length in lengths.items() if 3 < length < 7)
+    sequence = make_sequence(prompt, max_tokens=99)
+    harness.add(sequence)
+    harness.run()
+    harness.assert_reference(sequence)
+    assert harness.finish[sequence.id] == "stop"
+    assert harness.scheduler.step == 2
+    assert sequence.num_accepted_tokens < sequence.num_drafted_tokens
+
+
+def test_drafts_take_only_tokens_that_prompts_leave() -> None:
+    harness = drafting_harness(depth=8, max_num_batched_tokens=10, max_num_seqs=4)
+    decoding = make_sequence(3, max_tokens=30, ignore_eos=True)
+    harness.add(decoding)
+    harness.step()
+    harness.add(make_sequence(15))
+    assert [(i.num_tokens, i.num_draft_tokens) for i in harness.schedule().scheduled] == [(1, 0), (9, 0)]
+    harness.land()
+    assert [(i.num_tokens, i.num_draft_tokens) for i in harness.schedule().scheduled] == [(1, 3), (6, 0)]
+    harness.land()
+
+
+def test_blocks_of_wrong_drafts_are_free_after_the_step() -> None:
+    harness = drafting_harness(depth=3 * BLOCK, drafter=wrong)
+    sequence = make_sequence(BLOCK - 1, max_tokens=50, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    harness.schedule()
+    assert len(sequence.block_table) == 4
+    harness.land()
+    assert len(sequence.block_table) == 2
+    harness.scheduler.check_integrity()
+
+
+def test_drafts_shrink_to_the_blocks_that_are_free() -> None:
+    harness = drafting_harness(depth=3 * BLOCK, num_blocks=4, headroom_tokens=0)
+    harness.add(make_sequence(BLOCK - 1, max_tokens=12, ignore_eos=True), make_sequence(2 * BLOCK - 2, max_tokens=6))
+    harness.step()
+    assert [item.num_draft_tokens for item in harness.schedule().scheduled] == [BLOCK, 1]
+    assert harness.scheduler.stats.free_blocks == 0
+    harness.land()
+
+
+@pytest.mark.parametrize("drafter", [right, wrong])
+def test_nobody_is_preempted_for_drafts(drafter) -> None:  # type: ignore[no-untyped-def]
+    def run(depth: int) -> tuple[Harness, list[Sequence]]:
+        harness = drafting_harness(depth, drafter, num_blocks=16, headroom_tokens=0)
+        sequences = [make_sequence([i] * 5, max_tokens=11, ignore_eos=True) for i in range(4)]
+        harness.add(*sequences)
+        harness.run()
+        harness.assert_reference(*sequences)
+        return harness, sequences
+
+    assert run(9)[0].scheduler.stats.num_preemptions == run(0)[0].scheduler.stats.num_preemptions == 0
+
+
+def test_preempted_sequence_with_accepted_drafts_continues_exactly() -> None:
+    harness = drafting_harness(depth=3, num_blocks=8, headroom_tokens=0)
+    sequences = [make_sequence([i] * 6, max_tokens=16, ignore_eos=True) for i in range(3)]
+    harness.add(*sequences)
+    harness.run()
+    harness.assert_reference(*sequences)
+    assert harness.scheduler.stats.num_preemptions > 0
+
+
+def test_aborted_sequence_gives_back_the_blocks_of_its_drafts() -> None:
+    harness = drafting_harness(depth=3 * BLOCK)
+    sequence = make_sequence(3, max_tokens=50, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    harness.schedule()
+    harness.scheduler.abort(sequence.id)
+    harness.land()
+    assert sequence.status is SequenceStatus.FINISHED
+    assert harness.scheduler.stats.free_blocks == harness.scheduler.stats.total_blocks
+
+
+def test_expired_sequence_keeps_the_tokens_it_got() -> None:
+    harness = drafting_harness(depth=3)
+    sequence = make_sequence(3, max_tokens=50, ignore_eos=True, deadline=2.0)
+    harness.add(sequence)
+    harness.step()
+    harness.step()
+    harness.now = 3.0
+    harness.step()
+    assert (len(harness.output[sequence.id]), harness.finish[sequence.id]) == (5, "expired")
+    assert harness.output[sequence.id] == harness.reference(sequence)[0][:5]
+
+
+def test_blocks_filled_by_accepted_drafts_are_found_by_the_next_prompt() -> None:
+    harness = drafting_harness(depth=4)
+    first = make_sequence(6, max_tokens=14, ignore_eos=True)
+    harness.add(first)
+    harness.run()
+    second = make_sequence(first.token_ids, max_tokens=2, ignore_eos=True)
+    harness.add(second)
+    harness.run()
+    harness.assert_reference(second)
+    assert second.num_cached_tokens == 16
