@@ -1,6 +1,7 @@
 """Executes step plans with torch: assembles the inputs, runs the model, samples.
 
-Owns the KV cache's contents and the batch state kept between steps. It only reads sequences.
+Owns the KV cache's contents and the batch state kept between steps. It only reads sequences. With a proposer it
+computes drafts behind the decodes that may verify some, and samples behind each of these too.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import logging
 import time
 
+import msgspec
+import numpy as np
 import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, SampledTokens, ScheduledSequence, StepPlan, StepResult
+from gpu_worker.execution.drafting import Drafting
 from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
 from gpu_worker.execution.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
 logger = logging.getLogger(__name__)
@@ -34,12 +39,20 @@ class TorchModelRunner:
 
     max_steps_in_flight = 1
 
-    def __init__(self, model: CausalLM, cache: KVCache, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        max_num_seqs: int,
+        max_model_len: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         """Run `model` with the blocks of `cache`."""
         self._model = model
         self._cache = cache
         self._assembler = StepAssembler(cache, max_num_seqs, max_model_len, model.device)
         self._sampler = Sampler(model.device)
+        self._drafting = None if proposer is None else Drafting(proposer, model.config.vocab_size)
         self.max_model_len = max_model_len
 
     @property
@@ -66,18 +79,19 @@ class TorchModelRunner:
     def submit(self, plan: StepPlan) -> CompletedStep:
         """Compute the plan's tokens and sample where it says so; the plan schedules at least one sequence."""
         scheduled = plan.scheduled
-        inputs = self._assembler.assemble(scheduled)
+        drafts = None if self._drafting is None else self._drafting.drafts(scheduled, plan.departed)
+        inputs = self._assembler.assemble(scheduled, drafts)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.context)
         sampling = [item.sequence for item in scheduled if item.samples]
         if len(sampling) == len(scheduled) == len(hidden):
             sampled = self._sampler.sample(self._model.logits(hidden), sampling)
         else:
-            sampled = self._sample_some(hidden, inputs, scheduled, sampling)
+            sampled = self._sample_some(hidden, inputs, scheduled, drafts)
         for chunk in prompt_chunks(scheduled, inputs.layout.query_starts):
             targets = torch.tensor(chunk.targets, dtype=torch.int64, device=hidden.device)
             entries = chunk_entries(chunk, score_chunk(self._model, hidden, chunk, targets))
             tokens = sampled[chunk.place]
-            sampled[chunk.place] = SampledTokens(tokens.token_ids, tokens.logprobs, entries)
+            sampled[chunk.place] = msgspec.structs.replace(tokens, prompt_logprobs=entries)
         return CompletedStep(StepResult(plan.step, sampled))
 
     @torch.inference_mode()
@@ -100,12 +114,19 @@ class TorchModelRunner:
         hidden: torch.Tensor,
         inputs: StepInputs,
         scheduled: list[ScheduledSequence],
-        sampling: list[Sequence],
+        drafts: list[tuple[int, ...]] | None,
     ) -> list[SampledTokens]:
-        """Sample where some rows, or some sequences, do not."""
-        if not sampling:
+        """Sample where some rows, or some sequences, do not, or where drafts have rows of their own."""
+        places = [place for place, item in enumerate(scheduled) if item.samples]
+        if not places:
             return [_NOTHING_SAMPLED] * len(scheduled)
-        rows = inputs.layout.last_tokens[[item.samples for item in scheduled]]
+        rows = inputs.layout.last_tokens[places]
+        sampling = [scheduled[place].sequence for place in places]
+        theirs = None if drafts is None else [drafts[place] for place in places]
+        if theirs is not None:
+            rows = np.concatenate(
+                [np.arange(row - len(draft), row + 1) for row, draft in zip(rows, theirs, strict=True)]
+            )
         logits = self._model.logits(hidden[torch.from_numpy(rows).to(hidden.device)])
-        sampled = iter(self._sampler.sample(logits, sampling))
+        sampled = iter(self._sampler.sample(logits, sampling, theirs))
         return [next(sampled) if item.samples else _NOTHING_SAMPLED for item in scheduled]

@@ -8,6 +8,7 @@ for a token that occurs there, are subtracted.
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,21 @@ from shared.messages import Sampling
 def has_penalties(sampling: Sampling) -> bool:
     """Return True when any of the three penalties does something."""
     return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTokens:
+    """What one row of logits is penalised by.
+
+    Attributes:
+        token_ids: The distinct tokens of prompt and output.
+        output_counts: Occurrences of each in the output.
+        penalties: Repetition, frequency and presence penalty.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    output_counts: npt.NDArray[np.float32]
+    penalties: tuple[float, float, float]
 
 
 class TokenCounts:
@@ -49,24 +65,23 @@ class TokenCounts:
             self._output_counts[slot] += position >= self._num_prompt_tokens
         self._num_seen = len(token_ids)
 
-    @property
-    def token_ids(self) -> npt.NDArray[np.int64]:
-        """The distinct tokens of prompt and output."""
-        return self._token_ids[: len(self._slots)]
-
-    @property
-    def output_counts(self) -> npt.NDArray[np.float32]:
-        """Occurrences in the output of each of `token_ids`."""
-        return self._output_counts[: len(self._slots)]
-
-    @property
-    def penalties(self) -> tuple[float, float, float]:
-        """Repetition, frequency and presence penalty."""
+    def counted(self, ahead: tuple[int, ...] = ()) -> CountedTokens:
+        """Return the counts as they would be with the output longer by `ahead`; valid until the next update."""
+        size = len(self._slots)
+        token_ids, output_counts = self._token_ids[:size], self._output_counts[:size]
+        if ahead:
+            unseen = {token_id: None for token_id in ahead if token_id not in self._slots}
+            new_places = {token_id: size + index for index, token_id in enumerate(unseen)}
+            token_ids = np.concatenate((token_ids, np.array([*unseen], dtype=np.int64)))
+            output_counts = np.concatenate((output_counts, np.zeros(len(unseen), dtype=np.float32)))
+            for token_id in ahead:
+                output_counts[new_places.get(token_id, self._slots.get(token_id, 0))] += 1
         sampling = self._sampling
-        return sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
+        penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        return CountedTokens(token_ids, output_counts, penalties)
 
 
-def apply_penalties(logits: torch.Tensor, rows: Values[int], counts: Values[TokenCounts]) -> None:
+def apply_penalties(logits: torch.Tensor, rows: Values[int], counts: Values[CountedTokens]) -> None:
     """Penalise `logits[rows[i]]` by `counts[i]`, in place.
 
     Shapes:

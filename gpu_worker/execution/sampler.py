@@ -6,10 +6,13 @@ greedy temperature, `min_p`, `top_k`, `top_p`, and one draw with the uniform num
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Values
+
 import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens
+from gpu_worker.execution.drafting import num_accepted
 from gpu_worker.execution.logprobs import Logprobs
 from gpu_worker.execution.penalties import apply_penalties
 from gpu_worker.execution.sampling_batch import RandomRows, SamplingBatch
@@ -24,32 +27,59 @@ class Sampler:
         self._device = device
         self._batch: SamplingBatch | None = None
 
-    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledTokens]:
-        """Choose the next token of each sequence.
+    def sample(
+        self, logits: torch.Tensor, sequences: list[Sequence], drafts: Values[tuple[int, ...]] | None = None
+    ) -> list[SampledTokens]:
+        """Choose the next token of each sequence; with drafts, as many as these were right, and one more.
+
+        Every row is sampled as a step of its own would sample it at that place of the output, given the drafts before
+        it. So a draft is accepted with the probability that it has, the token that differs is a sample of what remains,
+        and tokens do not depend on what was drafted.
 
         Args:
-            logits: Overwritten.
-            sequences: One a row.
+            logits: Overwritten. One row a sequence, and then one behind each of its drafts.
+            sequences: Those that sample.
+            drafts: Those of each sequence.
 
         Shapes:
             logits: `[num_rows, vocab_size]` float32, contiguous
 
         Raises:
             InvalidLogitsError: A row that is drawn from holds NaN.
+
+        Source: Leviathan et al., "Fast inference from transformers via speculative decoding" (arXiv 2211.17192),
+        theorem 1, with each proposal taken as certain.
         """
+        if drafts is None:
+            token_ids, reported = self._sample_rows(logits, sequences, None)
+            return [SampledTokens((token_id,), reported.get(row, ())) for row, token_id in enumerate(token_ids)]
+        rows = [sequence for sequence, draft in zip(sequences, drafts, strict=True) for _ in range(len(draft) + 1)]
+        ahead = [draft[:count] for draft in drafts for count in range(len(draft) + 1)]
+        token_ids, reported = self._sample_rows(logits, rows, ahead)
+        sampled, row = [], 0
+        for draft in drafts:
+            accepted = num_accepted(draft, token_ids[row : row + len(draft) + 1])
+            chosen = range(row, row + accepted + 1)
+            entries = tuple(entry for place in chosen for entry in reported.get(place, ()))
+            new = tuple(token_ids[place] for place in chosen)
+            sampled.append(SampledTokens(new, entries, (), len(draft), accepted))
+            row += len(draft) + 1
+        return sampled
+
+    def _sample_rows(
+        self, logits: torch.Tensor, sequences: list[Sequence], ahead: list[tuple[int, ...]] | None
+    ) -> tuple[list[int], dict[int, tuple[LogprobEntry, ...]]]:
+        """Choose one token a row; return them, and the log probabilities of the rows that report them."""
         batch = self._batch
-        if batch is None or batch.sequences != sequences:
-            batch = self._batch = SamplingBatch(sequences, logits.shape[1], self._device, batch)
+        if batch is None or ahead is not None or batch.ahead is not None or batch.sequences != sequences:
+            batch = self._batch = SamplingBatch(sequences, logits.shape[1], self._device, batch, ahead)
         logprobs = Logprobs(logits[batch.with_logprobs]) if batch.with_logprobs else None
         _adjust(logits, batch)
-        token_ids = _choose(logits, batch).tolist()
+        token_ids: list[int] = _choose(logits, batch).tolist()
         if logprobs is None:
-            return [SampledTokens((token_id,)) for token_id in token_ids]
+            return token_ids, {}
         entries = logprobs.entries([token_ids[row] for row in batch.with_logprobs], batch.num_top)
-        reported: dict[int, tuple[LogprobEntry, ...]] = {
-            row: (entry,) for row, entry in zip(batch.with_logprobs, entries, strict=True)
-        }
-        return [SampledTokens((token_id,), reported.get(row, ())) for row, token_id in enumerate(token_ids)]
+        return token_ids, {row: (entry,) for row, entry in zip(batch.with_logprobs, entries, strict=True)}
 
 
 def _adjust(logits: torch.Tensor, batch: SamplingBatch) -> None:
@@ -57,10 +87,13 @@ def _adjust(logits: torch.Tensor, batch: SamplingBatch) -> None:
     if batch.bias_index is not None and batch.bias is not None:
         logits.view(-1).index_add_(0, batch.bias_index, batch.bias)
     if batch.penalised:
-        counts = [counts for state in batch.rows if (counts := state.counts) is not None]
-        for row, count in zip(batch.penalised, counts, strict=True):
-            count.update(batch.sequences[row].token_ids)
-        apply_penalties(logits, batch.penalised, counts)
+        counted = []
+        for row in batch.penalised:
+            counts = batch.rows[row].counts
+            assert counts is not None
+            counts.update(batch.sequences[row].token_ids)
+            counted.append(counts.counted(batch.drafts_before(row)))
+        apply_penalties(logits, batch.penalised, counted)
 
 
 def _choose(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -77,7 +110,8 @@ def _choose(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 
 def _draw(logits: torch.Tensor, batch: SamplingBatch, group: RandomRows) -> torch.Tensor:
     """Draw the tokens of a group, whose logits are given."""
-    numbers = [batch.rows[row].uniforms.at(batch.sequences[row].num_output_tokens) for row in group.rows]
+    positions = [batch.sequences[row].num_output_tokens + len(batch.drafts_before(row)) for row in group.rows]
+    numbers = [batch.rows[row].uniforms.at(position) for row, position in zip(group.rows, positions, strict=True)]
     uniform = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).mul_(group.inverse_temperature)
     if group is batch.truncated:

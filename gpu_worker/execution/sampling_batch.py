@@ -64,8 +64,12 @@ class RandomRows:
 class SamplingBatch:
     """The sequences of a batch, sorted by what they need.
 
+    A sequence has several rows, one behind the other, when drafts are verified: row `j` is what follows `j` drafts.
+
     Attributes:
-        rows: State of each sequence, kept from batch to batch.
+        sequences: The sequence of each row.
+        ahead: The drafts that each row takes for granted, or None when there are none.
+        rows: State of each row's sequence, kept from batch to batch.
         num_greedy: How many take the most likely token.
         free: Rows drawn from the whole vocabulary, or None.
         truncated: Rows with `top_k` or `top_p`, or None.
@@ -77,6 +81,7 @@ class SamplingBatch:
     """
 
     __slots__ = (
+        "ahead",
         "bias",
         "bias_index",
         "free",
@@ -89,15 +94,25 @@ class SamplingBatch:
         "with_logprobs",
     )
     sequences: list[Sequence]
+    ahead: list[tuple[int, ...]] | None
     rows: list[SamplingRow]
 
     def __init__(
-        self, sequences: list[Sequence], vocab_size: int, device: torch.device, previous: SamplingBatch | None
+        self,
+        sequences: list[Sequence],
+        vocab_size: int,
+        device: torch.device,
+        previous: SamplingBatch | None,
+        ahead: list[tuple[int, ...]] | None = None,
     ) -> None:
         """Describe the batch `sequences`, taking over state from the batch before."""
         known = dict(zip(previous.sequences, previous.rows, strict=True)) if previous else {}
+        for sequence in sequences:
+            if sequence not in known:
+                known[sequence] = SamplingRow(sequence)
         self.sequences = list(sequences)
-        self.rows = [known.get(sequence) or SamplingRow(sequence) for sequence in sequences]
+        self.ahead = ahead
+        self.rows = [known[sequence] for sequence in sequences]
         free: list[int] = []
         truncated: list[int] = []
         for row, sequence in enumerate(sequences):
@@ -111,6 +126,10 @@ class SamplingBatch:
         self.with_logprobs = [row for row, s in enumerate(sequences) if s.sampling.logprobs is not None]
         self.num_top = [sequences[row].sampling.logprobs or 0 for row in self.with_logprobs]
         self.bias_index, self.bias = _flat_bias(sequences, vocab_size, device)
+
+    def drafts_before(self, row: int) -> tuple[int, ...]:
+        """Return the drafts that a row takes for granted."""
+        return self.ahead[row] if self.ahead else ()
 
 
 def _flat_bias(

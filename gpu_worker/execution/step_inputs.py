@@ -50,11 +50,13 @@ class StepAssembler:
         self._num_placed = [0] * max_num_seqs
         self._counting = np.arange(max_num_seqs, dtype=np.int64)
 
-    def assemble(self, scheduled: Values[ScheduledSequence]) -> StepInputs:
-        """Lay the scheduled tokens of all sequences end to end."""
+    def assemble(
+        self, scheduled: Values[ScheduledSequence], drafts: Values[tuple[int, ...]] | None = None
+    ) -> StepInputs:
+        """Lay the scheduled tokens of all sequences end to end, each with its drafts behind it."""
         count = len(scheduled)
         self._place_tables(scheduled)
-        layout = lay_out(scheduled, self._counting[:count], self._tables, self._cache.block_size)
+        layout = lay_out(scheduled, self._counting[:count], self._tables, self._cache.block_size, drafts)
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=self._tensor(layout.slots),

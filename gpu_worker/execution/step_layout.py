@@ -47,7 +47,13 @@ class StepLayout:
         return self.query_starts[1:].astype(np.int64) - 1
 
 
-def lay_out(scheduled: Values[ScheduledSequence], rows: Int64s, tables: Int32s, block_size: int) -> StepLayout:
+def lay_out(
+    scheduled: Values[ScheduledSequence],
+    rows: Int64s,
+    tables: Int32s,
+    block_size: int,
+    drafts: Values[tuple[int, ...]] | None = None,
+) -> StepLayout:
     """Lay the scheduled tokens of all sequences end to end.
 
     Args:
@@ -55,10 +61,13 @@ def lay_out(scheduled: Values[ScheduledSequence], rows: Int64s, tables: Int32s, 
         rows: The row of each sequence in `tables`.
         tables: Block tables; a row covers the sequence's scheduled tokens.
         block_size: Tokens of a block.
+        drafts: Tokens of each sequence to compute behind the scheduled ones.
     """
     count = len(scheduled)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+    if drafts is not None:
+        lengths += [len(draft) for draft in drafts]
     max_query_len = int(lengths.max())
     query_starts = np.zeros(count + 1, dtype=np.int32)
     if max_query_len == 1:
@@ -71,10 +80,12 @@ def lay_out(scheduled: Values[ScheduledSequence], rows: Int64s, tables: Int32s, 
         query_starts[1:] = np.arange(1, count + 1)
     else:
         token_ids = []
-        for item in scheduled:
+        for place, item in enumerate(scheduled):
             token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
             if item.start >= len(item.sequence.token_ids):
                 token_ids.append(TOKEN_ON_DEVICE)
+            if drafts is not None:
+                token_ids += drafts[place]
         ends = lengths.cumsum()
         query_starts[1:] = ends
         token_rows = np.repeat(rows, lengths)

@@ -11,12 +11,14 @@ import torch
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
 BLOCK = 4
@@ -49,11 +51,18 @@ def save_tiny_model(directory: Path) -> Any:
     return model
 
 
-def make_runner(directory: Path, *, num_blocks: int = 400, max_num_seqs: int = 40, **settings: Any) -> TorchModelRunner:
+def make_runner(
+    directory: Path,
+    *,
+    num_blocks: int = 400,
+    max_num_seqs: int = 40,
+    proposer: Proposer | None = None,
+    **settings: Any,
+) -> TorchModelRunner:
     config = RunnerConfig(
         directory, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
     )
-    runner = build_runner(config)
+    runner = build_runner(config, proposer=proposer)
     assert isinstance(runner, TorchModelRunner)
     return runner
 
@@ -76,6 +85,8 @@ class Outcome:
     prompt_logprobs: dict[str, list[LogprobEntry]] = field(default_factory=dict)
     num_preemptions: int = 0
     num_prefix_hits: int = 0
+    num_steps: int = 0
+    speculation: Speculation | None = None
 
     def add(self, event: SequenceEvent) -> None:
         name = event.sequence.id
@@ -93,6 +104,7 @@ def run(
     token_budget: int = 64,
     arrivals_per_step: int = 1000,
     headroom_tokens: int = 128,
+    policy: DraftPolicy | None = None,
 ) -> Outcome:
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
     scheduler = Scheduler(
@@ -103,7 +115,8 @@ def run(
             max_num_batched_tokens=token_budget,
             max_model_len=runner.max_model_len,
             headroom_tokens=headroom_tokens,
-        )
+        ),
+        None if policy is None else Speculation(policy),
     )
     engine, outcome, coming = Engine(scheduler, runner), Outcome(), list(sequences)
     while coming or engine.has_work():
@@ -117,4 +130,6 @@ def run(
     scheduler.check_integrity()
     outcome.num_preemptions = scheduler.stats.num_preemptions
     outcome.num_prefix_hits = scheduler.stats.num_prefix_hits
+    outcome.num_steps = scheduler.step
+    outcome.speculation = scheduler.speculation
     return outcome

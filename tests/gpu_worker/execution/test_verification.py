@@ -1,0 +1,192 @@
+"""Drafts of any quality leave tokens as they are without: greedy or drawn, whatever the sampling parameters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Values
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import FixedDepth
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.speculative.ngram import NgramProposer
+from gpu_worker.speculative.proposer import DraftRequest
+from shared.messages import Sampling
+from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
+
+
+class KnowingProposer:
+    """Knows how sequences go on, and tells it with a set probability for each token; else tells anything."""
+
+    def __init__(self, share_right: float = 0.8) -> None:
+        self.share_right = share_right
+        self.right: dict[str, list[int]] = {}
+        self.random = random.Random(3)
+        self.forgotten: list[str] = []
+
+    def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
+        return [self._guess(request.sequence, request.num_tokens) for request in requests]
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence.id)
+
+    def _guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        right = self.right[sequence.id][sequence.num_output_tokens :][: self.random.randint(0, count)]
+        wrong = [0, VOCAB - 1, VOCAB, -1, 10**9]
+        return tuple(t if self.random.random() < self.share_right else self.random.choice(wrong) for t in right)
+
+
+SAMPLINGS = [
+    Sampling(max_tokens=24, seed=seed, **options)  # type: ignore[arg-type]
+    for seed, options in enumerate(
+        [
+            {"temperature": 0.0},
+            {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+            {"temperature": 0.0, "logit_bias": {3: 4.0}},
+            {"temperature": 0.9},
+            {"temperature": 0.9, "top_p": 0.9},
+            {"temperature": 0.7, "top_k": 20},
+            {"temperature": 0.9, "min_p": 0.02},
+            {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.7, "repetition_penalty": 1.2},
+            {"temperature": 1.2, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}},
+            {"temperature": 0.9, "logprobs": 3, "prompt_logprobs": 1},
+        ]
+        * 2
+    )
+]
+
+
+def sequences() -> list[Sequence]:
+    shared = random_prompt(16, seed=99)
+    return [
+        make_sequence(str(index), [*shared[: index % 3 * 8], *random_prompt(2 + index, seed=index)], sampling)
+        for index, sampling in enumerate(SAMPLINGS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny-model")
+    save_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> dict[str, list[int]]:
+    runner, tokens = make_runner(directory), {}
+    for sequence in sequences():
+        tokens |= run(runner, [sequence]).tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def proposer(plain: dict[str, list[int]]) -> KnowingProposer:
+    proposer = KnowingProposer()
+    proposer.right |= plain
+    return proposer
+
+
+@pytest.fixture(scope="module")
+def runner(directory: Path, proposer: KnowingProposer) -> TorchModelRunner:
+    return make_runner(directory, proposer=proposer)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+def test_tokens_equal_those_without_drafts(runner: TorchModelRunner, plain: dict[str, list[int]], depth: int) -> None:
+    outcome = run(runner, sequences(), policy=FixedDepth(depth), token_budget=200)
+    assert outcome.tokens == plain
+    assert outcome.speculation is not None
+    assert 50 < outcome.speculation.num_accepted_tokens < outcome.speculation.num_draft_tokens
+
+
+def test_right_drafts_save_steps(directory: Path, plain: dict[str, list[int]]) -> None:
+    knowing = KnowingProposer(1.0)
+    knowing.right |= plain
+    knowing.random.randint = lambda low, high: high  # type: ignore[method-assign]
+    runner = make_runner(directory, proposer=knowing)
+    outcome = run(runner, sequences(), policy=FixedDepth(5), token_budget=400)
+    assert outcome.tokens == plain
+    assert outcome.num_steps == 1 + 4
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens == outcome.speculation.num_draft_tokens
+
+
+def test_drafts_amid_prompts_in_chunks_leave_tokens_unchanged(
+    runner: TorchModelRunner, plain: dict[str, list[int]]
+) -> None:
+    outcome = run(runner, sequences(), policy=FixedDepth(4), token_budget=21, max_num_seqs=9, arrivals_per_step=1)
+    assert outcome.tokens == plain
+    assert outcome.num_prefix_hits > 20
+
+
+def test_preempted_sequences_with_drafts_leave_tokens_unchanged(
+    runner: TorchModelRunner, proposer: KnowingProposer, plain: dict[str, list[int]]
+) -> None:
+    proposer.forgotten.clear()
+    outcome = run(runner, sequences(), policy=FixedDepth(4), num_blocks=50, headroom_tokens=0, token_budget=200)
+    assert outcome.tokens == plain
+    assert outcome.num_preemptions > 5
+    assert len(proposer.forgotten) > outcome.num_preemptions
+
+
+def test_sequences_resumed_elsewhere_continue_exactly(runner: TorchModelRunner, plain: dict[str, list[int]]) -> None:
+    resumed = []
+    for index, sequence in enumerate(sequences()):
+        emitted = tuple(plain[sequence.id][: index % 23])
+        resumed.append(make_sequence(sequence.id, sequence.token_ids, sequence.sampling, emitted))
+    outcome = run(runner, resumed, policy=FixedDepth(3), token_budget=120)
+    for index, sequence in enumerate(resumed):
+        assert outcome.tokens[sequence.id] == plain[sequence.id][index % 23 :]
+
+
+def test_logprobs_of_accepted_drafts_equal_those_without(directory: Path, runner: TorchModelRunner) -> None:
+    asking = [sequence for sequence in sequences() if sequence.sampling.logprobs is not None]
+    expected = run(make_runner(directory), asking)
+    asking = [sequence for sequence in sequences() if sequence.sampling.logprobs is not None]
+    outcome = run(runner, asking, policy=FixedDepth(6))
+    for name, entries in expected.logprobs.items():
+        assert len(entries) == 24
+        for got, entry in zip(outcome.logprobs[name], entries, strict=True):
+            assert (got.token_id, [i for i, _ in got.top]) == (entry.token_id, [i for i, _ in entry.top])
+            assert got.logprob == pytest.approx(entry.logprob, abs=1e-4)
+        assert outcome.prompt_logprobs[name] == expected.prompt_logprobs[name]
+
+
+def test_stop_token_among_accepted_drafts_ends_the_sequence(
+    runner: TorchModelRunner, plain: dict[str, list[int]]
+) -> None:
+    first = sequences()[3]
+    stop = plain[first.id][9]
+    sampling = Sampling(max_tokens=24, seed=3, temperature=0.9, stop_token_ids=(stop,))
+    outcome = run(runner, [make_sequence(first.id, first.token_ids, sampling)], policy=FixedDepth(7))
+    assert outcome.tokens[first.id] == plain[first.id][: plain[first.id].index(stop) + 1]
+
+
+def test_ngram_drafts_leave_tokens_unchanged_and_are_accepted(directory: Path) -> None:
+    repetitive = random_prompt(7, seed=5) * 5
+    biased = Sampling(temperature=0.0, max_tokens=40, logit_bias=dict.fromkeys(repetitive[:3], 30.0))
+    drawn = Sampling(temperature=0.8, max_tokens=40, seed=4, logit_bias=dict.fromkeys(repetitive[:3], 30.0))
+
+    def fresh() -> list[Sequence]:
+        return [make_sequence("greedy", repetitive, biased), make_sequence("drawn", repetitive, drawn)]
+
+    expected = run(make_runner(directory), fresh())
+    outcome = run(make_runner(directory, proposer=NgramProposer()), fresh(), policy=FixedDepth(4))
+    assert outcome.tokens == expected.tokens
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens > 10
+    assert outcome.num_steps < expected.num_steps
+
+
+def test_proposer_that_raises_is_left_out(
+    directory: Path, plain: dict[str, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(KnowingProposer):
+        def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
+            raise RuntimeError("no more guesses")
+
+    outcome = run(make_runner(directory, proposer=Broken()), sequences(), policy=FixedDepth(4))
+    assert outcome.tokens == plain
+    assert caplog.text.count("the proposer of drafts failed") == 1
