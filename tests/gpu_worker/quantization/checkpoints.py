@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import SIZES, oracle_logits, randomize
@@ -44,6 +46,19 @@ class Made(NamedTuple):
         tensors = load_file(self.directory / "model.safetensors")
         change(tensors)
         save_file(tensors, self.directory / "model.safetensors")
+
+    def refusal(self) -> str:
+        """Return what is said when the checkpoint is refused, as it must be."""
+        with pytest.raises(CheckpointError) as raised:
+            self.load()
+        return str(raised.value)
+
+    def refusal_with(self, name: str, tensor: torch.Tensor | None) -> str:
+        """Do the same with one tensor replaced, or without it; it must be named."""
+        self.change_tensors(lambda t: t.pop(name) if tensor is None else t.update({name: tensor}))
+        refusal = self.refusal()
+        assert repr(name) in refusal
+        return refusal
 
 
 def make_checkpoint(

@@ -62,9 +62,7 @@ def test_biases_of_a_family_that_has_them(tmp_path: Path) -> None:
 )
 def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message: str) -> None:
     made.change_config(**fields)
-    with pytest.raises(CheckpointError) as raised:
-        made.load()
-    assert message in str(raised.value)
+    assert message in made.refusal()
 
 
 @pytest.mark.parametrize(
@@ -77,12 +75,7 @@ def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message:
     ],
 )
 def test_damaged_tensor_is_named(made: Made, end: str, tensor: torch.Tensor | None, message: str) -> None:
-    name = f"{QUERY_0}.{end}"
-    made.change_tensors(lambda t: t.pop(name) if tensor is None else t.update({name: tensor}))
-    with pytest.raises(CheckpointError) as raised:
-        made.load()
-    assert repr(name) in str(raised.value)
-    assert message in str(raised.value)
+    assert message in made.refusal_with(f"{QUERY_0}.{end}", tensor)
 
 
 def test_groups_that_do_not_divide_the_inputs_are_refused(made: Made) -> None:

@@ -115,9 +115,7 @@ def test_scales_of_a_quantized_cache_are_ignored(made: Made) -> None:
 )
 def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message: str) -> None:
     made.change_config(**fields)
-    with pytest.raises(CheckpointError) as raised:
-        made.load()
-    assert message in str(raised.value)
+    assert message in made.refusal()
 
 
 @pytest.mark.parametrize(
@@ -132,12 +130,7 @@ def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message:
     ],
 )
 def test_damaged_tensor_is_named(made: Made, end: str, tensor: torch.Tensor, message: str) -> None:
-    name = f"{QUERY_0}.{end}"
-    made.change_tensors(lambda t: t.update({name: tensor}))
-    with pytest.raises(CheckpointError) as raised:
-        made.load()
-    assert repr(name) in str(raised.value)
-    assert message in str(raised.value)
+    assert message in made.refusal_with(f"{QUERY_0}.{end}", tensor)
 
 
 def test_missing_scale_is_refused(made: Made) -> None:

@@ -151,15 +151,13 @@ def test_layers_of_the_same_groups_become_one_form(made: Made, monkeypatch: pyte
         ({"dynamic": {"+:a": {"bits": 3}}}, r"quantization_config.dynamic.+:a.bits' is '3'"),
         ({"dynamic": {"-:(": {}}}, "is not a regular expression"),
         ({"dynamic": {"-:(.+)+x": {}}}, "no repeated group"),
-        ({"dynamic": {"-:" + ".*" * 9: {}}}, "8 repeats"),
+        ({"dynamic": {"-:" + ".*" * 9: {}}}, "5 repeats"),
         ({"dynamic": {"-:" + "x" * 1001: {}}}, "1000 characters"),
     ],
 )
 def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message: str) -> None:
     made.change_config(**fields)
-    with pytest.raises(CheckpointError) as raised:
-        made.load()
-    assert message in str(raised.value)
+    assert message in made.refusal()
 
 
 @pytest.mark.parametrize(
@@ -181,12 +179,7 @@ def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message:
     ],
 )
 def test_damaged_tensor_is_named(made: Made, end: str, tensor: torch.Tensor | None, message: str) -> None:
-    name = f"{QUERY_0}.{end}"
-    made.change_tensors(lambda t: t.pop(name) if tensor is None else t.update({name: tensor}))
-    with pytest.raises(CheckpointError) as raised:
-        made.load()
-    assert repr(name) in str(raised.value)
-    assert message in str(raised.value)
+    assert message in made.refusal_with(f"{QUERY_0}.{end}", tensor)
 
 
 def test_act_order_without_group_indices_is_refused(made: Made) -> None:
