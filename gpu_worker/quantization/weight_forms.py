@@ -6,7 +6,7 @@ only and never change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,9 +91,9 @@ class GroupQuantizedWeight:
         values = self.values
         if self.bits == 4:
             values = torch.stack((values & 15, values >> 4), dim=2).view(rows, columns)
-        scales = self.scales.repeat_interleave(self.group_size, dim=1)[:, :columns]
-        offsets = self.offsets.repeat_interleave(self.group_size, dim=1)[:, :columns]
-        weight = values.float() * scales + offsets
+        weight = values.float()
+        for part, group in _column_groups(weight, self.group_size):
+            part.mul_(self.scales[:, group, None]).add_(self.offsets[:, group, None])
         if self.input_order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.input_order, weight)
@@ -149,12 +149,13 @@ class ScaledWeight:
 
     def dequantize(self) -> torch.Tensor:
         """Return the matrix in float32."""
-        rows, columns = self.shape
-        scales = self.scales
-        if not self.has_row_scales:
-            scales = scales.repeat_interleave(SCALE_BLOCK, dim=0)[:rows]
-            scales = scales.repeat_interleave(SCALE_BLOCK, dim=1)[:, :columns]
-        return self.values.float() * scales
+        weight = self.values.float()
+        if self.has_row_scales:
+            return weight.mul_(self.scales)
+        scales = self.scales.repeat_interleave(SCALE_BLOCK, dim=0)[: weight.shape[0]]
+        for part, group in _column_groups(weight, SCALE_BLOCK):
+            part.mul_(scales[:, group, None])
+        return weight
 
     def to(self, device: torch.device) -> ScaledWeight:
         """Return the same weights on a device."""
@@ -208,6 +209,21 @@ def concatenate(forms: Sequence[WeightForm]) -> WeightForm:
             else:
                 merged[-1] = joined
     return merged[0] if len(merged) == 1 else SplitWeight(tuple(merged))
+
+
+def _column_groups(matrix: torch.Tensor, group_size: int) -> Iterator[tuple[torch.Tensor, slice]]:
+    """Yield views of a matrix as groups of columns, and which groups they are: all whole ones, then one with fewer.
+
+    Shapes:
+        matrix: `[rows, columns]`
+        view: `[rows, num_groups, group_size or fewer]`
+    """
+    rows, columns = matrix.shape
+    num_whole = columns // group_size
+    end = num_whole * group_size
+    yield matrix[:, :end].view(rows, num_whole, group_size), slice(num_whole)
+    if end < columns:
+        yield matrix[:, end:].view(rows, 1, columns - end), slice(num_whole, num_whole + 1)
 
 
 def _join(upper: UnsplitWeight, lower: UnsplitWeight) -> UnsplitWeight | None:
