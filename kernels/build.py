@@ -32,11 +32,13 @@ SOURCES = (
     "silu_mul/cpu.cpp",
 )
 HEADERS = (
+    "panel.h",
     "simd.h",
     "team.h",
     "linear/packed.h",
     "paged_attention/attention.h",
-    "paged_attention/tile.h",
+    "paged_attention/query_rows.h",
+    "paged_attention/span.h",
     "rms_norm/rows.h",
     "rope_kv_write/token.h",
 )

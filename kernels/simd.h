@@ -108,15 +108,6 @@ constexpr Ints make_ints(Function function) {
 
 constexpr Ints kLaneNumbers = make_ints([](int lane) { return lane; });
 
-// Selects, in each group of lanes of two vectors, half of the first vector's group and half of the second's.
-template <int kGroup>
-constexpr Ints pairing_mask(int offset) {
-  return make_ints([offset](int lane) {
-    const int base = lane / kGroup * kGroup, within = lane % kGroup;
-    return offset + base + (within < kGroup / 2 ? within : kLanes + within - kGroup / 2);
-  });
-}
-
 template <int kDistance>
 inline Floats swap_lanes(Floats vector) {
   return __builtin_shuffle(vector, kLaneNumbers ^ kDistance);

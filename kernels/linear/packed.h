@@ -1,28 +1,16 @@
-// Multiplication by a matrix that is packed for reading in order.
-//
-// A panel holds kPanel output features: for each word of the input (one fp32 number or two bf16 numbers), that word of
-// each feature's weights. A tile multiplies a few rows by a panel with one accumulator per row and feature, and takes
-// the words in order, so that a row's bits depend neither on the other rows nor on the number of threads.
+// Multiplication by a matrix that is packed for reading in order: panels of output features, as in panel.h.
 #pragma once
 
 #include <omp.h>
 
 #include <algorithm>
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
-#include "../simd.h"
+#include "../panel.h"
 #include "../team.h"
 
 namespace headrace {
 
-constexpr int kPanelVectors = 4;
-constexpr int kPanel = kPanelVectors * kLanes;
-constexpr int kTileRows = kLanes == 16 ? 6 : 2;  // As many as the registers hold.
-constexpr int kItemRows = 96;                    // Rows of a panel that one thread takes at a time.
-constexpr int kLine = 64;                        // Bytes of a cache line.
+constexpr int kItemRows = 96;  // Rows of a panel that one thread takes at a time.
 
 struct PackedLinear {
   const void* weight;
@@ -34,22 +22,6 @@ struct PackedLinear {
 
   int64_t panel_bytes(int element_size) const { return int64_t{kPanel} * num_inputs * element_size; }
 };
-
-inline Floats multiply_word(Floats sum, Ints weights, int32_t word, const float*) {
-  float x;
-  std::memcpy(&x, &word, 4);
-  return sum + (Floats)weights * x;
-}
-
-inline Floats multiply_word(Floats sum, Ints weights, int32_t word, const bfloat16*) {
-#ifdef __AVX512BF16__
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
-#else
-  const Ints x = Ints{} + word;
-  sum += (Floats)(weights << 16) * (Floats)(x << 16);
-  return sum + (Floats)(weights & ~0xffff) * (Floats)(x & ~0xffff);
-#endif
-}
 
 // What becomes of a tile's sums.
 enum class Finish { kStore, kStoreFloat, kAddTo, kGate };
@@ -98,40 +70,28 @@ struct PanelProduct {
   int64_t target_stride;
 };
 
-// Multiplies R rows, from `row` on. Meanwhile asks memory for what is at `ahead`, a cache line a word.
-template <typename T, Finish kFinish, int R, bool kAhead>
-inline void multiply_tile(const PanelProduct<T>& product, int row, const char* ahead) {
-  constexpr int kPerWord = 4 / sizeof(T);
+// Multiplies R rows, from `row` on.
+template <typename T, Finish kFinish, int R, typename Ahead>
+inline void multiply_tile(const PanelProduct<T>& product, int row, Ahead ahead) {
   const PackedLinear& linear = product.linear;
-  const int words = linear.num_inputs / kPerWord;
+  const int words = linear.num_inputs / kPerWord<T>;
   const auto* weights = static_cast<const int32_t*>(linear.weight) + int64_t{product.panel} * kPanel * words;
-  const T* x = product.x + row * product.x_stride;
   Floats sums[R][kPanelVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kPanelVectors; ++v)
       sums[r][v] = linear.bias ? load(linear.bias + product.panel * kPanel + v * kLanes) : Floats{};
-  for (int word = 0; word < words; ++word) {
-    Ints weight[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v)
-      weight[v] = load_raw<Ints>(weights + int64_t{word} * kPanel + v * kLanes);
-    if constexpr (kAhead) __builtin_prefetch(ahead + int64_t{word} * kLine, 0, 2);
-    for (int r = 0; r < R; ++r) {
-      const int32_t input = load_raw<int32_t>(x + r * product.x_stride + word * kPerWord);
-      for (int v = 0; v < kPanelVectors; ++v)
-        sums[r][v] = multiply_word(sums[r][v], weight[v], input, static_cast<const T*>(nullptr));
-    }
-  }
+  multiply_panel<T, R>(sums, weights, words, product.x + row * product.x_stride, product.x_stride, ahead);
   for (int r = 0; r < R; ++r)
     finish_row<T, kFinish>(product.target, (row + r) * product.target_stride, product.panel, linear.num_outputs,
                            sums[r]);
 }
 
 // Multiplies `count` rows, at most a full tile.
-template <typename T, Finish kFinish, bool kAhead, int R = kTileRows>
-inline void multiply_some(int count, const PanelProduct<T>& product, int row, const char* ahead) {
+template <typename T, Finish kFinish, int R = kTileRows, typename Ahead>
+inline void multiply_some(int count, const PanelProduct<T>& product, int row, Ahead ahead) {
   if constexpr (R > 0) {
-    if (count == R) return multiply_tile<T, kFinish, R, kAhead>(product, row, ahead);
-    multiply_some<T, kFinish, kAhead, R - 1>(count, product, row, ahead);
+    if (count == R) return multiply_tile<T, kFinish, R>(product, row, ahead);
+    multiply_some<T, kFinish, R - 1>(count, product, row, ahead);
   }
 }
 
@@ -148,9 +108,9 @@ inline void multiply_rows(const PanelProduct<T>& product, int row, int end, cons
   for (; row < end; --tiles) {
     const int count = (end - row + tiles - 1) / tiles;
     if (asked < kPieces)
-      multiply_some<T, kFinish, true>(count, product, row, next + asked++ * piece_bytes);
+      multiply_some<T, kFinish>(count, product, row, LinesAhead{next + asked++ * piece_bytes});
     else
-      multiply_some<T, kFinish, false>(count, product, row, nullptr);
+      multiply_some<T, kFinish>(count, product, row, NothingAhead{});
     row += count;
   }
 }

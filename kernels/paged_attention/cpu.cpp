@@ -1,7 +1,8 @@
 // Paged attention on a CPU: one pass over the blocks with online softmax, fp32 accumulation.
 //
 // A work item is one KV head of a few neighbouring query tokens of one sequence, or all KV heads of a single one: its
-// *rows* are those tokens times the query heads that share the KV heads. Keys are taken in tiles that never cross a block. All arithmetic of a row is
+// *rows* are those tokens times the query heads that share the KV heads. Keys are taken in tiles that never cross a
+// block, and a few tiles, a span, are packed as the matrix that the rows are multiplied with. All arithmetic of a row is
 // ordered by the row's own position and the block size alone, so its result is the same bits whichever batch, chunk or
 // thread computes it, and whether it is decoded or prefilled.
 
@@ -11,13 +12,13 @@
 #include <type_traits>
 
 #include "attention.h"
-#include "tile.h"
+#include "query_rows.h"
 
 namespace headrace {
 namespace {
 
-constexpr int kMaxRows = 16;  // Rows of an item at most, unless more heads share one KV head.
-constexpr int kSequencesPerThread = 4;  // From which on an item takes all KV heads of a decoded sequence.
+constexpr int kItemRows = 48;             // Rows of an item at most, unless more heads share one KV head.
+constexpr int kSequencesPerThread = 4;    // From which on an item takes all KV heads of a decoded sequence.
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
 
 // Whether bf16 queries and keys are multiplied without widening them.
@@ -45,11 +46,11 @@ inline Place place_of(int row, const Item& item, int group) {
   return {item.first_token + within / group, (item.kv_head + row / rows_per_head) * group + within % group};
 }
 
-template <typename Query>
-void begin_rows(const AttentionArguments& a, const Item& item, Rows& rows) {
+template <typename Query, typename Word>
+void begin_rows(const AttentionArguments& a, const Item& item, QueryRows<Word>& rows) {
   const int group = a.num_heads / a.num_kv_heads;
-  const int width = rows.head_dim_padded;
   const int num_queries = a.query_starts[item.sequence + 1] - a.query_starts[item.sequence];
+  rows.width = (a.head_dim + kPanel - 1) / kPanel * kPanel;
   rows.count = item.num_kv_heads * item.num_tokens * group;
   rows.scale = a.scale;
   for (int row = 0; row < rows.count; ++row) {
@@ -60,15 +61,15 @@ void begin_rows(const AttentionArguments& a, const Item& item, Rows& rows) {
     rows.maximum[row] = -INFINITY;
     rows.sum[row] = Floats{};
     const int64_t offset = (a.query_starts[item.sequence] + token) * a.query_stride + int64_t{head} * a.head_dim;
-    float* query = rows.query + row * width;
-    widen(reinterpret_cast<const Query*>(a.query) + offset, query, a.head_dim, width);
-    narrow(query, rows.narrow_query + row * width, width);
-    std::memset(rows.output + row * width, 0, width * sizeof(float));
+    alignas(64) float query[kMaxHeadDim];
+    widen(reinterpret_cast<const Query*>(a.query) + offset, query, a.head_dim, rows.width);
+    narrow(query, rows.query + row * rows.width, rows.width);
+    std::memset(rows.output + row * rows.width, 0, rows.width * sizeof(float));
   }
 }
 
-template <typename Query>
-void end_rows(const AttentionArguments& a, const Item& item, const Rows& rows) {
+template <typename Query, typename Word>
+void end_rows(const AttentionArguments& a, const Item& item, const QueryRows<Word>& rows) {
   const int group = a.num_heads / a.num_kv_heads;
   for (int row = 0; row < rows.count; ++row) {
     const auto [token, head] = place_of(row, item, group);
@@ -76,85 +77,89 @@ void end_rows(const AttentionArguments& a, const Item& item, const Rows& rows) {
     Query* target = static_cast<Query*>(a.result) + result_row * a.head_dim;
     const float sum = horizontal_sum(rows.sum[row]);
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;  // Zeros for a row that saw no token.
-    const float* output = rows.output + row * rows.head_dim_padded;
+    const float* output = rows.output + row * rows.width;
     alignas(64) float scaled[kMaxHeadDim];
     for (int i = 0; i < a.head_dim; ++i) scaled[i] = output[i] * factor;
     narrow(scaled, target, a.head_dim);
   }
 }
 
-// Copies a tile whose heads do not fill vectors, and lets it point at the copy.
+// The keys and values of an item's sequence, from the item's first KV head on.
 template <typename Cache>
-void pad(Tile<Cache>& tile, int head_dim, int width, Cache* keys, Cache* values) {
-  for (int j = 0; j < tile.count; ++j) {
-    for (int i = 0; i < width; ++i) {
-      keys[j * width + i] = i < head_dim ? tile.keys[j * tile.stride + i] : Cache{};
-      values[j * width + i] = i < head_dim ? tile.values[j * tile.stride + i] : Cache{};
-    }
-  }
-  tile.keys = keys;
-  tile.values = values;
-  tile.stride = width;
-}
+struct Sequence {
+  const AttentionArguments& a;
+  const int32_t* table;
+  const Cache *keys, *values;
+  int begin, end;  // Positions that the item sees.
+  int tiles_per_block;
 
+  Sequence(const AttentionArguments& arguments, const Item& item, int first_position, int last_position)
+      : a(arguments),
+        table(a.block_tables + int64_t{item.sequence} * a.max_blocks),
+        keys(reinterpret_cast<const Cache*>(a.key_cache) + int64_t{item.kv_head} * a.head_dim),
+        values(reinterpret_cast<const Cache*>(a.value_cache) + int64_t{item.kv_head} * a.head_dim),
+        begin(first_position),
+        end(last_position + 1),
+        tiles_per_block((a.block_size + kTile - 1) / kTile) {}
+
+  int span_of(int position) const {
+    return (position / a.block_size * tiles_per_block + position % a.block_size / kTile) / kSpanTiles;
+  }
+
+  Tile<Cache> tile(int number) const {
+    const int block = number / tiles_per_block, within = number % tiles_per_block * kTile;
+    const int start = block * a.block_size + within;
+    const int stop = std::min(start + std::min(kTile, a.block_size - within), end);
+    if (stop <= begin || stop <= start) return {keys, values, start, 0};
+    const int64_t offset = (int64_t{table[block]} * a.block_size + within) * a.num_kv_heads * a.head_dim;
+    return {keys + offset, values + offset, start, stop - start};
+  }
+
+  Span<Cache> span(int number) const {
+    Span<Cache> span{{}, int64_t{a.num_kv_heads} * a.head_dim, a.head_dim};
+    for (int t = 0; t < kSpanTiles; ++t) span.tiles[t] = tile(number * kSpanTiles + t);
+    return span;
+  }
+};
+
+// The rows of a prompt find their keys in the cache, where the item before has left them; only those of a single token
+// ask memory for the next span.
 template <typename Query, typename Cache>
-void attend(const AttentionArguments& a, const Item& item, Rows& rows) {
-  alignas(64) Cache padded_keys[kTile * kMaxHeadDim], padded_values[kTile * kMaxHeadDim];
-  const int width = rows.head_dim_padded, rows_per_head = rows.count / item.num_kv_heads;
-  const int64_t key_stride = int64_t{a.num_kv_heads} * a.head_dim;
-  const int64_t block_stride = key_stride * a.block_size;
-  const int32_t* table = a.block_tables + int64_t{item.sequence} * a.max_blocks;
-  const auto* key_cache = reinterpret_cast<const Cache*>(a.key_cache) + int64_t{item.kv_head} * a.head_dim;
-  const auto* value_cache = reinterpret_cast<const Cache*>(a.value_cache) + int64_t{item.kv_head} * a.head_dim;
-  const int end = rows.last_position[rows.count - 1] + 1;
-  const auto offset_of = [&](int position) {
-    return table[position / a.block_size] * block_stride + position % a.block_size * key_stride;
-  };
-  Tile<Cache> tile{};
-  tile.next_stride_bytes = key_stride * sizeof(Cache);
-  tile.row_bytes = a.head_dim * sizeof(Cache);
-  int start = rows.first_position[0] / a.block_size * a.block_size;
-  start += (rows.first_position[0] - start) / kTile * kTile;
-  while (start < end) {
-    const int block_end = (start / a.block_size + 1) * a.block_size;
-    const int stop = std::min({start + kTile, block_end, end});
-    const int64_t offset = offset_of(start);
-    tile.start = start;
-    tile.count = stop - start;
-    for (int head = 0; head < item.num_kv_heads; ++head) {
-      const int64_t head_offset = int64_t{head} * a.head_dim;
-      tile.next_keys = nullptr;
-      if (stop < end && item.num_tokens == 1) {
-        const int64_t next = offset_of(stop) + head_offset;
-        tile.next_keys = reinterpret_cast<const char*>(key_cache + next);
-        tile.next_values = reinterpret_cast<const char*>(value_cache + next);
-      }
-      tile.keys = key_cache + offset + head_offset;
-      tile.values = value_cache + offset + head_offset;
-      tile.stride = key_stride;
-      if (width != a.head_dim) pad(tile, a.head_dim, width, padded_keys, padded_values);
-      advance_all<can_multiply_pairs<Query, Cache>()>(rows, head * rows_per_head, (head + 1) * rows_per_head, tile);
-    }
-    start = stop;
-  }
-}
-
-template <typename Query>
-void run_item(const AttentionArguments& a, const Item& item, DType cache_dtype, Rows& rows) {
+void attend(const AttentionArguments& a, const Item& item) {
+  using Word = std::conditional_t<can_multiply_pairs<Query, Cache>(), bfloat16, float>;
+  QueryRows<Word> rows;
+  PackedSpan<Word> packed;
   begin_rows<Query>(a, item, rows);
-  switch (cache_dtype) {
-    case kFloat32: attend<Query, float>(a, item, rows); break;
-    case kBFloat16: attend<Query, bfloat16>(a, item, rows); break;
-    case kFloat16: attend<Query, _Float16>(a, item, rows); break;
+  const Sequence<Cache> sequence(a, item, rows.first_position[0], rows.last_position[rows.count - 1]);
+  const int rows_per_head = rows.count / item.num_kv_heads, last = sequence.span_of(sequence.end - 1);
+  for (int number = sequence.span_of(sequence.begin); number <= last; ++number) {
+    const Span<Cache> span = sequence.span(number);
+    const bool can_ask = number < last && item.num_tokens == 1;
+    SpanAhead ahead = can_ask ? SpanAhead(sequence.span(number + 1), item.num_kv_heads) : SpanAhead();
+    for (int head = 0; head < item.num_kv_heads; ++head) {
+      const Span<Cache> of_one = of_head(span, head);
+      pack(of_one, packed, ahead);
+      advance_all(rows, head * rows_per_head, (head + 1) * rows_per_head, of_one, packed, ahead);
+    }
+    while (!ahead.is_done()) ahead.ask();
   }
   end_rows<Query>(a, item, rows);
 }
 
-void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, DType cache_dtype, Rows& rows) {
+template <typename Query>
+void run_item(const AttentionArguments& a, const Item& item, DType cache_dtype) {
+  switch (cache_dtype) {
+    case kFloat32: return attend<Query, float>(a, item);
+    case kBFloat16: return attend<Query, bfloat16>(a, item);
+    case kFloat16: return attend<Query, _Float16>(a, item);
+  }
+}
+
+void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, DType cache_dtype) {
   switch (query_dtype) {
-    case kFloat32: return run_item<float>(a, item, cache_dtype, rows);
-    case kBFloat16: return run_item<bfloat16>(a, item, cache_dtype, rows);
-    case kFloat16: return run_item<_Float16>(a, item, cache_dtype, rows);
+    case kFloat32: return run_item<float>(a, item, cache_dtype);
+    case kBFloat16: return run_item<bfloat16>(a, item, cache_dtype);
+    case kFloat16: return run_item<_Float16>(a, item, cache_dtype);
   }
 }
 
@@ -197,7 +202,7 @@ struct Cursor {
 // A sequence's KV heads lie side by side in memory, so one item takes all of them where there are sequences enough to
 // keep all threads busy.
 int heads_per_decode(const AttentionArguments& a) {
-  return a.num_seqs >= kSequencesPerThread * omp_get_num_threads() && a.num_heads <= kMaxGroup ? a.num_kv_heads : 1;
+  return a.num_seqs >= kSequencesPerThread * omp_get_num_threads() && a.num_heads <= kMaxRows ? a.num_kv_heads : 1;
 }
 
 bool is_serial(const AttentionArguments& a, int num_threads) {
@@ -212,11 +217,9 @@ bool is_serial(const AttentionArguments& a, int num_threads) {
 
 void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dtype, Operation& operation) {
   const int group = a.num_heads / a.num_kv_heads;
-  Cursor cursor{a, std::max(kMaxRows / group, 1), heads_per_decode(a)};
-  Rows rows;
-  rows.head_dim_padded = (a.head_dim + kLanes - 1) / kLanes * kLanes;
+  Cursor cursor{a, std::max(kItemRows / group, 1), heads_per_decode(a)};
   share(operation, cursor.count(), [&](int64_t number) {
-    run_item(a, cursor.find(number), query_dtype, cache_dtype, rows);
+    run_item(a, cursor.find(number), query_dtype, cache_dtype);
   });
 }
 

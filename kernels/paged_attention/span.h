@@ -1,0 +1,187 @@
+// Keys and values of neighbouring positions, packed as panels: what a few rows of queries are multiplied with.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "../panel.h"
+
+namespace headrace {
+
+constexpr int kTile = kLanes;  // Keys a tile at most: their scores fill one vector.
+constexpr int kSpanTiles = kPanelVectors;
+constexpr int kSpanKeys = kPanel;
+constexpr int kMaxHeadDim = 256;
+
+// Keys that lie one after another: those of a block, or some of them.
+template <typename Cache>
+struct Tile {
+  const Cache* keys;
+  const Cache* values;
+  int start;  // Position of the first key.
+  int count;  // 0 where the item sees none of them.
+};
+
+// Neighbouring tiles of a sequence. The first one's number is a multiple of kSpanTiles, so that the spans of a row are
+// the same in whichever item it is computed.
+template <typename Cache>
+struct Span {
+  Tile<Cache> tiles[kSpanTiles];
+  int64_t stride;  // Elements from one key to the next.
+  int head_dim;
+};
+
+// The span for a KV head that is `head` after the one of `span`.
+template <typename Cache>
+Span<Cache> of_head(Span<Cache> span, int head) {
+  for (Tile<Cache>& tile : span.tiles) {
+    tile.keys += int64_t{head} * span.head_dim;
+    tile.values += int64_t{head} * span.head_dim;
+  }
+  return span;
+}
+
+// Asks memory for the next span, a line whenever the current one has been computed a little further: the processor
+// drops what it is asked for all at once. In the order of memory, for all KV heads of the item.
+class SpanAhead {
+ public:
+  // Asks for nothing.
+  SpanAhead() = default;
+
+  template <typename Cache>
+  SpanAhead(const Span<Cache>& span, int num_heads)
+      : stride_(span.stride * sizeof(Cache)), key_bytes_(num_heads * span.head_dim * static_cast<int>(sizeof(Cache))) {
+    for (const Tile<Cache>& tile : span.tiles) {
+      if (tile.count == 0) continue;
+      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.keys), tile.count};
+      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.values), tile.count};
+    }
+  }
+
+  bool is_done() const { return piece_ == num_pieces_; }
+
+  // Asks for one cache line.
+  void ask() {
+    if (is_done()) return;
+    Piece& piece = pieces_[piece_];
+    __builtin_prefetch(piece.key + byte_, 0, 2);
+    byte_ += kLine;
+    if (byte_ < key_bytes_) return;
+    byte_ = 0;
+    piece.key += stride_;
+    if (--piece.count == 0) ++piece_;
+  }
+
+ private:
+  // Keys or values of a tile that have not been asked for.
+  struct Piece {
+    const char* key;
+    int count;
+  };
+
+  Piece pieces_[2 * kSpanTiles];
+  int num_pieces_ = 0, piece_ = 0, byte_ = 0;
+  int64_t stride_ = 0;
+  int key_bytes_ = 0;
+};
+
+// The same in the order of multiplication, in words of type Word: a panel of keys, to multiply queries with, and panels
+// of values, to multiply the keys' weights with. Keys that a tile lacks are zeros: what is there may never have been
+// written.
+template <typename Word>
+struct PackedSpan {
+  int num_keys;  // Up to the last that is there.
+  alignas(64) int32_t keys[kMaxHeadDim / kPerWord<Word> * kPanel];
+  alignas(64) int32_t values[kMaxHeadDim * kSpanKeys / kPerWord<Word>];
+};
+
+// Swaps rows and lanes, by swapping each bit of their numbers.
+template <int kDistance = kLanes / 2>
+inline void transpose(Ints* block) {
+  if constexpr (kDistance > 0) {
+    constexpr Ints low = make_ints([](int lane) { return lane & kDistance ? kLanes + lane - kDistance : lane; });
+    constexpr Ints high = make_ints([](int lane) { return lane & kDistance ? kLanes + lane : lane + kDistance; });
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & kDistance) continue;
+      const Ints a = block[i], b = block[i + kDistance];
+      block[i] = __builtin_shuffle(a, b, low);
+      block[i + kDistance] = __builtin_shuffle(a, b, high);
+    }
+    transpose<kDistance / 2>(block);
+  }
+}
+
+// A vector of words from `count` elements, more or less than fill it; the others are zero.
+template <typename Word, typename Cache>
+inline Ints load_words(const Cache* source, int count) {
+  constexpr int kElements = kLanes * kPerWord<Word>;
+  if constexpr (std::is_same_v<Word, Cache>) {
+    if (count >= kElements) return load_raw<Ints>(source);
+    Ints words{};
+    std::memcpy(&words, source, count * sizeof(Cache));
+    return words;
+  } else {
+    static_assert(std::is_same_v<Word, float>);
+    alignas(64) float wide[kLanes];
+    if (count >= kElements) return (Ints)load(source);
+    widen(source, wide, count, kLanes);
+    return (Ints)load(wide);
+  }
+}
+
+template <typename Word, typename Cache>
+inline void pack_keys(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, SpanAhead& ahead) {
+  constexpr int kElements = kLanes * kPerWord<Word>;
+  for (int first = 0; first < span.head_dim; first += kElements) {
+    Ints block[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      const Cache* key = tile.keys + j * span.stride + first;
+      block[j] = j < tile.count ? load_words<Word>(key, span.head_dim - first) : Ints{};
+      ahead.ask();
+    }
+    transpose(block);
+    for (int word = 0; word < kLanes; ++word)
+      std::memcpy(target + (first / kPerWord<Word> + word) * kPanel, &block[word], sizeof(Ints));
+  }
+}
+
+// Two vectors of words, each of the same element of two keys, from a vector of elements of either key.
+inline void interleave(Ints a, Ints b, Ints* low, Ints* high) {
+  typedef uint16_t Elements __attribute__((vector_size(kLanes * 4)));
+  constexpr Ints kLow = kLaneNumbers | (kLaneNumbers + 2 * kLanes) << 16;
+  constexpr Ints kHigh = kLow + (kLanes | kLanes << 16);
+  *low = (Ints)__builtin_shuffle((Elements)a, (Elements)b, (Elements)kLow);
+  *high = (Ints)__builtin_shuffle((Elements)a, (Elements)b, (Elements)kHigh);
+}
+
+template <typename Word, typename Cache>
+inline void pack_values(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, SpanAhead& ahead) {
+  constexpr int kElements = kLanes * kPerWord<Word>;
+  for (int j = 0; j < kTile; j += kPerWord<Word>) {
+    for (int first = 0; first < span.head_dim; first += kElements) {
+      Ints words[kPerWord<Word>];
+      for (int k = 0; k < kPerWord<Word>; ++k) {
+        const Cache* value = tile.values + (j + k) * span.stride + first;
+        words[k] = j + k < tile.count ? load_words<Word>(value, span.head_dim - first) : Ints{};
+      }
+      ahead.ask();
+      if constexpr (kPerWord<Word> == 2) interleave(words[0], words[1], &words[0], &words[1]);
+      const int panel = first / kPanel * (kSpanKeys / kPerWord<Word>);
+      int32_t* place = target + (panel + j / kPerWord<Word>) * kPanel + first % kPanel;
+      std::memcpy(place, words, sizeof(words));
+    }
+  }
+}
+
+template <typename Word, typename Cache>
+inline void pack(const Span<Cache>& span, PackedSpan<Word>& packed, SpanAhead& ahead) {
+  packed.num_keys = 0;
+  for (int t = 0; t < kSpanTiles; ++t) {
+    const Tile<Cache>& tile = span.tiles[t];
+    pack_keys<Word>(tile, span, packed.keys + t * kTile, ahead);
+    pack_values<Word>(tile, span, packed.values + t * kTile / kPerWord<Word> * kPanel, ahead);
+    if (tile.count) packed.num_keys = t * kTile + tile.count;
+  }
+}
+
+}  // namespace headrace
