@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.small_gemm.launch_table import PREFERRED, SMALL_GEMM
+from kernels.split_k import best_num_splits
 
 MAX_ROWS = 64
-MAX_SPLITS = 8
-MIN_BLOCK_N = 64
 # Wider results have tiles enough without a split.
 MAX_OUT_FEATURES = 65_536
 
@@ -56,21 +55,10 @@ def is_preferred(generation: GpuGeneration, num_rows: int, out_features: int, in
 
 
 def choose_num_splits(config: SmallGemmConfig, gpu: Gpu, num_rows: int, out_features: int, in_features: int) -> int:
-    """Return into how many parts the input features are divided.
-
-    The best number fills whole waves of programs, and is so small that writing and reading the parts costs little
-    beside reading the weight once.
-    """
-    num_tiles = -(-out_features // config.block_n)
-    at_once = config.programs_per_multiprocessor * gpu.num_multiprocessors
+    """Return into how many parts the input features are divided."""
     if out_features > MAX_OUT_FEATURES:
         return 1
-
-    def efficiency(num_splits: int) -> float:
-        programs = num_tiles * num_splits
-        filled = programs / (-(-programs // at_once) * at_once)
-        part_bytes = 8 * num_splits * num_rows if num_splits > 1 else 0
-        return filled / (1 + part_bytes / (2 * in_features))
-
-    limit = min(MAX_SPLITS, -(-in_features // config.block_k))
-    return max(range(1, limit + 1), key=efficiency)
+    num_tiles = -(-out_features // config.block_n)
+    at_once = config.programs_per_multiprocessor * gpu.num_multiprocessors
+    limit = -(-in_features // config.block_k)
+    return best_num_splits(num_tiles, at_once, limit, 8 * num_rows / (2 * in_features))

@@ -3,8 +3,7 @@
 
 The operands are swapped: a program computes `weight[block_n] @ inputs.T`, so that the wide side of the matrix
 instruction (64 rows for wgmma) is full of output features, and only the narrow side is padded. Where there are too few
-blocks of features to keep all multiprocessors reading, the input features are split; the last program to arrive at a
-block adds the parts, always in the same order, so the result does not depend on who is last.
+blocks of features to keep all multiprocessors reading, the input features are split, and the parts added in the end.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import triton.language as tl
 from kernels.gpu_config import Gpu
 from kernels.small_gemm.config import SmallGemmConfig, choose_num_splits, small_gemm_config
 from kernels.small_gemm.workspace import SmallGemmWorkspace
+from kernels.split_sums import add_splits
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -62,19 +62,8 @@ def small_gemm_kernel(
 
     places = rows.to(tl.int64)[None, :] * out_features + features[:, None]
     mask = (rows[None, :] < num_rows) & (features[:, None] < out_features)
-    is_last = True
-    if SPLITS > 1:
-        part_size = num_rows.to(tl.int64) * out_features
-        tl.store(partials + split * part_size + places, sums, mask=mask)
-        # All threads have written before one of them says so.
-        tl.debug_barrier()
-        num_before = tl.atomic_add(counters + block, 1, sem="acq_rel", scope="gpu")
-        is_last = num_before == SPLITS - 1
-        if is_last:
-            tl.store(counters + block, 0)
-            sums = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-            for part in tl.static_range(SPLITS):
-                sums += tl.load(partials + part * part_size + places, mask=mask, other=0.0, cache_modifier=".cg")
+    part_size = num_rows.to(tl.int64) * out_features
+    sums, is_last = add_splits(sums, partials, counters + block, places, mask, part_size, split, SPLITS)
     if is_last:
         tl.store(outputs + places, sums.to(outputs.dtype.element_ty), mask=mask)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.small_gemm.config import MAX_OUT_FEATURES, MAX_ROWS, MAX_SPLITS, MIN_BLOCK_N
+from kernels.small_gemm.config import MAX_OUT_FEATURES, MAX_ROWS
+from kernels.split_k import MAX_SPLITS, MIN_BLOCK_N
 
 
 class SmallGemmWorkspace:

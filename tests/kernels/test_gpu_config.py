@@ -9,7 +9,8 @@ from kernels.paged_attention.triton_config import chunk_config, split_config
 from kernels.sampling import launch_table as sampling_table
 from kernels.sampling.config import sampling_config
 from kernels.small_gemm import launch_table as small_gemm_table
-from kernels.small_gemm.config import MAX_ROWS, MIN_BLOCK_N, is_preferred, small_gemm_config
+from kernels.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_config
+from kernels.split_k import MIN_BLOCK_N
 
 GENERATIONS = {generation.name for generation in GpuGeneration}
 

@@ -11,7 +11,6 @@ from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.small_gemm import triton_kernel
 from kernels.small_gemm.config import (
     MAX_OUT_FEATURES,
-    MAX_SPLITS,
     SmallGemmConfig,
     choose_num_splits,
     small_gemm_config,
@@ -19,6 +18,7 @@ from kernels.small_gemm.config import (
 from kernels.small_gemm.reference import small_gemm_reference
 from kernels.small_gemm.triton_kernel import small_gemm_triton
 from kernels.small_gemm.workspace import SmallGemmWorkspace
+from kernels.split_k import MAX_SPLITS
 from tests.kernels.compile_checks import compile_launches
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)

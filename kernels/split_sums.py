@@ -1,0 +1,40 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""How the programs that share a tile of a product, each with a part of the input features, add their parts.
+
+The last program to arrive adds the parts, always in the same order, so the result does not depend on who is last. It
+leaves the counter as it was found, at zero: nothing has to be cleared between launches.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_splits(sums, partials, counter, places, mask, part_size, split, SPLITS: tl.constexpr):
+    """Return the tile's sums, and whether this program is to store them.
+
+    Args:
+        sums: This program's part, float32.
+        partials: `[SPLITS, part_size]` float32.
+        counter: Of the tile: how many programs have arrived.
+        places: Of the tile's elements in a part.
+        mask: Of those that there are.
+        part_size: Elements of a part.
+        split: Of this program.
+        SPLITS: Programs of the tile.
+    """
+    is_last = True
+    if SPLITS > 1:
+        tl.store(partials + split * part_size + places, sums, mask=mask)
+        # All threads have written before one of them says so.
+        tl.debug_barrier()
+        num_before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        is_last = num_before == SPLITS - 1
+        if is_last:
+            tl.store(counter, 0)
+            sums = tl.zeros_like(sums)
+            for part in tl.static_range(SPLITS):
+                sums += tl.load(partials + part * part_size + places, mask=mask, other=0.0, cache_modifier=".cg")
+    return sums, is_last
