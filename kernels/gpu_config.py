@@ -58,3 +58,14 @@ def gpu_of(device: torch.device) -> Gpu:
 def is_triton_installed() -> bool:
     """Return True where Triton kernels can be imported; torch brings it along with CUDA on Linux."""
     return importlib.util.find_spec("triton") is not None
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return True for devices that the Triton kernels run on."""
+    return device.type == "cuda" and is_triton_installed()
+
+
+@functools.cache
+def has_float8(device: torch.device) -> bool:
+    """Return True for CUDA devices that multiply float8 numbers: compute capability 8.9 and later."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)

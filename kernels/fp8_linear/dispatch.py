@@ -6,10 +6,16 @@ import torch
 
 from kernels.fp8_linear.reference import fp8_linear_reference
 from kernels.fp8_linear.weight import Fp8Weight
+from kernels.packed_linear import PackedMatrix, packed_linear
+from kernels.scaled_linear import ScaledMatrix, scaled_linear
 
 
 def fp8_linear(
-    x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None, *, to_float32: bool = False
+    x: torch.Tensor,
+    weight: Fp8Weight | PackedMatrix | ScaledMatrix,
+    bias: torch.Tensor | None = None,
+    *,
+    to_float32: bool = False,
 ) -> torch.Tensor:
     """Multiply rows by a matrix, and add the bias, in fp32.
 
@@ -19,7 +25,7 @@ def fp8_linear(
 
     Args:
         x: float32, bfloat16 or float16.
-        weight: On the same device.
+        weight: On the same device; packed where there is a kernel.
         bias: Added to every row.
         to_float32: Leave the result in fp32.
 
@@ -28,4 +34,8 @@ def fp8_linear(
         bias: `[out_features]`
         result: `[num_rows, out_features]`
     """
+    if isinstance(weight, ScaledMatrix):
+        return scaled_linear(x, weight, bias, to_float32=to_float32)
+    if isinstance(weight, PackedMatrix):
+        return packed_linear(x, weight, bias, to_float32=to_float32)
     return fp8_linear_reference(x, weight, bias, to_float32=to_float32)

@@ -1,0 +1,66 @@
+"""What a packed matrix is made of.
+
+The columns of the matrix are cut into blocks, and a block into planes: 4 planes of 4-bit values, or 2 of 8-bit ones. A
+word of 16 bits holds one column of each plane, the first in its lowest bits. So a tile of words becomes a tile of each
+plane by the same few instructions for two neighbouring words at a time, and no value moves to another thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Kind = Literal["int4", "int8", "fp8"]
+NUM_PLANES: dict[Kind, int] = {"int4": 4, "int8": 2, "fp8": 2}
+CENTRES: dict[Kind, int] = {"int4": 8, "int8": 128, "fp8": 0}
+"""What is subtracted from the stored unsigned integers, so that the offsets of a symmetric matrix are zero."""
+
+TILE_ROWS = 64
+ROW_MULTIPLE = 256
+"""Rows are padded to a multiple: the widest tile of a program."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMatrix:
+    """A matrix `scale * (q - centre) + offset`, or `scale * value` where values are float8.
+
+    Attributes:
+        kind: Of the values.
+        words: int16, tiles that lie in memory as they are read: `[padded_rows / TILE_ROWS, num_blocks, TILE_ROWS,
+            plane]`, with `NUM_PLANES * plane` columns a block. Padding stands for zero.
+        scales: `[num_groups, padded_rows]` float32.
+        offsets: The same shape, float32; None where all are zero.
+        group_size: Columns that share a scale, a multiple of `plane`; padded columns are in further groups.
+        out_features: Rows without padding.
+        in_features: Columns without padding.
+        input_order: Column `j` multiplies input feature `input_order[j]`; `[in_features]` int64. None is in order.
+        counters: `[padded_rows / TILE_ROWS]` int32, zero whenever no product is running.
+    """
+
+    kind: Kind
+    words: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    group_size: int
+    out_features: int
+    in_features: int
+    input_order: torch.Tensor | None
+    counters: torch.Tensor
+
+    @property
+    def plane(self) -> int:
+        """Columns of a block that are in the same bits of their words."""
+        return self.words.shape[3]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the columns are cut into."""
+        return self.words.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that a product reads once."""
+        offsets = 0 if self.offsets is None else self.offsets.nbytes
+        return self.words.nbytes + self.scales.nbytes + offsets
