@@ -35,6 +35,7 @@ HEADERS = (
     "panel.h",
     "simd.h",
     "team.h",
+    "quantized_kv.h",
     "linear/packed.h",
     "paged_attention/attention.h",
     "paged_attention/query_rows.h",

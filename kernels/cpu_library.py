@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # The numbers of `DType` in simd.h.
 DTYPE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_DTYPE_NUMBERS = {**DTYPE_NUMBERS, torch.int8: 3, torch.float8_e4m3fn: 4}
 
 _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -33,7 +34,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "kv_write": (None, [*[_POINTER] * 5, *[_INT64] * 2, *[_INT32] * 4]),
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
-        "rope_kv_write": (None, [*[_POINTER] * 8, _INT64, _FLOAT, *[_INT32] * 8]),
+        "rope_kv_write": (None, [*[_POINTER] * 9, _INT64, _FLOAT, *[_INT32] * 9]),
         "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 6]),
         "panel_width": (_INT32, []),
         "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),

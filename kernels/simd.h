@@ -19,7 +19,7 @@ typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef _Float16 Float16s __attribute__((vector_size(kLanes * 2)));
 
 // Storage types, numbered as in cpu_library.py.
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kFloat8 = 4 };
 
 struct bfloat16 {
   uint16_t bits;

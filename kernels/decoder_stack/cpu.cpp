@@ -24,6 +24,7 @@ struct Layer {
   PackedLinear qkv, output, gate_up, down;
   void* key_cache;
   void* value_cache;
+  void* kv_scales;  // Null unless the cache has eight bits.
   int32_t sliding_window;
 };
 
@@ -116,13 +117,11 @@ struct Walk {
   void rotate(const Layer& layer) {
     const HeadSizes& heads = stack.heads;
     const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
-    const int64_t slot_size = int64_t{heads.num_kv_heads} * heads.head_dim;
     each_token([&](int64_t token) {
-      const int64_t slot = step.slots[token];
-      Cache* key = slot < 0 ? nullptr : static_cast<Cache*>(layer.key_cache) + slot * slot_size;
-      Cache* value = slot < 0 ? nullptr : static_cast<Cache*>(layer.value_cache) + slot * slot_size;
+      const TokenCache<Cache> cache(layer.key_cache, layer.value_cache, layer.kv_scales, step.slots[token], heads,
+                                    step.block_size);
       rotate_token(scratch.qkv + token * stride, heads, stack.cos_sin + step.positions[token] * heads.rotated_dim,
-                   layer.query_norm, layer.key_norm, stack.eps, key, value);
+                   layer.query_norm, layer.key_norm, stack.eps, cache);
     });
   }
 
@@ -156,6 +155,8 @@ struct Walk {
       case kFloat32: rotate<float>(layer); break;
       case kBFloat16: rotate<bfloat16>(layer); break;
       case kFloat16: rotate<_Float16>(layer); break;
+      case kInt8: rotate<int8_t>(layer); break;
+      case kFloat8: rotate<float8>(layer); break;
     }
     attend(layer);
     multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
 from kernels.decoder_stack.structures import LayerStructure, LinearStructure, StackStructure, StepStructure
 from kernels.layer_cache import LayerCache
 from kernels.linear import PackedWeight
@@ -157,7 +157,8 @@ class CpuDecoderStack:
             return
         for layer, cache in zip(self._layers, step.caches, strict=True):
             layer.key_cache, layer.value_cache = cache.keys.data_ptr(), cache.values.data_ptr()
-        self._stack.cache_dtype = DTYPE_NUMBERS[step.caches[0].keys.dtype]
+            layer.kv_scales = None if cache.scales is None else cache.scales.data_ptr()
+        self._stack.cache_dtype = CACHE_DTYPE_NUMBERS[step.caches[0].keys.dtype]
         self._caches = step.caches
 
 

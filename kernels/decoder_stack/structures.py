@@ -27,6 +27,7 @@ class LayerStructure(ctypes.Structure):
         ("down", LinearStructure),
         ("key_cache", _POINTER),
         ("value_cache", _POINTER),
+        ("kv_scales", _POINTER),
         ("sliding_window", _INT32),
     )
 

@@ -62,9 +62,8 @@ def paged_attention(
                 batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)
             )
     if soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
-        return paged_attention_cpu(
-            library, query, key_cache, value_cache, block_tables, query_starts, context_lens, scale, sliding_window
-        )
+        arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
+        return paged_attention_cpu(library, *arguments, scale, sliding_window)
     return paged_attention_reference(
         query,
         key_cache,

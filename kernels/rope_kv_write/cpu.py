@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
 from kernels.rope_kv_write.reference import HeadNormWeights
 
 MAX_HEAD_DIM = 256
@@ -21,7 +21,7 @@ def can_run(
     return (
         qkv.is_cpu
         and qkv.dtype in DTYPE_NUMBERS
-        and key_cache.dtype in DTYPE_NUMBERS
+        and key_cache.dtype in CACHE_DTYPE_NUMBERS
         and positions.dtype is torch.int64
         and cos_sin.dtype is torch.float32
         and qkv.shape[2] <= MAX_HEAD_DIM
@@ -40,6 +40,7 @@ def rope_kv_write_cpu(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises."""
     num_tokens, num_all_heads, head_dim = qkv.shape
@@ -51,6 +52,7 @@ def rope_kv_write_cpu(
         cos_sin.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),
+        None if kv_scales is None else kv_scales.data_ptr(),
         slot_mapping.data_ptr(),
         None if head_norm is None else head_norm.query.data_ptr(),
         None if head_norm is None else head_norm.key.data_ptr(),
@@ -61,8 +63,9 @@ def rope_kv_write_cpu(
         num_kv_heads,
         head_dim,
         cos_sin.shape[1],
+        key_cache.shape[1],
         DTYPE_NUMBERS[qkv.dtype],
-        DTYPE_NUMBERS[key_cache.dtype],
+        CACHE_DTYPE_NUMBERS[key_cache.dtype],
         torch.get_num_threads(),
     )
     return qkv[:, :num_heads]

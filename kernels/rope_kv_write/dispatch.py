@@ -54,5 +54,7 @@ def rope_kv_write(
             qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, gpu, kv_scales
         )
     if can_run(qkv, positions, cos_sin, key_cache, head_norm) and (library := cpu_library()) is not None:
-        return rope_kv_write_cpu(library, qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
+        return rope_kv_write_cpu(
+            library, qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales
+        )
     return rope_kv_write_reference(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales)

@@ -8,10 +8,11 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.quantized_kv import dequantize_heads, is_quantized, scales_shape
+from kernels.layer_cache import LayerCache
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, assert_stands_for, poisoned_cache
 from tests.kernels.tolerances import assert_close
 
 GPU = Gpu(GpuGeneration.HOPPER, 132)
@@ -57,6 +58,10 @@ class Step:
         """All but the scales of a cache in eight bits."""
         return tuple(vars(self).values())[:-1]
 
+    @property
+    def cache(self) -> LayerCache:
+        return LayerCache(self.key_cache, self.value_cache, self.kv_scales)
+
     def run(self) -> torch.Tensor:
         return rope_kv_write_triton(*self.arguments(), GPU, self.kv_scales)
 
@@ -79,10 +84,8 @@ def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.devic
 
     num_blocks = -(-(num_tokens + 8) // 4)
     # With a block ahead of either cache, where a padding token's slot would be.
-    caches = torch.full((2, 1 + num_blocks, 4, shape.num_kv_heads, shape.head_dim), float("nan"))
     cache_dtype = shape.cache_dtype or shape.dtype
-    caches = (caches.nan_to_num(77) if cache_dtype == torch.int8 else caches).to(device, cache_dtype)
-    scales = torch.full(scales_shape(1 + num_blocks, 4, shape.num_kv_heads), float("nan"), dtype=torch.float16)
+    cache = poisoned_cache(1 + num_blocks, 4, shape.num_kv_heads, shape.head_dim, cache_dtype, device)
     slots = torch.randperm(num_blocks * 4, generator=generator)[:num_tokens]
     slots[1:2] = -1
     angles = rand(MAX_POSITIONS, shape.rotated_dim // 2)
@@ -91,11 +94,11 @@ def make_step(shape: Shape, num_tokens: int, has_norm: bool, device: torch.devic
         rand(num_tokens, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(device, shape.dtype),
         torch.randint(MAX_POSITIONS, (num_tokens,), generator=generator).to(device),
         torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
-        caches[0, 1:],
-        caches[1, 1:],
+        cache.keys[1:],
+        cache.values[1:],
         slots.to(device),
         HeadNormWeights(weights[0], weights[1], 1e-6) if has_norm else None,
-        scales.to(device)[1:] if is_quantized(cache_dtype) else None,
+        None if cache.scales is None else cache.scales[1:],
     )
 
 
@@ -106,21 +109,7 @@ def check(shape: Shape, num_tokens: int, has_norm: bool, device: torch.device) -
     assert query.data_ptr() == actual.qkv.data_ptr()
     assert_close(query, rope_kv_write_reference(*expected.arguments(), expected.kv_scales))
     assert torch.equal(actual.qkv[:, shape.num_heads :], expected.qkv[:, shape.num_heads :])
-    for kind, name in enumerate(("key_cache", "value_cache")):
-        mine, theirs = getattr(actual, name), getattr(expected, name)
-        if actual.kv_scales is not None and expected.kv_scales is not None:
-            torch.testing.assert_close(actual.kv_scales, expected.kv_scales, rtol=1e-3, atol=0, equal_nan=True)
-            # A step of eight bits, where a sum in another order was rounded the other way.
-            steps = mine.view(torch.uint8).int() - theirs.view(torch.uint8).int()
-            assert ((steps + 1) % 256 <= 2).all()
-            assert (steps != 0).float().mean() < 0.01
-            mine, theirs = (
-                dequantize_heads(cache, step.kv_scales[..., kind].transpose(1, 2))
-                for cache, step in ((mine, actual), (theirs, expected))
-            )
-        assert torch.equal(mine.isnan(), theirs.isnan())
-        if actual.kv_scales is None:
-            assert_close(mine.nan_to_num(), theirs.nan_to_num())
+    assert_caches_close(actual.cache, expected.cache)
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -156,6 +145,23 @@ def test_reference_equals_rotation_of_complex_numbers() -> None:
     torch.testing.assert_close(query, expected[:, :3], atol=1e-6, rtol=1e-6)
     keys = step.key_cache.flatten(0, 1)[step.slot_mapping[2:]]
     torch.testing.assert_close(keys, expected[2:, 3:5], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cache_dtype", EIGHT_BITS, ids=str)
+def test_reference_writes_heads_as_well_as_eight_bits_can(cache_dtype: torch.dtype) -> None:
+    shape = Shape(3, 2, 64, 64, torch.float32)
+    plain, step = (make_step(shape, 6, True, torch.device("cpu")) for _ in range(2))
+    for some in (plain, step):
+        some.qkv[3] *= 1e-3
+        some.qkv[4] *= 3e4
+        some.qkv[5] = 0
+    cache = poisoned_cache(len(step.key_cache), 4, 2, 64, cache_dtype, torch.device("cpu"))
+    step.key_cache, step.value_cache, step.kv_scales = cache.keys, cache.values, cache.scales
+    rope_kv_write_reference(*plain.arguments())
+    rope_kv_write_reference(*step.arguments(), step.kv_scales)
+    slots = step.slot_mapping[[0, 2, 3, 4, 5]]
+    for kind, expected in enumerate((plain.key_cache, plain.value_cache)):
+        assert_stands_for(cache, kind, slots, expected.flatten(0, 1)[slots])
 
 
 def test_strided_tokens_equal_contiguous_tokens(device: torch.device) -> None:

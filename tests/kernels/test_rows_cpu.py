@@ -13,6 +13,7 @@ from kernels.rope_kv_write.cpu import can_run, rope_kv_write_cpu
 from kernels.rope_kv_write.reference import rope_kv_write_reference
 from kernels.silu_mul.cpu import silu_mul_cpu
 from kernels.silu_mul.reference import silu_mul_reference
+from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import assert_close
 
@@ -64,7 +65,7 @@ def test_extreme_gates_do_not_overflow(library: CpuLibrary) -> None:
 
 @pytest.mark.parametrize("normalises", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, *EIGHT_BITS], ids=str)
 @pytest.mark.parametrize(("head_dim", "rotated_dim"), [(64, 64), (40, 20), (6, 6)])
 def test_rotated_tokens_equal_reference(
     library: CpuLibrary,
@@ -82,12 +83,12 @@ def test_rotated_tokens_equal_reference(
     norm = None
     if normalises:
         norm = HeadNormWeights(*(torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype), eps=1e-5)
-    expected_caches = torch.full((2, 4, 3, 2, head_dim), float("nan"), dtype=cache_dtype)
-    caches, expected_qkv = expected_caches.clone(), qkv.clone()
-    expected = rope_kv_write_reference(expected_qkv, positions, table, *expected_caches, slots, norm)
-    assert can_run(qkv, positions, table, caches[0], norm)
-    query = rope_kv_write_cpu(library, qkv, positions, table, *caches, slots, norm)
+    theirs, mine = (poisoned_cache(4, 3, 2, head_dim, cache_dtype, qkv.device) for _ in range(2))
+    expected = rope_kv_write_reference(
+        qkv.clone(), positions, table, theirs.keys, theirs.values, slots, norm, theirs.scales
+    )
+    assert can_run(qkv, positions, table, mine.keys, norm)
+    query = rope_kv_write_cpu(library, qkv, positions, table, mine.keys, mine.values, slots, norm, mine.scales)
     assert query.data_ptr() == qkv.data_ptr()
     assert_close(query, expected)
-    assert torch.equal(caches.isnan(), expected_caches.isnan())
-    assert_close(caches.nan_to_num(), expected_caches.nan_to_num())
+    assert_caches_close(mine, theirs)
