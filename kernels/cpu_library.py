@@ -37,6 +37,8 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "rope_kv_write": (None, [*[_POINTER] * 9, _INT64, _FLOAT, *[_INT32] * 9]),
         "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 6]),
         "panel_width": (_INT32, []),
+        "quantized_linear": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
+        "quantized_linear_scratch": (_INT64, [_POINTER, _INT32, _INT64]),
         "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),
         "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
     }
@@ -54,6 +56,8 @@ class CpuLibrary:
     rope_kv_write: Callable[..., None]
     linear: Callable[..., None]
     panel_width: Callable[[], int]
+    quantized_linear: Callable[..., None]
+    quantized_linear_scratch: Callable[..., int]
     decoder_stack: Callable[..., int]
     decoder_stack_scratch: Callable[..., int]
 

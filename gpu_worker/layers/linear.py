@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.layers.quantized_linear import QuantizedLinear, SplitLinear
+from gpu_worker.layers.quantized_linear import SplitLinear, make_quantized_linear
 from gpu_worker.quantization.weight_forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear import PackedWeight, linear, pack_weight
 
@@ -45,7 +45,7 @@ def make_linear(weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = N
     elif isinstance(weight, SplitWeight):
         return _split_linear(weight, bias)
     elif not isinstance(weight, torch.Tensor):
-        return QuantizedLinear(weight, bias)
+        return make_quantized_linear(weight, bias)
     if (packed := pack_weight(weight, bias)) is not None:
         return KernelLinear(packed)
     return OneDNNLinear(weight, bias) if _can_pack(weight) else PlainLinear(weight, bias)

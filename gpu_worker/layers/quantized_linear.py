@@ -1,4 +1,7 @@
-"""Linear layers on quantized weights, and on parts of unlike form."""
+"""Linear layers on quantized weights, and on parts of unlike form.
+
+On a CPU with a compiler, weights are packed for its kernel. Elsewhere the operation of the form chooses.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,44 @@ from gpu_worker.quantization.weight_forms import GroupQuantizedWeight, ScaledWei
 from kernels.fp8_linear import Fp8Weight, fp8_linear
 from kernels.int4_linear import Int4Weight, int4_linear
 from kernels.int8_linear import Int8GroupWeight, Int8Weight, int8_group_linear, int8_linear
+from kernels.quantized_linear import PackedQuantizedWeight, QuantizedWeight, pack_quantized_weight, quantized_linear
 
 if TYPE_CHECKING:
     from gpu_worker.layers.linear import Linear
+
+
+def kernel_weight(weight: GroupQuantizedWeight | ScaledWeight) -> QuantizedWeight:
+    """Return a form's weights as the kernels take them."""
+    if isinstance(weight, GroupQuantizedWeight):
+        groups = (weight.values, weight.scales, weight.offsets, weight.group_size, weight.input_order)
+        return Int4Weight(*groups) if weight.bits == 4 else Int8GroupWeight(*groups)
+    scaled = (weight.values, weight.scales, weight.activation, weight.activation_scale)
+    return Int8Weight(*scaled) if weight.values.dtype is torch.int8 else Fp8Weight(*scaled)
+
+
+def make_quantized_linear(weight: GroupQuantizedWeight | ScaledWeight, bias: torch.Tensor | None) -> Linear:
+    """Choose the fastest form of a linear layer on quantized weights."""
+    plain = kernel_weight(weight)
+    packed = pack_quantized_weight(plain, bias)
+    return QuantizedLinear(plain, bias) if packed is None else KernelQuantizedLinear(packed)
+
+
+class KernelQuantizedLinear:
+    """A linear layer on weights that are packed for the compiled kernel."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, packed: PackedQuantizedWeight) -> None:
+        """Hold the packed weights."""
+        self._packed = packed
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        return quantized_linear(x, self._packed)
+
+    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows, not rounded to the type of `x`."""
+        return quantized_linear(x, self._packed, to_float32=True)
 
 
 class QuantizedLinear:
@@ -22,9 +60,9 @@ class QuantizedLinear:
 
     __slots__ = ("_multiply",)
 
-    def __init__(self, weight: GroupQuantizedWeight | ScaledWeight, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
         """Hold the weights."""
-        self._multiply = _operation(weight, bias)
+        self._multiply: Callable[..., torch.Tensor] = partial(_operation(weight), weight=weight, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -53,14 +91,9 @@ class SplitLinear:
         return torch.cat([part.to_float32(x) for part in self._parts], dim=1)
 
 
-def _operation(weight: GroupQuantizedWeight | ScaledWeight, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-    """Choose the operation for a form, and bind its weights."""
-    if isinstance(weight, GroupQuantizedWeight):
-        groups = (weight.values, weight.scales, weight.offsets, weight.group_size, weight.input_order)
-        if weight.bits == 4:
-            return partial(int4_linear, weight=Int4Weight(*groups), bias=bias)
-        return partial(int8_group_linear, weight=Int8GroupWeight(*groups), bias=bias)
-    scaled = (weight.values, weight.scales, weight.activation, weight.activation_scale)
-    if weight.values.dtype is torch.int8:
-        return partial(int8_linear, weight=Int8Weight(*scaled), bias=bias)
-    return partial(fp8_linear, weight=Fp8Weight(*scaled), bias=bias)
+def _operation(weight: QuantizedWeight) -> Callable[..., torch.Tensor]:
+    if isinstance(weight, Int4Weight):
+        return int4_linear
+    if isinstance(weight, Int8GroupWeight):
+        return int8_group_linear
+    return int8_linear if isinstance(weight, Int8Weight) else fp8_linear

@@ -52,15 +52,20 @@ def pack(
     """
     width = library.panel_width()
     num_outputs, num_inputs = weight.shape
-    rows = _panels(weight, width, is_gated)
+    rows = panel_rows(weight, width, is_gated)
     per_word = 4 // weight.dtype.itemsize
     words = rows.view(-1, width, num_inputs // per_word, per_word).transpose(1, 2).contiguous()
-    offset = None if bias is None else _panels(bias.float()[:, None], width, is_gated).reshape(-1).contiguous()
+    offset = None if bias is None else panel_rows(bias.float()[:, None], width, is_gated).reshape(-1).contiguous()
     return PackedWeight(words, offset, num_inputs, num_outputs)
 
 
-def _panels(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
-    """Pad to whole panels; put gates and what they are for into the same panel."""
+def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
+    """Pad output features to whole panels; put gates and what they are for into the same panel.
+
+    Shapes:
+        rows: `[num_outputs, n]`
+        result: `[num_panels * width, n]`
+    """
     if not is_gated:
         return F.pad(rows, (0, 0, 0, -len(rows) % width))
     half = width // 2

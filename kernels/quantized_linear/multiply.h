@@ -1,0 +1,74 @@
+// Multiplication of rows by a quantized matrix, shared among threads.
+#pragma once
+
+#include "float8.h"
+#include "floats.h"
+#include "integers.h"
+
+namespace headrace {
+
+template <int R>
+inline void multiply_half(const QuantizedLinear& linear, const Rows& rows, int row, int panel, int half,
+                          Floats (*sums)[kPanelVectors]) {
+  if (linear.form == Form::kFloat8) {
+    if (rows.inputs == Inputs::kPairs) return multiply_float8<bfloat16, R>(linear, rows, row, panel, half, sums);
+    return multiply_float8<float, R>(linear, rows, row, panel, half, sums);
+  }
+  if (rows.inputs == Inputs::kFloats) {
+    if (linear.bits == 4) return multiply_groups_exactly<4, R>(linear, rows, row, panel, half, sums);
+    return multiply_groups_exactly<8, R>(linear, rows, row, panel, half, sums);
+  }
+  const bool is_long = linear.segment() == 32;
+  if (linear.bits == 4) {
+    if (is_long) return multiply_groups<4, 32, R>(linear, rows, row, panel, half, sums);
+    return multiply_groups<4, 16, R>(linear, rows, row, panel, half, sums);
+  }
+  if (is_long) return multiply_groups<8, 32, R>(linear, rows, row, panel, half, sums);
+  multiply_groups<8, 16, R>(linear, rows, row, panel, half, sums);
+}
+
+// Multiplies R rows by a panel; not inlined, since what becomes of the sums is the same code for all forms.
+template <int R>
+__attribute__((noinline)) void multiply_quantized_tile(const QuantizedLinear& linear, const Rows& rows, int row,
+                                                       int panel, Floats (*sums)[kPanelVectors]) {
+  if (linear.form == Form::kTokens)
+    multiply_tokens<R>(linear, rows, row, panel, sums);
+  else
+    for (int half = 0; half < 2; ++half) multiply_half<R>(linear, rows, row, panel, half, sums);
+  if (!linear.bias) return;
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const Floats bias = load(linear.bias + panel * kPanel + v * kLanes);
+    for (int r = 0; r < R; ++r) sums[r][v] += bias;
+  }
+}
+
+template <int R = kTileRows>
+inline void multiply_quantized_some(int count, const QuantizedLinear& linear, const Rows& rows, int row, int panel,
+                                    Floats (*sums)[kPanelVectors]) {
+  if constexpr (R > 0) {
+    if (count == R) return multiply_quantized_tile<R>(linear, rows, row, panel, sums);
+    multiply_quantized_some<R - 1>(count, linear, rows, row, panel, sums);
+  }
+}
+
+// Multiplies prepared rows; every thread of the team calls it.
+template <typename T, Finish kFinish>
+void multiply_quantized(const QuantizedLinear& linear, const Rows& rows, void* target, int64_t target_stride,
+                        int num_rows, Operation& operation) {
+  const int panels = linear.num_panels(), parts = (num_rows + kItemRows - 1) / kItemRows;
+  share(operation, int64_t{panels} * parts, [&](int64_t item) {
+    const int panel = static_cast<int>(item / parts);
+    int row = static_cast<int>(item % parts) * kItemRows;
+    const int end = std::min(row + kItemRows, num_rows);
+    for (int tiles = (end - row + kTileRows - 1) / kTileRows; row < end; --tiles) {
+      const int count = (end - row + tiles - 1) / tiles;
+      Floats sums[kTileRows][kPanelVectors];
+      multiply_quantized_some(count, linear, rows, row, panel, sums);
+      for (int r = 0; r < count; ++r)
+        finish_row<T, kFinish>(target, (row + r) * target_stride, panel, linear.num_outputs, sums[r]);
+      row += count;
+    }
+  });
+}
+
+}  // namespace headrace
