@@ -25,6 +25,8 @@ _NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
 _SPACE_MARK = "▁"
 # Llama 2's vocabulary makes 62,000 pairs. A hostile one makes many more than it has tokens.
 _MAX_MERGES = 4_000_000
+# The longest token of a real vocabulary is a run of some hundred spaces. Cutting up a token takes the square of this.
+_MAX_TOKEN_CHARACTERS = 512
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -86,6 +88,9 @@ def _read_vocabulary(metadata: Metadata) -> _Vocabulary:
     tokens = metadata.texts(TOKENS)
     if len(set(tokens)) < len(tokens):
         raise metadata.error(TOKENS, "names a token twice")
+    longest = max(map(len, tokens), default=0)
+    if longest > _MAX_TOKEN_CHARACTERS:
+        raise metadata.error(TOKENS, f"holds a token of {longest} characters; at most {_MAX_TOKEN_CHARACTERS} are read")
     types = metadata.numbers(TOKEN_TYPES, len(tokens)).tolist() if TOKEN_TYPES in metadata else [_NORMAL] * len(tokens)
     return _Vocabulary(tokens, types)
 

@@ -6,8 +6,8 @@ Every size that the file names is checked against the bytes that are left before
 from __future__ import annotations
 
 import struct
-from mmap import mmap
 from pathlib import Path
+from typing import BinaryIO
 
 from gpu_worker.quantization.gguf.errors import GGUFError
 
@@ -25,11 +25,11 @@ class ByteReader:
         position: Of the next byte.
     """
 
-    def __init__(self, path: Path, data: mmap) -> None:
-        """Start at the first byte of `data`, the content of `path`."""
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        """Start at the first of the `size` bytes of `file`, which is `path` and was just opened."""
         self._path = path
-        self._data = data
-        self._end = min(len(data), MAX_HEADER_BYTES)
+        self._file = file
+        self._end = min(size, MAX_HEADER_BYTES)
         self.position = 0
 
     @property
@@ -54,13 +54,18 @@ class ByteReader:
         """Return the next bytes.
 
         Raises:
-            GGUFError: The header ends before.
+            GGUFError: The header ends before, or cannot be read.
         """
         if num_bytes > self.num_left:
             raise self._too_long(field, f"needs {num_bytes} bytes")
-        begin = self.position
-        self.position = begin + num_bytes
-        return self._data[begin : self.position]
+        try:
+            content = self._file.read(num_bytes)
+        except OSError as error:
+            raise self.error(field, f"cannot be read ({error.strerror})") from None
+        if len(content) < num_bytes:
+            raise self.error(field, "was cut off while it was read; load again when the file is complete")
+        self.position += num_bytes
+        return content
 
     def uint32(self, field: str) -> int:
         """Read an unsigned number of 4 bytes."""

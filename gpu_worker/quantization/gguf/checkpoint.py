@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 class GGUFCheckpoint:
     """Hands out tensors by name, checked for shape and converted; remembers which were taken.
 
-    Use as a context manager: leaving it unmaps the file.
+    Use as a context manager: leaving it closes the file.
     """
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
@@ -52,14 +52,17 @@ class GGUFCheckpoint:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._taken = {ROPE_DIVISORS}
         self._file = GGUFFile(path)
         try:
             self._tensors = tensors_by_name(self._file)
             self._num_heads = self._reordered_heads()
         except BaseException:
-            self._file.__exit__(None, None, None)
+            self._file.close()
             raise
+        # The divisors are read with the configuration.
+        self._taken = {ROPE_DIVISORS} & self._tensors.keys()
+        self._num_bytes = sum(info.num_bytes for info in self._tensors.values())
+        self._num_bytes_taken = sum(self._tensors[name].num_bytes for name in self._taken)
 
     def __enter__(self) -> GGUFCheckpoint:
         """Return self."""
@@ -68,8 +71,8 @@ class GGUFCheckpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Unmap the file."""
-        self._file.__exit__(kind, error, traceback)
+        """Close the file."""
+        self._file.close()
 
     def num_bytes_loaded(self, unused: str) -> int:
         """Return the bytes that the tensors will have once they are loaded.
@@ -187,10 +190,12 @@ class GGUFCheckpoint:
         return size * kind.bits // 8 + size // kind.group_size * _GROUP_BYTES
 
     def _mark(self, name: str) -> None:
+        if name in self._taken:
+            return
         self._taken.add(name)
+        self._num_bytes_taken += self._tensors[name].num_bytes
         if self._progress is not None:
-            taken = sum(info.num_bytes for name, info in self._tensors.items() if name in self._taken)
-            self._progress(taken, sum(info.num_bytes for info in self._tensors.values()))
+            self._progress(self._num_bytes_taken, self._num_bytes)
 
 
 def _dense(raw: torch.Tensor, kind: TensorType) -> torch.Tensor:

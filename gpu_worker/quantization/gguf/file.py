@@ -1,17 +1,19 @@
-"""A GGUF file, mapped into memory: header, metadata, and the raw rows of its tensors.
+"""An open GGUF file: header, metadata, and the raw rows of its tensors.
 
 The file is untrusted. Opening it checks every count, size, type and offset against the file; what is wrong is a
-`GGUFError`, raised before anything is allocated for it. Source: GGUF's specification, versions 2 and 3, little-endian.
+`GGUFError`, raised before anything is allocated for it. It is read, not mapped: a file that shrinks meanwhile is an
+error and not the end of the process. Source: GGUF's specification, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +51,7 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """An open file. Use as a context manager: leaving it unmaps the file.
+    """An open file. Use as a context manager, or close it. One thread reads: the file has one position.
 
     Attributes:
         path: Of the file.
@@ -64,14 +66,15 @@ class GGUFFile:
             GGUFError: It cannot be read, or is malformed.
         """
         self.path = path
-        self._data = _map(path)
+        self._file = _open(path)
         try:
-            reader = ByteReader(path, self._data)
+            self._size = os.fstat(self._file.fileno()).st_size
+            reader = ByteReader(path, self._file, self._size)
             num_tensors, num_fields = _read_header(reader)
             self.metadata: Metadata = read_metadata(path, reader, num_fields)
             self.tensors: Mapping[str, TensorInfo] = self._read_tensors(reader, num_tensors)
         except BaseException:
-            self._data.close()
+            self.close()
             raise
 
     def __enter__(self) -> GGUFFile:
@@ -81,19 +84,33 @@ class GGUFFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Unmap the file."""
-        self._data.close()
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; its metadata stay."""
+        self._file.close()
 
     def rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[np.uint8]:
-        """Copy `count` rows from `first` on, as they are stored.
+        """Read `count` rows from `first` on, as they are stored.
 
         Shapes:
             result: `[count, row_bytes]`
+
+        Raises:
+            GGUFError: The file ends early, or cannot be read.
         """
         assert 0 <= first <= first + count <= info.num_bytes // info.row_bytes
-        offset = info.offset + first * info.row_bytes
-        stored = np.frombuffer(self._data, np.uint8, count * info.row_bytes, offset)
-        return stored.reshape(count, info.row_bytes).copy()
+        stored = np.empty((count, info.row_bytes), np.uint8)
+        try:
+            self._file.seek(info.offset + first * info.row_bytes)
+            num_read = self._file.readinto(stored.data)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise GGUFError(self.path, f"tensor {info.name!r}", f"cannot be read ({error.strerror})") from None
+        if num_read < stored.nbytes:
+            problem = "was cut off while it was read; load again when the file is complete"
+            raise GGUFError(self.path, f"tensor {info.name!r}", problem)
+        return stored
 
     def _read_tensors(self, reader: ByteReader, count: int) -> dict[str, TensorInfo]:
         alignment = self.metadata.integer("general.alignment", 32, minimum=8, maximum=_MAX_ALIGNMENT)
@@ -129,8 +146,8 @@ class GGUFFile:
         if entry.offset % alignment:
             raise GGUFError(self.path, field, f"has offset {entry.offset}, no multiple of the alignment, {alignment}")
         end = begin + entry.offset + num_bytes
-        if end > len(self._data):
-            problem = f"ends at byte {end}, but the file has {len(self._data)}; copy it again"
+        if end > self._size:
+            problem = f"ends at byte {end}, but the file has {self._size}; copy it again"
             raise GGUFError(self.path, field, problem)
         return TensorInfo(entry.name, kind, entry.dimensions[::-1], begin + entry.offset, row_bytes, num_bytes)
 
@@ -152,14 +169,11 @@ class _Entry:
     offset: int
 
 
-def _map(path: Path) -> mmap.mmap:
+def _open(path: Path) -> BinaryIO:
     try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return path.open("rb")
     except OSError as error:
         raise GGUFError(path, "the file", f"cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise GGUFError(path, "the file", "is empty; copy it again") from None
 
 
 def _read_header(reader: ByteReader) -> tuple[int, int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 
@@ -18,15 +17,6 @@ class GGUFPair(NamedTuple):
 
     path: Path
     oracle: Any
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: these models are too small for a second one to do anything but wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

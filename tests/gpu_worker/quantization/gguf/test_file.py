@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -100,7 +101,7 @@ TENSOR = tensor("x")
 DATA = bytes(128)
 NAMED = field("k", 4, U32.pack(1))
 LIES = {
-    "empty file": (b"", "is empty"),
+    "empty file": (b"", "the magic number needs 4 bytes at byte 0, but the file ends at byte 0; copy it again"),
     "other format": (b"PK\x03\x04" + bytes(60), "a GGUF file begins with"),
     "version 1": (file(version=1), "the version is 1; supported: 2 and 3"),
     "version 4": (file(version=4), "the version is 4; supported: 2 and 3"),
@@ -176,6 +177,15 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     for size in range(len(content)):
         with pytest.raises(GGUFError):
             read(tmp_path / "cut.gguf", content[:size])
+
+
+def test_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(file([], [tensor("x", (32, 4096))], DATA * 4096))
+    with GGUFFile(path) as opened:
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(GGUFError, match="tensor 'x' was cut off while it was read; load again"):
+            opened.rows(opened.tensors["x"], 0, 4096)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ DEFECTS: dict[str, tuple[Callable[[], Vocabulary], str]] = {
     "merge of unknown tokens": (lambda: _changed(merges=["q zq"]), "holds 'q zq', which is not two tokens"),
     "merge of one token": (lambda: _changed(merges=["the"]), "holds 'the', which is not two tokens"),
     "token twice": (lambda: _changed(tokens=_tokens(5, _tokens(0, "")[6])), "names a token twice"),
+    "token that takes forever to cut up": (lambda: _changed(tokens=_tokens(5, "x" * 513)), "a token of 513 characters"),
     "types for other tokens": (
         lambda: _changed(types=[1, 2, 3]),
         r"token_type' is an array of 3; it must be an array of",
