@@ -48,18 +48,13 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     product = partial(launch, gpu)
     return {
         "int4_1": partial(product, "int4", 1, OUTPUT),
-        "int4_32": partial(product, "int4", 32, OUTPUT),
         "int4_64": partial(product, "int4", 64, GATE_UP),
         "int4_256": partial(product, "int4", 256, GATE_UP),
         "int4_offsets_1": partial(product, "int4", 1, OUTPUT, 128, True),
         "int4_offsets_64": partial(product, "int4", 64, GATE_UP, 128, True),
         "int4_group_32_16": partial(product, "int4", 16, OUTPUT, 32, True),
-        "int4_float16_16": partial(product, "int4", 16, OUTPUT, 128, False, torch.float16),
         "int8_16": partial(product, "int8", 16, OUTPUT),
-        "int8_64": partial(product, "int8", 64, GATE_UP, 32),
-        "int8_256": partial(product, "int8", 256, GATE_UP),
         "fp8_1": partial(product, "fp8", 1, OUTPUT, 4096),
-        "fp8_64": partial(product, "fp8", 64, GATE_UP),
         "odd_3": partial(product, "int4", 3, (1003, 1001), 64, True),
         "dequantize": lambda: dequantize_triton(describe("int4", *GATE_UP, 128, True), BFLOAT16),
     }

@@ -45,11 +45,9 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     if gpu.generation is GpuGeneration.HOPPER:
         found |= {
             "fp8_1": partial(product, FLOAT8, 1, OUTPUT),
-            "fp8_17": partial(product, FLOAT8, 17, OUTPUT),
             "fp8_64": partial(product, FLOAT8, 64, GATE_UP),
             "fp8_2048": partial(product, FLOAT8, 2048, GATE_UP),
             "fp8_blocks_1": partial(product, FLOAT8, 1, OUTPUT, True),
-            "fp8_blocks_64": partial(product, FLOAT8, 64, GATE_UP, True),
             "fp8_blocks_2048": partial(product, FLOAT8, 2048, GATE_UP, True),
             "quantize_fp8": partial(quantize, FLOAT8, 4096),
             "quantize_fp8_blocks": partial(quantize, FLOAT8, 4096, True),
