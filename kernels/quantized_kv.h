@@ -95,11 +95,12 @@ inline void store_head(const float* head, Cache* target, int count, _Float16* sc
   }
 }
 
-// Both scales of up to kLanes tokens.
+// Both scales of up to kLanes tokens, with what `load` left to be multiplied.
 struct Scales {
   Floats key, value;
 };
 
+template <typename Cache>
 inline Scales load_scales(const int32_t* pairs, int count) {
   Ints both{};
   if (count == kLanes)
@@ -107,7 +108,9 @@ inline Scales load_scales(const int32_t* pairs, int count) {
   else
     std::memcpy(&both, pairs, count * sizeof(int32_t));
   const Shorts key = __builtin_convertvector(both, Shorts), value = __builtin_convertvector(both >> 16, Shorts);
-  return {__builtin_convertvector((Float16s)key, Floats), __builtin_convertvector((Float16s)value, Floats)};
+  constexpr float kUnit = EightBits<Cache>::kUnit;
+  return {__builtin_convertvector((Float16s)key, Floats) * kUnit,
+          __builtin_convertvector((Float16s)value, Floats) * kUnit};
 }
 
 }  // namespace headrace

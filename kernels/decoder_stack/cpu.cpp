@@ -132,6 +132,7 @@ struct Walk {
         scratch.attended,
         static_cast<const char*>(layer.key_cache),
         static_cast<const char*>(layer.value_cache),
+        static_cast<const int32_t*>(layer.kv_scales),
         step.block_tables,
         step.query_starts,
         step.context_lens,

@@ -1,7 +1,7 @@
 // Paged attention for the team of threads that computes a step; see cpu.cpp.
 #pragma once
 
-#include "../simd.h"
+#include "../quantized_kv.h"
 #include "../team.h"
 
 namespace headrace {
@@ -11,6 +11,7 @@ struct AttentionArguments {
   void* result;  // Contiguous, of the query's type.
   const char* key_cache;
   const char* value_cache;
+  const int32_t* kv_scales;  // Pairs; null unless the cache has eight bits.
   const int32_t* block_tables;
   const int32_t* query_starts;
   const int32_t* context_lens;

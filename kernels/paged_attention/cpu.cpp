@@ -21,11 +21,11 @@ constexpr int kItemRows = 48;             // Rows of an item at most, unless mor
 constexpr int kSequencesPerThread = 4;    // From which on an item takes all KV heads of a decoded sequence.
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
 
-// Whether bf16 queries and keys are multiplied without widening them.
+// Whether queries of bf16 are multiplied with keys of bf16, which those in eight bits become.
 template <typename Query, typename Cache>
 constexpr bool can_multiply_pairs() {
 #ifdef __AVX512BF16__
-  return std::is_same_v<Query, bfloat16> && std::is_same_v<Cache, bfloat16>;
+  return std::is_same_v<Query, bfloat16> && (std::is_same_v<Cache, bfloat16> || EightBits<Cache>::kIs);
 #else
   return false;
 #endif
@@ -90,6 +90,7 @@ struct Sequence {
   const AttentionArguments& a;
   const int32_t* table;
   const Cache *keys, *values;
+  int kv_head;
   int begin, end;  // Positions that the item sees.
   int tiles_per_block;
 
@@ -98,6 +99,7 @@ struct Sequence {
         table(a.block_tables + int64_t{item.sequence} * a.max_blocks),
         keys(reinterpret_cast<const Cache*>(a.key_cache) + int64_t{item.kv_head} * a.head_dim),
         values(reinterpret_cast<const Cache*>(a.value_cache) + int64_t{item.kv_head} * a.head_dim),
+        kv_head(item.kv_head),
         begin(first_position),
         end(last_position + 1),
         tiles_per_block((a.block_size + kTile - 1) / kTile) {}
@@ -110,13 +112,15 @@ struct Sequence {
     const int block = number / tiles_per_block, within = number % tiles_per_block * kTile;
     const int start = block * a.block_size + within;
     const int stop = std::min(start + std::min(kTile, a.block_size - within), end);
-    if (stop <= begin || stop <= start) return {keys, values, start, 0};
+    if (stop <= begin || stop <= start) return {keys, values, a.kv_scales, start, 0};
     const int64_t offset = (int64_t{table[block]} * a.block_size + within) * a.num_kv_heads * a.head_dim;
-    return {keys + offset, values + offset, start, stop - start};
+    const int32_t* scales = a.kv_scales;
+    if (EightBits<Cache>::kIs) scales += (int64_t{table[block]} * a.num_kv_heads + kv_head) * a.block_size + within;
+    return {keys + offset, values + offset, scales, start, stop - start};
   }
 
   Span<Cache> span(int number) const {
-    Span<Cache> span{{}, int64_t{a.num_kv_heads} * a.head_dim, a.head_dim};
+    Span<Cache> span{{}, int64_t{a.num_kv_heads} * a.head_dim, a.head_dim, a.block_size};
     for (int t = 0; t < kSpanTiles; ++t) span.tiles[t] = tile(number * kSpanTiles + t);
     return span;
   }
@@ -152,6 +156,8 @@ void run_item(const AttentionArguments& a, const Item& item, DType cache_dtype) 
     case kFloat32: return attend<Query, float>(a, item);
     case kBFloat16: return attend<Query, bfloat16>(a, item);
     case kFloat16: return attend<Query, _Float16>(a, item);
+    case kInt8: return attend<Query, int8_t>(a, item);
+    case kFloat8: return attend<Query, float8>(a, item);
   }
 }
 
@@ -160,6 +166,7 @@ void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, 
     case kFloat32: return run_item<float>(a, item, cache_dtype);
     case kBFloat16: return run_item<bfloat16>(a, item, cache_dtype);
     case kFloat16: return run_item<_Float16>(a, item, cache_dtype);
+    default: __builtin_unreachable();
   }
 }
 
@@ -226,13 +233,13 @@ void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dt
 }  // namespace headrace
 
 extern "C" __attribute__((visibility("default"))) void headrace_paged_attention(
-    const char* query, void* result, const char* key_cache, const char* value_cache, const int32_t* block_tables,
-    const int32_t* query_starts, const int32_t* context_lens, int64_t query_stride, int32_t num_seqs,
+    const char* query, void* result, const char* key_cache, const char* value_cache, const int32_t* kv_scales,
+    const int32_t* block_tables, const int32_t* query_starts, const int32_t* context_lens, int64_t query_stride, int32_t num_seqs,
     int32_t max_blocks, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
     int32_t sliding_window, float scale, int32_t query_dtype, int32_t cache_dtype, int32_t num_threads) {
   using namespace headrace;
-  const AttentionArguments a{query, result, key_cache, value_cache, block_tables, query_starts, context_lens, query_stride,
-                    num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size, sliding_window, scale};
+  const AttentionArguments a{query, result, key_cache, value_cache, kv_scales, block_tables, query_starts,
+                    context_lens, query_stride, num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size, sliding_window, scale};
   const auto query_type = static_cast<DType>(query_dtype), cache_type = static_cast<DType>(cache_dtype);
   Operation operation;
   if (is_serial(a, num_threads)) return attend_items(a, query_type, cache_type, operation);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
@@ -15,7 +15,7 @@ def can_run(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
     return (
         query.is_cpu
         and query.dtype in DTYPE_NUMBERS
-        and key_cache.dtype in DTYPE_NUMBERS
+        and key_cache.dtype in CACHE_DTYPE_NUMBERS
         and query.shape[2] <= MAX_HEAD_DIM
         and query.shape[1] <= MAX_QUERY_HEADS_PER_KV_HEAD * key_cache.shape[2]
     )
@@ -31,6 +31,7 @@ def paged_attention_cpu(
     context_lens: torch.Tensor,
     scale: float,
     sliding_window: int | None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises; caches and integer tensors are contiguous."""
     _, num_heads, head_dim = query.shape
@@ -46,6 +47,7 @@ def paged_attention_cpu(
         result.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),
+        None if kv_scales is None else kv_scales.data_ptr(),
         block_tables.data_ptr(),
         query_starts.data_ptr(),
         context_lens.data_ptr(),
@@ -59,7 +61,7 @@ def paged_attention_cpu(
         sliding_window or 0,
         scale,
         DTYPE_NUMBERS[query.dtype],
-        DTYPE_NUMBERS[key_cache.dtype],
+        CACHE_DTYPE_NUMBERS[key_cache.dtype],
         torch.get_num_threads(),
     )
     return result

@@ -63,7 +63,7 @@ def paged_attention(
             )
     if soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
-        return paged_attention_cpu(library, *arguments, scale, sliding_window)
+        return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales)
     return paged_attention_reference(
         query,
         key_cache,

@@ -34,9 +34,11 @@ inline Floats put_weights(bfloat16* target, Floats weights) {
   return load(target);
 }
 
-// Brings a row's maximum, sum and output up to date with its scores of a span; stores the keys' weights.
+// Brings a row's maximum, sum and output up to date with its scores of a span; stores the keys' weights. In eight bits
+// the scale of a key multiplies its scores, the scale of a value its weights.
 template <typename Word, typename Cache>
-inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, Floats* scores, Word* weights) {
+inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const PackedSpan<Word>& packed,
+                  Floats* scores, Word* weights) {
   const Floats unseen = splat(-INFINITY);
   Floats best = unseen;
   for (int t = 0; t < kSpanTiles; ++t) {
@@ -44,6 +46,7 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, Float
     const int begin = rows.first_position[row] - tile.start;
     const int end = std::min(rows.last_position[row] + 1 - tile.start, tile.count);
     const Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
+    if constexpr (EightBits<Cache>::kIs) scores[t] *= packed.scales[t].key;
     scores[t] = seen ? scores[t] * rows.scale : unseen;
     best = scores[t] > best ? scores[t] : best;
   }
@@ -57,7 +60,12 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, Float
   }
   for (int t = 0; t < kSpanTiles; ++t) {
     const Floats weight = scores[t] > unseen ? exp_nonpositive(scores[t] - maximum) : Floats{};
-    rows.sum[row] += put_weights(weights + t * kTile, weight);
+    if constexpr (EightBits<Cache>::kIs) {
+      rows.sum[row] += weight;
+      put_weights(weights + t * kTile, weight * packed.scales[t].value);
+    } else {
+      rows.sum[row] += put_weights(weights + t * kTile, weight);
+    }
   }
 }
 
@@ -69,7 +77,7 @@ inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, con
   Floats sums[R][kPanelVectors] = {};
   multiply_panel<Word, R>(sums, packed.keys, key_words, rows.query + row * rows.width, rows.width, ahead);
   alignas(64) Word weights[R * kSpanKeys];
-  for (int r = 0; r < R; ++r) weigh(rows, row + r, span, sums[r], weights + r * kSpanKeys);
+  for (int r = 0; r < R; ++r) weigh(rows, row + r, span, packed, sums[r], weights + r * kSpanKeys);
   const int value_words = (packed.num_keys + kPerWord<Word> - 1) / kPerWord<Word>;
   for (int first = 0; first < rows.width; first += kPanel) {
     float* output = rows.output + row * rows.width + first;

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../panel.h"
+#include "../quantized_kv.h"
 
 namespace headrace {
 
@@ -18,8 +19,9 @@ template <typename Cache>
 struct Tile {
   const Cache* keys;
   const Cache* values;
-  int start;  // Position of the first key.
-  int count;  // 0 where the item sees none of them.
+  const int32_t* scales;  // Pairs, in eight bits.
+  int start;              // Position of the first key.
+  int count;              // 0 where the item sees none of them.
 };
 
 // Neighbouring tiles of a sequence. The first one's number is a multiple of kSpanTiles, so that the spans of a row are
@@ -28,7 +30,7 @@ template <typename Cache>
 struct Span {
   Tile<Cache> tiles[kSpanTiles];
   int64_t stride;  // Elements from one key to the next.
-  int head_dim;
+  int head_dim, block_size;
 };
 
 // The span for a KV head that is `head` after the one of `span`.
@@ -37,6 +39,7 @@ Span<Cache> of_head(Span<Cache> span, int head) {
   for (Tile<Cache>& tile : span.tiles) {
     tile.keys += int64_t{head} * span.head_dim;
     tile.values += int64_t{head} * span.head_dim;
+    if (EightBits<Cache>::kIs) tile.scales += int64_t{head} * span.block_size;
   }
   return span;
 }
@@ -50,11 +53,15 @@ class SpanAhead {
 
   template <typename Cache>
   SpanAhead(const Span<Cache>& span, int num_heads)
-      : stride_(span.stride * sizeof(Cache)), key_bytes_(num_heads * span.head_dim * static_cast<int>(sizeof(Cache))) {
+      : stride_(span.stride * sizeof(Cache)) {
+    const int bytes = num_heads * span.head_dim * static_cast<int>(sizeof(Cache));
     for (const Tile<Cache>& tile : span.tiles) {
       if (tile.count == 0) continue;
-      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.keys), tile.count};
-      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.values), tile.count};
+      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.keys), tile.count, bytes};
+      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.values), tile.count, bytes};
+      if (!EightBits<Cache>::kIs) continue;
+      const int scale_bytes = num_heads * span.block_size * static_cast<int>(sizeof(int32_t));
+      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.scales), 1, scale_bytes};
     }
   }
 
@@ -64,25 +71,24 @@ class SpanAhead {
   void ask() {
     if (is_done()) return;
     Piece& piece = pieces_[piece_];
-    __builtin_prefetch(piece.key + byte_, 0, 2);
+    __builtin_prefetch(piece.row + byte_, 0, 2);
     byte_ += kLine;
-    if (byte_ < key_bytes_) return;
+    if (byte_ < piece.row_bytes) return;
     byte_ = 0;
-    piece.key += stride_;
+    piece.row += stride_;
     if (--piece.count == 0) ++piece_;
   }
 
  private:
-  // Keys or values of a tile that have not been asked for.
+  // Keys, values or scales of a tile that have not been asked for.
   struct Piece {
-    const char* key;
-    int count;
+    const char* row;
+    int count, row_bytes;
   };
 
-  Piece pieces_[2 * kSpanTiles];
+  Piece pieces_[3 * kSpanTiles];
   int num_pieces_ = 0, piece_ = 0, byte_ = 0;
   int64_t stride_ = 0;
-  int key_bytes_ = 0;
 };
 
 // The same in the order of multiplication, in words of type Word: a panel of keys, to multiply queries with, and panels
@@ -90,7 +96,8 @@ class SpanAhead {
 // written.
 template <typename Word>
 struct PackedSpan {
-  int num_keys;  // Up to the last that is there.
+  int num_keys;               // Up to the last that is there.
+  Scales scales[kSpanTiles];  // Of keys and values in eight bits, with what `load` left to be multiplied.
   alignas(64) int32_t keys[kMaxHeadDim / kPerWord<Word> * kPanel];
   alignas(64) int32_t values[kMaxHeadDim * kSpanKeys / kPerWord<Word>];
 };
@@ -111,6 +118,16 @@ inline void transpose(Ints* block) {
   }
 }
 
+// A vector of words from as many elements in eight bits as fill it: all of them are exact in bfloat16.
+template <typename Word, typename Cache>
+inline Ints words_of(const Cache* source) {
+#ifdef __AVX512BF16__
+  if constexpr (kPerWord<Word> == 2)
+    return (Ints)_mm512_cvtne2ps_pbh((__m512)load(source + kLanes), (__m512)load(source));
+#endif
+  return (Ints)load(source);
+}
+
 // A vector of words from `count` elements, more or less than fill it; the others are zero.
 template <typename Word, typename Cache>
 inline Ints load_words(const Cache* source, int count) {
@@ -120,6 +137,11 @@ inline Ints load_words(const Cache* source, int count) {
     Ints words{};
     std::memcpy(&words, source, count * sizeof(Cache));
     return words;
+  } else if constexpr (EightBits<Cache>::kIs) {
+    if (count >= kElements) return words_of<Word>(source);
+    Cache elements[kElements]{};
+    std::memcpy(elements, source, count);
+    return words_of<Word>(elements);
   } else {
     static_assert(std::is_same_v<Word, float>);
     alignas(64) float wide[kLanes];
@@ -181,6 +203,7 @@ inline void pack(const Span<Cache>& span, PackedSpan<Word>& packed, SpanAhead& a
     pack_keys<Word>(tile, span, packed.keys + t * kTile, ahead);
     pack_values<Word>(tile, span, packed.values + t * kTile / kPerWord<Word> * kPanel, ahead);
     if (tile.count) packed.num_keys = t * kTile + tile.count;
+    if constexpr (EightBits<Cache>::kIs) packed.scales[t] = load_scales<Cache>(tile.scales, tile.count);
   }
 }
 

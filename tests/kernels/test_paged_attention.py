@@ -18,6 +18,10 @@ SHAPES = [
     Shape(4, 2, 64, 16, torch.bfloat16),
     Shape(4, 2, 24, 7, torch.float16),
     Shape(4, 1, 96, 16, torch.bfloat16, torch.float32),
+    Shape(4, 2, 64, 16, torch.float32, torch.int8),
+    Shape(6, 2, 40, 5, torch.bfloat16, torch.int8),
+    Shape(3, 3, 128, 32, torch.bfloat16, torch.float8_e4m3fn),
+    Shape(7, 1, 8, 3, torch.float16, torch.float8_e4m3fn),
 ]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -27,7 +31,8 @@ def run_kernel(batch: PagedBatch, sliding_window: int | None = None) -> torch.Te
     assert library is not None, "the tests need g++"
     query, key_cache, value_cache, tables, starts, lengths, _, _, scale = batch.arguments()
     assert can_run(query, key_cache)
-    return paged_attention_cpu(library, query, key_cache, value_cache, tables, starts, lengths, scale, sliding_window)
+    tensors = (query, key_cache, value_cache, tables, starts, lengths)
+    return paged_attention_cpu(library, *tensors, scale, sliding_window, batch.kv_scales)
 
 
 def mixed_batch(shape: Shape) -> PagedBatch:
@@ -39,7 +44,7 @@ def mixed_batch(shape: Shape) -> PagedBatch:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mixed_batch_equals_reference(shape: Shape, sliding_window: int | None) -> None:
     batch = mixed_batch(shape)
-    expected = paged_attention_reference(*batch.arguments(), sliding_window)
+    expected = paged_attention_reference(*batch.arguments(), sliding_window, kv_scales=batch.kv_scales)
     assert not expected.isnan().any()
     actual = run_kernel(batch, sliding_window)
     torch.testing.assert_close(actual, expected, atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype])
