@@ -51,6 +51,21 @@ class WorkerConfig:
         "Tokens of a step, no fewer than max_num_seqs; 512 on a CPU, 8192 on a GPU if not given.",
         minimum=1,
     )
+    speculative: str = setting(
+        "off",
+        "Guess tokens ahead and verify several in one step; answers stay the same. ngram looks the guesses up in the "
+        "request's own text, draft has a smaller model make them. On CPUs only so far.",
+        choices=("off", "ngram", "draft"),
+    )
+    draft_model: Path | None = setting(
+        None, "Directory of the smaller model for speculative=draft; it must have the same tokenizer."
+    )
+    num_speculative_tokens: int = setting(
+        5,
+        "Guesses that a sequence verifies in a step at most; fewer while they bring too little.",
+        minimum=1,
+        maximum=64,
+    )
     simulate: float | None = setting(
         None,
         "Simulate the engine: one token per sequence every so many milliseconds, no model.",

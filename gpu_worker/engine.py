@@ -84,6 +84,9 @@ class EngineStats(Struct, frozen=True, kw_only=True):
         prefill_rate: Tokens per second; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
         is_fatal: The runner keeps failing, or the engine broke down; the process should end with an error.
+        spec_decode_num_drafts: Times that a sequence verified drafts in a step.
+        spec_decode_num_draft_tokens: Draft tokens verified.
+        spec_decode_num_accepted_tokens: Those of them that were right.
     """
 
     step: int
@@ -102,6 +105,9 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     decode_rate: float
     num_failed_steps: int
     is_fatal: bool
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
 
 
 class Engine:
@@ -127,7 +133,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Count what runs, waits and is free, and how fast it goes."""
-        counts = self._scheduler.stats
+        counts, speculation = self._scheduler.stats, self._scheduler.speculation
         return EngineStats(
             step=self._scheduler.step,
             running=counts.running,
@@ -145,6 +151,9 @@ class Engine:
             decode_rate=self._rates.decode,
             num_failed_steps=self._num_failed_steps,
             is_fatal=self._is_broken or self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES,
+            spec_decode_num_drafts=0 if speculation is None else speculation.num_drafts,
+            spec_decode_num_draft_tokens=0 if speculation is None else speculation.num_draft_tokens,
+            spec_decode_num_accepted_tokens=0 if speculation is None else speculation.num_accepted_tokens,
         )
 
     def validate(self, sequence: Sequence) -> None:
@@ -217,6 +226,7 @@ class Engine:
             # A step that was submitted behind another one has had the device only since that one landed.
             began, self._landed_at = max(flight.started, self._landed_at), self._clock()
             self._measure(plan, events, self._landed_at - began)
+            self._time_drafts(plan, result, self._landed_at - began)
         return events
 
     def _submit_next(self) -> bool:
@@ -238,6 +248,14 @@ class Engine:
                 pending = _RefusedStep(error)
         self._in_flight.append(_Flight(plan, pending, started))
         return bool(plan.scheduled)
+
+    def _time_drafts(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
+        """Tell the policy of speculation how long a step of nothing but decodes and drafts took."""
+        speculation = self._scheduler.speculation
+        num_sequences = len(plan.scheduled)
+        if speculation is not None and plan.num_tokens == num_sequences and all(i.samples for i in plan.scheduled):
+            num_drafted = sum(sampled.num_drafted for sampled in result.sampled)
+            speculation.policy.time(num_sequences, num_drafted, duration_s)
 
     def _measure(self, plan: StepPlan, events: list[SequenceEvent], duration_s: float) -> None:
         num_generated = sum([len(event.token_ids) for event in events])

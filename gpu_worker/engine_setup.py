@@ -10,12 +10,15 @@ import logging
 from dataclasses import dataclass
 
 from gpu_worker.config import WorkerConfig
+from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine import Engine, ModelRunner
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.proposer_setup import build_proposer, check_speculation
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 
@@ -42,6 +45,8 @@ def build_engine(
     Raises:
         HeadraceError: The settings do not fit the model or the machine.
     """
+    check_speculation(config, tokenizer)
+    speculation = None if config.speculative == "off" else Speculation(AdaptiveDepth(config.num_speculative_tokens))
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids)
         max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
@@ -59,9 +64,10 @@ def build_engine(
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "simulate": config.simulate,
+            "speculative": config.speculative,
         },
     )
-    return EngineSetup(Engine(Scheduler(scheduler), runner), scheduler)
+    return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler)
 
 
 def _load_model(
@@ -70,6 +76,7 @@ def _load_model(
     import torch
 
     from gpu_worker.execution.build import build_runner
+    from gpu_worker.execution.model_runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.models.registry import read_model_config
 
@@ -78,6 +85,8 @@ def _load_model(
         raise ConfigError("HEADRACE_DEVICE", "is cuda, but PyTorch finds no CUDA device here; allowed: auto, cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and config.speculative != "off":
+        raise ConfigError("HEADRACE_SPECULATIVE", "drafts are verified on CPUs only so far; set it to off on a GPU")
     longest = read_model_config(directory.path).max_model_len
     if (config.max_model_len or 0) > longest:
         problem = f"is {config.max_model_len}, but the model was made for {longest} tokens; lower it to that, or less"
@@ -85,22 +94,23 @@ def _load_model(
     default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
     # Refuses sizes that do not go together before the model is loaded; the blocks are not known yet.
     sizes = _scheduler_config(config, 1, config.max_model_len or longest, default_budget)
-    runner = build_runner(
-        RunnerConfig(
-            model=directory.path,
-            dtype=config.dtype,
-            device=device,
-            block_size=config.block_size,
-            num_blocks=config.num_blocks,
-            kv_cache_bytes=config.kv_cache_bytes,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            max_model_len=sizes.max_model_len,
-            num_threads=config.num_threads,
-        ),
-        start_up,
+    runner_config = RunnerConfig(
+        model=directory.path,
+        dtype=config.dtype,
+        device=device,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        kv_cache_bytes=config.kv_cache_bytes,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        num_threads=config.num_threads,
     )
+    runner = build_runner(runner_config, start_up)
+    if config.speculative != "off":
+        assert isinstance(runner, TorchModelRunner)
+        runner.verify_drafts_of(build_proposer(config, runner_config))
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
 
 

@@ -25,7 +25,6 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
-from gpu_worker.speculative.proposer import Proposer
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -51,10 +50,7 @@ class _Plan:
 
 
 def build_runner(
-    config: RunnerConfig,
-    start_up: StartUp | None = None,
-    memory: DeviceMemory | None = None,
-    proposer: Proposer | None = None,
+    config: RunnerConfig, start_up: StartUp | None = None, memory: DeviceMemory | None = None
 ) -> BuiltRunner:
     """Build the runner that the device calls for.
 
@@ -62,7 +58,6 @@ def build_runner(
         config: The settings.
         start_up: Learns what takes how long.
         memory: Measures the device; None measures a GPU, and on a CPU takes a share of what is free.
-        proposer: Drafts tokens for the runner to verify; runners of CPUs can.
 
     Raises:
         HeadraceError: The model cannot be loaded.
@@ -73,10 +68,8 @@ def build_runner(
     if memory is None and plan.device.type == "cuda":
         memory = CudaMemory(plan.device)
     if memory is not None:
-        if proposer is not None:
-            raise ConfigError("HEADRACE_SPECULATIVE", "drafts are verified on CPUs only so far; set it to off on a GPU")
         return _build_device_runner(plan, memory, start_up)
-    return _build_host_runner(plan, start_up, proposer)
+    return _build_host_runner(plan, start_up)
 
 
 def _plan(config: RunnerConfig) -> _Plan:
@@ -104,7 +97,7 @@ def _allocate(plan: _Plan, num_blocks: int) -> KVCache:
     return allocate_kv_cache(num_blocks, plan.config.block_size, plan.model_config, plan.dtype, plan.device)
 
 
-def _build_host_runner(plan: _Plan, start_up: StartUp, proposer: Proposer | None) -> TorchModelRunner:
+def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     num_threads = choose_num_threads(config.num_threads)
     torch.set_num_threads(num_threads)
@@ -119,7 +112,7 @@ def _build_host_runner(plan: _Plan, start_up: StartUp, proposer: Proposer | None
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(num_blocks * demand.block_bytes)
     )
-    runner = TorchModelRunner(model, cache, config.max_num_seqs, demand.max_model_len, proposer)
+    runner = TorchModelRunner(model, cache, config.max_num_seqs, demand.max_model_len)
     with start_up.stage(Stage.PROFILE):
         runner.warm_up(config.max_num_batched_tokens)
     return runner

@@ -39,20 +39,13 @@ class TorchModelRunner:
 
     max_steps_in_flight = 1
 
-    def __init__(
-        self,
-        model: CausalLM,
-        cache: KVCache,
-        max_num_seqs: int,
-        max_model_len: int,
-        proposer: Proposer | None = None,
-    ) -> None:
+    def __init__(self, model: CausalLM, cache: KVCache, max_num_seqs: int, max_model_len: int) -> None:
         """Run `model` with the blocks of `cache`."""
         self._model = model
         self._cache = cache
         self._assembler = StepAssembler(cache, max_num_seqs, max_model_len, model.device)
         self._sampler = Sampler(model.device)
-        self._drafting = None if proposer is None else Drafting(proposer, model.config.vocab_size)
+        self._drafting: Drafting | None = None
         self.max_model_len = max_model_len
 
     @property
@@ -74,6 +67,10 @@ class TorchModelRunner:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self._cache.block_size
+
+    def verify_drafts_of(self, proposer: Proposer) -> None:
+        """Ask `proposer` for what plans allow to be drafted. Call it before the first step."""
+        self._drafting = Drafting(proposer, self._model.config.vocab_size)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> CompletedStep:

@@ -58,6 +58,11 @@ class ModelTokenizer:
         spelled = [re.escape(content) for content in self._special.values() if len(content) > 1]
         self._spelled_special = re.compile(f"(?=({'|'.join(spelled)}))") if spelled else None
 
+    def has_vocabulary_of(self, other: ModelTokenizer) -> bool:
+        """Say whether token ids mean the same in both."""
+        mine: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return mine == other._tokenizer.get_vocab(with_added_tokens=True)
+
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text; an empty one becomes the begin-of-sequence token.
 

@@ -58,6 +58,8 @@ def test_value_out_of_bounds_names_the_variable_and_what_is_allowed(name: str, v
         ("--dtype auto|float32|bfloat16|float16", "HEADRACE_DTYPE; default auto"),
         ("--num-blocks N", "HEADRACE_NUM_BLOCKS; at least 1"),
         ("--kv-cache-bytes N", "HEADRACE_KV_CACHE_BYTES; at least 1"),
+        ("--speculative off|ngram|draft", "HEADRACE_SPECULATIVE; default off"),
+        ("--num-speculative-tokens N", "HEADRACE_NUM_SPECULATIVE_TOKENS; default 5; 1 to 64"),
     ],
 )
 def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) -> None:
@@ -77,6 +79,13 @@ def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) ->
             r"HEADRACE_MAX_NUM_BATCHED_TOKENS: max_num_batched_tokens \(100\) must be at least max_num_seqs \(256\)",
         ),
         ({"device": "cuda"}, "HEADRACE_DEVICE: is cuda, but PyTorch finds no CUDA device here"),
+        ({"speculative": "draft"}, "HEADRACE_DRAFT_MODEL: is needed with HEADRACE_SPECULATIVE=draft"),
+        ({"draft_model": DEMO_MODEL}, "HEADRACE_DRAFT_MODEL: is set, but HEADRACE_SPECULATIVE is off; set it to draft"),
+        (
+            {"speculative": "draft", "draft_model": Path("no/such/model")},
+            "HEADRACE_DRAFT_MODEL: no/such/model is no directory of a model",
+        ),
+        ({"speculative": "ngram", "simulate": 1.0}, "HEADRACE_SPECULATIVE: is ngram, but a simulated engine has no"),
     ],
 )
 def test_settings_that_do_not_fit_the_model_or_machine_are_refused_before_loading(

@@ -26,11 +26,11 @@ VOCAB = 97
 MAX_LEN = 160
 
 
-def save_tiny_model(directory: Path) -> Any:
+def save_tiny_model(directory: Path, seed: int = 5) -> Any:
     """Save a random Llama whose next tokens depend on the whole context, and return it."""
     import transformers
 
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=48,
@@ -62,8 +62,10 @@ def make_runner(
     config = RunnerConfig(
         directory, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
     )
-    runner = build_runner(config, proposer=proposer)
+    runner = build_runner(config)
     assert isinstance(runner, TorchModelRunner)
+    if proposer is not None:
+        runner.verify_drafts_of(proposer)
     return runner
 
 

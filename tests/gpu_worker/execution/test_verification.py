@@ -11,6 +11,7 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
 from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.speculative.draft_model import DraftModelProposer
 from gpu_worker.speculative.ngram import NgramProposer
 from gpu_worker.speculative.proposer import DraftRequest
 from shared.messages import Sampling
@@ -190,3 +191,41 @@ def test_proposer_that_raises_is_left_out(
     outcome = run(make_runner(directory, proposer=Broken()), sequences(), policy=FixedDepth(4))
     assert outcome.tokens == plain
     assert caplog.text.count("the proposer of drafts failed") == 1
+
+
+def draft_model_proposer(runner: TorchModelRunner) -> DraftModelProposer:
+    return DraftModelProposer(runner, vocab_size=VOCAB, max_model_len=runner.max_model_len, max_num_batched_tokens=64)
+
+
+def test_guesses_of_the_same_model_are_right_also_where_tokens_are_drawn(
+    directory: Path, plain: dict[str, list[int]]
+) -> None:
+    proposer = draft_model_proposer(make_runner(directory))
+    outcome = run(make_runner(directory, proposer=proposer), sequences(), policy=FixedDepth(3), token_budget=200)
+    assert outcome.tokens == plain
+    assert outcome.speculation is not None
+    # Those with penalties are guessed without them.
+    assert outcome.speculation.num_accepted_tokens > 0.6 * outcome.speculation.num_draft_tokens
+    unpenalised = [s for s in sequences() if s.sampling.repetition_penalty == 1.0 and not s.sampling.frequency_penalty]
+    outcome = run(make_runner(directory, proposer=proposer), unpenalised, policy=FixedDepth(3), token_budget=200)
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens == outcome.speculation.num_draft_tokens > 150
+
+
+def test_guesses_of_another_model_leave_tokens_unchanged(
+    tmp_path: Path, directory: Path, plain: dict[str, list[int]]
+) -> None:
+    save_tiny_model(tmp_path, seed=6)
+    proposer = draft_model_proposer(make_runner(tmp_path, num_blocks=60))
+    outcome = run(
+        make_runner(directory, proposer=proposer),
+        sequences(),
+        policy=FixedDepth(3),
+        num_blocks=50,
+        headroom_tokens=0,
+        token_budget=90,
+    )
+    assert outcome.tokens == plain
+    assert outcome.num_preemptions > 3
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens < 0.5 * outcome.speculation.num_draft_tokens

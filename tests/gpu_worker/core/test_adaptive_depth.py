@@ -1,0 +1,126 @@
+"""The policy against a device whose times are known and drafts that are right with a known probability."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from gpu_worker.core.adaptive_depth import AdaptiveDepth, StepTimes
+from gpu_worker.core.sequence import Sequence
+from tests.gpu_worker.core.sequences import make_sequence
+
+MAX_DEPTH = 6
+
+
+def memory_bound(num_tokens: int) -> float:
+    return 1.0 + 0.02 * num_tokens
+
+
+def compute_bound(num_tokens: int) -> float:
+    return float(num_tokens)
+
+
+class World:
+    """Runs steps that the policy chooses depths for."""
+
+    def __init__(self, step_s: Callable[[int], float], acceptances: list[float], noise: float = 0.0) -> None:
+        self.policy = AdaptiveDepth(MAX_DEPTH)
+        self.step_s = step_s
+        self.acceptances = acceptances
+        self.sequences: list[Sequence] = [make_sequence(3) for _ in acceptances]
+        self.random = random.Random(1)
+        self.noise = noise
+        self.seconds = 0.0
+        self.num_tokens = 0
+        self.depths: list[list[int]] = []
+
+    def run(self, num_steps: int) -> float:
+        """Run steps and return their tokens a second."""
+        self.seconds, self.num_tokens = 0.0, 0
+        for _ in range(num_steps):
+            depths = self.policy.depths(self.sequences, [100] * len(self.sequences))
+            self.depths.append(depths)
+            duration = self.step_s(sum(depths) + len(depths)) * self.random.uniform(1.0, 1.0 + self.noise)
+            for sequence, depth, acceptance in zip(self.sequences, depths, self.acceptances, strict=True):
+                hits = [self.random.random() < acceptance for _ in range(depth)]
+                accepted = [*hits, False].index(False)
+                self.num_tokens += accepted + 1
+                if depth:
+                    self.policy.learn(sequence, depth, accepted)
+            self.policy.time(len(depths), sum(depths), duration)
+            self.seconds += duration
+        return self.num_tokens / self.seconds
+
+    def plain(self) -> float:
+        return len(self.sequences) / self.step_s(len(self.sequences)) / (1.0 + self.noise / 2)
+
+
+def best_fixed(world: World, acceptance: float) -> float:
+    """Tokens a second of the best depth, by the formula of the paper: (1 - a^(k+1)) / (1 - a) tokens a step."""
+    count = len(world.sequences)
+    speeds = [
+        count * sum(acceptance**j for j in range(depth + 1)) / world.step_s(count * (depth + 1))
+        for depth in range(MAX_DEPTH + 1)
+    ]
+    return max(speeds)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 30])
+@pytest.mark.parametrize("acceptance", [0.0, 0.2, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("step_s", [memory_bound, compute_bound])
+def test_speed_is_near_the_best_depth_and_never_below_plain(
+    step_s: Callable[[int], float], acceptance: float, batch: int
+) -> None:
+    world = World(step_s, [acceptance] * batch)
+    world.run(300)
+    speed = world.run(3000)
+    assert speed > 0.97 * world.plain()
+    assert speed > 0.93 * best_fixed(world, acceptance)
+
+
+def test_noisy_times_do_not_make_it_slower_than_plain() -> None:
+    world = World(compute_bound, [0.5] * 4, noise=0.5)
+    world.run(300)
+    assert world.run(3000) > 0.96 * world.plain()
+
+
+def test_sequences_whose_drafts_are_right_get_more() -> None:
+    world = World(memory_bound, [0.9, 0.9, 0.05, 0.05])
+    world.run(500)
+    good, bad = (sum(sum(d[i] for d in world.depths[-200:]) for i in pair) for pair in ((0, 1), (2, 3)))
+    assert good > 3 * bad
+
+
+def test_drafts_that_become_right_are_noticed() -> None:
+    world = World(memory_bound, [0.0])
+    world.run(500)
+    world.acceptances[0] = 0.95
+    world.run(1500)
+    assert world.run(300) > 2 * world.plain()
+
+
+def test_limits_are_kept() -> None:
+    world = World(memory_bound, [0.95] * 3)
+    world.run(100)
+    for _ in range(100):
+        depths = world.policy.depths(world.sequences, [0, 2, 9])
+        assert depths[0] == 0
+        assert depths[1] <= 2
+        assert depths[2] <= MAX_DEPTH
+
+
+def test_times_between_and_behind_measured_depths_lie_on_lines() -> None:
+    times = StepTimes(5)
+    times.measure(0, 1.0)
+    assert times.all() == pytest.approx([1.0, 1.05, 1.1, 1.15, 1.2, 1.25])
+    times.measure(3, 1.6)
+    assert times.all() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
+
+
+def test_one_long_step_moves_a_time_little() -> None:
+    times = StepTimes(1)
+    times.measure(0, 1.0)
+    times.measure(0, 100.0)
+    assert times.all()[0] < 1.1

@@ -1,0 +1,80 @@
+"""Engines with speculation, built from settings as a worker builds them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine import Engine
+from gpu_worker.engine_setup import build_engine
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import ConfigError
+from shared.messages import Sampling
+
+DEMO_MODEL = Path("ops/demo_model/model")
+
+
+def build(**settings: Any) -> Engine:
+    directory = read_model_directory(DEMO_MODEL)
+    config = WorkerConfig(model=DEMO_MODEL, device="cpu", num_threads=1, num_blocks=600, max_num_seqs=8, **settings)
+    return build_engine(config, directory, ModelTokenizer(directory)).engine
+
+
+def generate(engine: Engine, max_tokens: int = 60) -> list[int]:
+    prompt = ModelTokenizer(read_model_directory(DEMO_MODEL)).encode_text("one two three four. one two three four. one")
+    sequence = Sequence("s", list(prompt), len(prompt), Sampling(temperature=0.0), max_tokens)
+    engine.add(sequence)
+    while engine.has_work():
+        engine.step()
+    assert engine.last_error is None
+    return sequence.token_ids[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[int]:
+    engine = build()
+    tokens = generate(engine)
+    assert engine.stats.spec_decode_num_drafts == 0
+    return tokens
+
+
+def test_engine_with_a_draft_model_says_how_many_drafts_it_accepted(plain: list[int]) -> None:
+    engine = build(speculative="draft", draft_model=DEMO_MODEL, num_speculative_tokens=3)
+    assert generate(engine) == plain
+    # The first steps measure, and a trial comes at the latest after a few dozen.
+    assert generate(engine) == plain
+    stats = engine.stats
+    assert 0 < stats.spec_decode_num_drafts <= stats.spec_decode_num_draft_tokens
+    assert stats.spec_decode_num_accepted_tokens == stats.spec_decode_num_draft_tokens
+
+
+def test_engine_with_ngrams_gives_the_same_answer(plain: list[int]) -> None:
+    assert generate(build(speculative="ngram")) == plain
+
+
+def test_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(DEMO_MODEL, draft)
+    tokenizer = msgspec.json.decode((draft / "tokenizer.json").read_bytes())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (draft / "tokenizer.json").write_bytes(msgspec.json.encode(tokenizer))
+    with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .* has another vocabulary than the model"):
+        build(speculative="draft", draft_model=draft)
+
+
+def test_speculation_on_a_gpu_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    directory = read_model_directory(DEMO_MODEL)
+    config = WorkerConfig(model=DEMO_MODEL, device="auto", speculative="ngram")
+    with pytest.raises(ConfigError, match="HEADRACE_SPECULATIVE: drafts are verified on CPUs only so far"):
+        build_engine(config, directory, ModelTokenizer(directory))
