@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,14 +17,11 @@ _PACKAGES = ("msgspec", "nats-py", "uvicorn", "uvloop", "httptools", "torch")
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:
     """Append one row to the benchmark's file. Rows of one process and command are one run."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=_RESULTS, capture_output=True, text=True, check=False
-    )
     record = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit.stdout.strip() or None,
+        "commit": current_commit(),
         "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()} | installed_versions(_PACKAGES),
         "load_average": round(os.getloadavg()[0], 2),
         "command": command,
         "process": os.getpid(),
@@ -34,10 +31,18 @@ def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> No
         results.write(json.dumps(record) + "\n")
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions of what is installed: a gateway has no torch."""
+def current_commit() -> str | None:
+    """Return the commit of this checkout, or None where it is none."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or None
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed: a gateway has no torch."""
     versions = {}
-    for name in _PACKAGES:
+    for name in packages:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

@@ -28,7 +28,7 @@ Measure = Callable[[Run], Figure | None]
 
 
 def gateway(field: str, *, concurrency: int, step_ms: float, is_burst: bool = False) -> Measure:
-    """Read a field of the isolated gateway, and of the floor; a burst is of one-token requests."""
+    """Read a field of the isolated gateway, and of the floor; a burst is of one-token requests, its field per core."""
 
     def measure(run: Run) -> Figure | None:
         def value(target: str) -> float | None:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,13 +93,19 @@ def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
     """
     command = [sys.executable, "-m", f"ops.bench.{module}", str(directory), device]
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        ready_s = time.perf_counter() - started
-        _, errors = child.communicate(timeout=_TIMEOUT_S)
-    if child.returncode != 0:
-        raise RuntimeError(f"{module} failed: {errors.strip()[-2000:]}")
+    # A file, not a pipe: nobody reads it before the line is there, and a full pipe would stop the child.
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+            overdue = threading.Timer(_TIMEOUT_S, child.kill)
+            overdue.start()
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            ready_s = time.perf_counter() - started
+            child.wait()
+            overdue.cancel()
+        if child.returncode != 0:
+            errors.seek(0)
+            raise RuntimeError(f"{module} failed ({child.returncode}): {errors.read().strip()[-2000:]}")
     result: dict[str, float] = json.loads(line)
     return {**result, "ready_s": round(ready_s, 3)}
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -16,6 +14,7 @@ import torch
 from ops.bench.gpu.case import OURS
 from ops.bench.gpu.ceilings import Ceilings
 from ops.bench.gpu.run import CaseResult, CheckResult
+from ops.bench.record import current_commit, installed_versions
 
 FILE_NAME = "gpu.jsonl"
 _PACKAGES = ("torch", "triton", "transformers", "flash_attn_3", "flash_attn", "flashinfer-python")
@@ -30,9 +29,9 @@ class RunRecord:
         self.path = directory / FILE_NAME
         self._common: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "commit": _commit(),
+            "commit": current_commit(),
             "machine": _machine(device),
-            "versions": {"python": platform.python_version()} | _versions(),
+            "versions": {"python": platform.python_version()} | installed_versions(_PACKAGES),
             "command": " ".join(["python", "-m", "ops.bench.gpu", *sys.argv[1:]]),
         }
         if ceilings is not None:
@@ -90,13 +89,6 @@ def case_row(result: CaseResult) -> dict[str, object]:
     }
 
 
-def _commit() -> str | None:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or None
-
-
 def _machine(device: torch.device) -> dict[str, object]:
     if device.type != "cuda":
         return {"device": str(device)}
@@ -108,13 +100,3 @@ def _machine(device: torch.device) -> dict[str, object]:
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions

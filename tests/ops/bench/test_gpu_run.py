@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +17,7 @@ from ops.bench.gpu.__main__ import main, run_bench
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.timer import Timing
+from tests.ops.bench.bare_machine import run_without
 
 CPU = torch.device("cpu")
 SECONDS = {OURS: 2e-6, "slow": 8e-6, "fast": 3e-6, f"{OURS}/other": 1e-6, "ceiling": 1.0}
@@ -196,16 +195,10 @@ def test_unknown_op_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench_needs_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("msgspec", "nats", "uvloop", "click", "starlette", "transformers", "triton", "gpu_worker")
-    code = f"""
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Block())
+    code = """
 from ops.bench.gpu.__main__ import main
 sys.exit(main(["--dry-run"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
     assert "small_gemm: " in done.stdout

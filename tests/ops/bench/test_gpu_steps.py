@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +28,7 @@ from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.table import check_lines
 from ops.bench.gpu.timer import Timing
+from tests.ops.bench.bare_machine import run_without
 
 CPU = torch.device("cpu")
 QWEN = ModelShape(
@@ -173,16 +172,10 @@ def test_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
 
 def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
-    code = f"""
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Block())
+    code = """
 from ops.bench.gpu.cases.steps import load_step_module
 for name in ("correctness", "decode", "prefill", "serving"):
     load_step_module(name)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_without(blocked, code)
     assert done.returncode == 0, done.stderr

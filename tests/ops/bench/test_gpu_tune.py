@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from ops.bench.gpu.tune.__main__ import main, tune
 from ops.bench.gpu.tune.choice import Entry, Problem, Tuning, choose
 from ops.bench.gpu.tune.table_file import TableFile
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
+from tests.ops.bench.bare_machine import run_without
 
 CPU = torch.device("cpu")
 TINY = ModelShape(
@@ -271,15 +271,9 @@ def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixtu
 
 def test_tuning_needs_only_torch() -> None:
     blocked = ("msgspec", "nats", "transformers", "triton", "gpu_worker")
-    code = f"""
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Block())
+    code = """
 from ops.bench.gpu.tune.__main__ import main
 sys.exit(main([]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr

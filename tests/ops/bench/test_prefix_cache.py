@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench import prefix_cache
@@ -23,13 +21,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("shape")
     make_model(SHAPE, directory)
     return directory
-
-
-@pytest.fixture(autouse=True)
-def _same_threads_afterwards() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_same_loads_are_served_with_and_without_the_cache() -> None:

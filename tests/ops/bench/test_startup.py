@@ -54,5 +54,5 @@ def test_run_records_cold_and_warm_starts(
 
 
 def test_failed_start_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)startup_engine failed: .*config\.json"):
+    with pytest.raises(RuntimeError, match=r"(?s)startup_engine failed \(1\): .*config\.json"):
         startup.run_child("startup_engine", tmp_path, "cpu")
