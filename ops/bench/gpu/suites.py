@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ops.bench.gpu.case import OpSuite
-from ops.bench.gpu.cases import attention, elementwise, logits, rotation, small_gemm, steps
+from ops.bench.gpu.cases import attention, elementwise, logits, quantized_linear, rotation, small_gemm, steps
 
 
 def all_suites() -> tuple[OpSuite, ...]:
@@ -27,4 +27,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         steps.PREFILL_06B,
         steps.PREFILL_4B,
         logits.LOGITS_BITMASK,
+        quantized_linear.INT4_LINEAR,
+        quantized_linear.FP8_LINEAR,
+        quantized_linear.INT8_LINEAR,
     )

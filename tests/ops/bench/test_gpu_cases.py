@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ops.bench.gpu.case import OURS, Case
-from ops.bench.gpu.cases import attention, elementwise, logits, rotation, small_gemm
+from ops.bench.gpu.cases import attention, elementwise, logits, quantized_linear, rotation, small_gemm
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import MODELS, ModelShape
 from ops.bench.gpu.suites import all_suites
@@ -29,6 +29,9 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "bitmask": (partial(logits.bitmask_error, CPU, 5, 301), 0.0),
     "attention": (partial(attention.attention_error, CPU, TINY, [(1, 40), (9, 9), (3, 17)], 12), 1e-2),
     "product": (partial(small_gemm.product_error, CPU, 3, 40, 70), 4e-3),
+    "int4": (partial(quantized_linear.int4_error, CPU, 3, 48, 160), 4e-3),
+    "int8": (partial(quantized_linear.int8_error, CPU, 3, 48, 160), 4e-3),
+    "fp8": (partial(quantized_linear.fp8_error, CPU, 3, 48, 160), 4e-3),
 }
 CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "rms_norm": (elementwise, partial(elementwise.rms_norm_case, CPU, 3, 64)),
@@ -41,6 +44,9 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "chunk": (attention, partial(attention.attention_case, CPU, TINY, [(40, 40)])),
     "mixed": (attention, partial(attention.attention_case, CPU, TINY, [(10, 40), (1, 40)])),
     "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
+    "int4": (quantized_linear, partial(quantized_linear.int4_case, CPU, 3, 48, 160)),
+    "int8": (quantized_linear, partial(quantized_linear.int8_case, CPU, 32, 48, 160)),
+    "fp8": (quantized_linear, partial(quantized_linear.fp8_case, CPU, 32, 48, 160)),
 }
 
 

@@ -1,0 +1,224 @@
+"""Linear layers on quantized weights, beside cuBLAS in bfloat16 and torch's own quantized products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.fp8_linear import Fp8Weight, fp8_linear, pack_fp8
+from kernels.fp8_linear.reference import dequantize_fp8, round_tokens
+from kernels.gpu_config import gpu_of
+from kernels.int4_linear import Int4Weight, int4_linear, pack_int4
+from kernels.int8_linear import Int8Weight, int8_linear, pack_int8
+from kernels.int8_linear.reference import dequantize_groups, quantize_tokens
+from kernels.packed_linear import PackedMatrix
+from kernels.scaled_linear import ScaledMatrix
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
+from ops.bench.gpu.shapes import LLAMA3_8B
+
+_GROUP_SIZE = 128
+_ROWS = (1, 16, 64, 2048)
+# Products of 8 bits are done at twice the rate of those in bfloat16, which the ceiling was measured with.
+_RATE_OF_8_BITS = 2
+_INNER_K_TILES = 8
+_CUBLAS = "cuBLAS bf16"
+Candidates = dict[str, Callable[[int], object]]
+
+
+def _int4_weight(device: torch.device, out_features: int, in_features: int) -> Int4Weight:
+    values = torch.randint(256, (out_features, in_features // 2), dtype=torch.uint8, device=device)
+    scales = torch.rand(out_features, -(-in_features // _GROUP_SIZE), device=device) + 0.1
+    return Int4Weight(values, scales, -8 * scales, _GROUP_SIZE)
+
+
+def _int8_weight(device: torch.device, out_features: int, in_features: int) -> Int8Weight:
+    values = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, device=device)
+    return Int8Weight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
+
+
+def _fp8_weight(device: torch.device, out_features: int, in_features: int) -> Fp8Weight:
+    values = torch.randn(out_features, in_features, device=device).mul_(50).to(torch.float8_e4m3fn)
+    return Fp8Weight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
+
+
+def _inputs(device: torch.device, num_rows: int, in_features: int) -> torch.Tensor:
+    return torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
+
+
+def int4_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+    """Compare with float64."""
+    weight, x = _int4_weight(device, out_features, in_features), _inputs(device, num_rows, in_features)
+    values = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
+    exact = dequantize_groups(values, weight.scales, weight.offsets, _GROUP_SIZE).double()
+    return relative_error(int4_linear(x, pack_int4(weight)), x.double() @ exact.T)
+
+
+def int8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+    """Compare with float64, inputs rounded as in the reference."""
+    weight, x = _int8_weight(device, out_features, in_features), _inputs(device, num_rows, in_features)
+    values, scales = quantize_tokens(x)
+    exact = values.double() @ weight.values.double().T * scales.double() * weight.scales.double().T
+    return relative_error(int8_linear(x, pack_int8(weight)), exact)
+
+
+def fp8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+    """Compare with float64, inputs rounded as in the reference."""
+    weight, x = _fp8_weight(device, out_features, in_features), _inputs(device, num_rows, in_features)
+    exact = round_tokens(x, weight).double() @ dequantize_fp8(weight).double().T
+    return relative_error(fp8_linear(x, pack_fp8(weight)), exact)
+
+
+def int4_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
+    """Read the weight and its scales once."""
+    x = _inputs(device, num_rows, in_features)
+    weight = _int4_weight(device, out_features, in_features)
+    weight_bytes = weight.values.nbytes + weight.scales.nbytes
+    num_sets = sets_for(weight_bytes)
+    weights = [pack_int4(_int4_weight(device, out_features, in_features)) for _ in range(num_sets)]
+    candidates: Candidates = {OURS: lambda index: int4_linear(x, weights[index])}
+    unavailable = {}
+    if device.type == "cuda":
+        candidates |= _both_ways(x, weights) if num_rows >= 64 else {}
+        candidates["_weight_int4pack_mm"] = _torch_int4(x, weight, num_sets)
+        try:
+            candidates["Marlin"] = _marlin(x, out_features, num_sets)
+        except (ImportError, AttributeError) as error:
+            unavailable["Marlin"] = str(error)
+    candidates |= _cublas(x, out_features)
+    num_bytes = weight_bytes + 2 * num_rows * (in_features + out_features)
+    return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates, unavailable)
+
+
+def int8_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
+    """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
+    x = _inputs(device, num_rows, in_features)
+    num_sets = sets_for(out_features * in_features)
+    plain = [_int8_weight(device, out_features, in_features) for _ in range(num_sets)]
+    weights = [pack_int8(weight) for weight in plain]
+    values, _ = quantize_tokens(x)
+    candidates: Candidates = {
+        OURS: lambda index: int8_linear(x, weights[index]),
+        "_int_mm": lambda index: torch._int_mm(values, plain[index].values.t()),
+    }
+    candidates |= _product_alone(x, weights)
+    candidates |= _cublas(x, out_features)
+    return _case_of_8_bits(x, out_features, num_sets, candidates)
+
+
+def fp8_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
+    """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
+    x = _inputs(device, num_rows, in_features)
+    num_sets = sets_for(out_features * in_features)
+    plain = [_fp8_weight(device, out_features, in_features) for _ in range(num_sets)]
+    weights = [pack_fp8(weight) for weight in plain]
+    values, scales = x.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=device)
+    rows = [weight.scales.t().contiguous() for weight in plain]
+    candidates: Candidates = {
+        OURS: lambda index: fp8_linear(x, weights[index]),
+        "_scaled_mm": lambda index: torch._scaled_mm(
+            values, plain[index].values.t(), scale_a=scales, scale_b=rows[index], out_dtype=torch.bfloat16
+        ),
+    }
+    candidates |= _product_alone(x, weights)
+    candidates |= _cublas(x, out_features)
+    return _case_of_8_bits(x, out_features, num_sets, candidates)
+
+
+def _case_of_8_bits(x: torch.Tensor, out_features: int, num_sets: int, candidates: Candidates) -> Case:
+    num_rows, in_features = x.shape
+    num_bytes = out_features * in_features + 2 * num_rows * (in_features + out_features)
+    return Case(num_bytes, 2 * num_rows * out_features * in_features // _RATE_OF_8_BITS, num_sets, candidates)
+
+
+def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
+    """The dense layer, with sets of its own: one of its weights is as large as several quantized ones."""
+    num_sets = sets_for(2 * out_features * x.shape[1])
+    dense = torch.randn(num_sets, out_features, x.shape[1], device=x.device, dtype=x.dtype)
+    return {_CUBLAS: lambda index: F.linear(x, dense[index % num_sets])}
+
+
+def _both_ways(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
+    """Weights unpacked by the product, and written out before it: what the launch table decides between."""
+    from kernels.packed_linear.triton_dequantize import dequantize_triton
+    from kernels.packed_linear.triton_product import packed_linear_triton
+
+    gpu = gpu_of(x.device)
+    packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
+    return {
+        f"{OURS}/fused": lambda index: packed_linear_triton(x, packed[index], None, x.dtype, gpu),
+        f"{OURS}/written": lambda index: F.linear(x, dequantize_triton(packed[index], x.dtype)),
+    }
+
+
+def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
+    """Our kernel for the product, whatever the tables prefer, on inputs that are quantized beforehand."""
+    scaled = [weight for weight in weights if isinstance(weight, ScaledMatrix)]
+    if not scaled:
+        return {}
+    from kernels.scaled_linear.triton_product import scaled_linear_triton
+    from kernels.scaled_linear.triton_tokens import quantize_tokens_triton
+
+    gpu = gpu_of(x.device)
+    values, scales = quantize_tokens_triton(x, scaled[0].values.dtype)
+    return {
+        f"{OURS}/product": lambda index: scaled_linear_triton(values, scales, scaled[index], None, x.dtype, gpu),
+    }
+
+
+def _torch_int4(x: torch.Tensor, weight: Int4Weight, num_sets: int) -> Callable[[int], object]:
+    packed = [torch.ops.aten._convert_weight_to_int4pack(weight.values, _INNER_K_TILES) for _ in range(num_sets)]
+    scales = torch.stack((weight.scales.t(), weight.offsets.t()), dim=2).to(x.dtype).contiguous()
+    return lambda index: torch.ops.aten._weight_int4pack_mm(x, packed[index], _GROUP_SIZE, scales)
+
+
+def _marlin(x: torch.Tensor, out_features: int, num_sets: int) -> Callable[[int], object]:
+    """Marlin as vLLM has it; its time does not depend on what the weights are."""
+    from vllm.model_executor.layers.quantization.utils import marlin_utils
+    from vllm.scalar_type import scalar_types
+
+    in_features, device = x.shape[1], x.device
+    tiles = (num_sets, in_features // 16, out_features * 2)
+    packed = torch.randint(2**31 - 1, tiles, dtype=torch.int32, device=device)
+    scales = torch.rand(in_features // _GROUP_SIZE, out_features, device=device).to(x.dtype)
+    nothing = marlin_utils.marlin_make_empty_g_idx(device)
+    workspace = marlin_utils.marlin_make_workspace_new(device)
+    return lambda index: marlin_utils.apply_gptq_marlin_linear(
+        input=x,
+        weight=packed[index],
+        weight_scale=scales,
+        weight_zp=nothing,
+        g_idx=nothing,
+        g_idx_sort_indices=nothing,
+        workspace=workspace,
+        wtype=scalar_types.uint4b8,
+        output_size_per_partition=out_features,
+        input_size_per_partition=in_features,
+        is_k_full=True,
+    )
+
+
+def _suite(name: str, error: Callable[..., float], case: Callable[..., Case], tolerance: float) -> OpSuite:
+    shapes = ((1, 4096, 4096), (16, 1008, 1040), (33, 6144, 4096), (64, 28_672, 1024), (300, 1008, 1040), (3, 131, 206))
+    return OpSuite(
+        name,
+        lambda device: [
+            Check(f"{rows}x{out}x{size}", partial(error, device, rows, out, size), tolerance)
+            for rows, out, size in shapes
+        ],
+        tuple(
+            CaseSpec(
+                f"{LLAMA3_8B.name} {projection} {rows}x{out}x{size}",
+                partial(case, num_rows=rows, out_features=out, in_features=size),
+            )
+            for rows in _ROWS
+            for projection, (out, size) in LLAMA3_8B.projections.items()
+        ),
+    )
+
+
+INT4_LINEAR = _suite("int4_linear", int4_error, int4_case, 4e-3)
+INT8_LINEAR = _suite("int8_linear", int8_error, int8_case, 4e-3)
+FP8_LINEAR = _suite("fp8_linear", fp8_error, fp8_case, 4e-3)
