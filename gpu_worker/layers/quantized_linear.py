@@ -1,6 +1,6 @@
 """Linear layers on quantized weights, and on parts of unlike form.
 
-On a CPU with a compiler, weights are packed for its kernel. Elsewhere the operation of the form chooses.
+On a CPU with a compiler, weights are packed for its kernel; on a GPU, for those of the form's operation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpu_worker.quantization.weight_forms import GroupQuantizedWeight, ScaledWeight
-from kernels.fp8_linear import Fp8Weight, fp8_linear
-from kernels.int4_linear import Int4Weight, int4_linear
-from kernels.int8_linear import Int8GroupWeight, Int8Weight, int8_group_linear, int8_linear
+from kernels.fp8_linear import Fp8Weight, fp8_linear, pack_fp8
+from kernels.int4_linear import Int4Weight, int4_linear, pack_int4
+from kernels.int8_linear import (
+    Int8GroupWeight,
+    Int8Weight,
+    int8_group_linear,
+    int8_linear,
+    pack_int8,
+    pack_int8_groups,
+)
 from kernels.quantized_linear import PackedQuantizedWeight, QuantizedWeight, pack_quantized_weight, quantized_linear
 
 if TYPE_CHECKING:
@@ -61,8 +68,8 @@ class QuantizedLinear:
     __slots__ = ("_multiply",)
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
-        """Hold the weights."""
-        self._multiply: Callable[..., torch.Tensor] = partial(_operation(weight), weight=weight, bias=bias)
+        """Pack the weights; the plain ones can be freed afterwards."""
+        self._multiply: Callable[..., torch.Tensor] = partial(_operation(weight), bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -92,8 +99,11 @@ class SplitLinear:
 
 
 def _operation(weight: QuantizedWeight) -> Callable[..., torch.Tensor]:
+    """Bind an operation to its weights, in the form that is multiplied fastest on their device."""
     if isinstance(weight, Int4Weight):
-        return int4_linear
+        return partial(int4_linear, weight=pack_int4(weight))
     if isinstance(weight, Int8GroupWeight):
-        return int8_group_linear
-    return int8_linear if isinstance(weight, Int8Weight) else fp8_linear
+        return partial(int8_group_linear, weight=pack_int8_groups(weight))
+    if isinstance(weight, Int8Weight):
+        return partial(int8_linear, weight=pack_int8(weight))
+    return partial(fp8_linear, weight=pack_fp8(weight))

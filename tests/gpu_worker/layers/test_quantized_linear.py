@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpu_worker.layers import quantized_linear
 from gpu_worker.layers.linear import make_linear
 from gpu_worker.quantization.weight_forms import (
     Activation,
@@ -14,6 +15,8 @@ from gpu_worker.quantization.weight_forms import (
     WeightForm,
     concatenate,
 )
+from kernels.packed_linear import PackedMatrix
+from kernels.scaled_linear import ScaledMatrix
 
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 ROWS, COLUMNS = 37, 200
@@ -130,3 +133,32 @@ def test_rows_do_not_depend_on_rows_beside_them(form: WeightForm) -> None:
 @pytest.mark.parametrize("form", [groups(4, 32), groups(8, 32), *ROUNDED.values()])
 def test_no_rows_give_no_rows(form: WeightForm) -> None:
     assert make_linear(form)(torch.empty(0, COLUMNS)).shape == (0, form.shape[0])
+
+
+def test_weights_on_a_gpu_are_packed_for_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for operation in ("int4_linear", "int8_linear", "fp8_linear"):
+        monkeypatch.setattr(f"kernels.{operation}.pack.has_kernels", lambda _: True)
+    monkeypatch.setattr("kernels.fp8_linear.pack.has_float8", lambda _: True)
+    monkeypatch.setattr(quantized_linear, "pack_quantized_weight", lambda *_: None)
+    packed: list[object] = []
+    for operation in ("int4_linear", "int8_group_linear", "int8_linear", "fp8_linear"):
+        monkeypatch.setattr(quantized_linear, operation, lambda x, weight, **_: packed.append(weight) or x)
+    forms = [form for name, form in (WEIGHT_ONLY | ROUNDED).items() if name != "parts"]
+    for form in forms:
+        make_linear(form)(torch.empty(0, COLUMNS))
+    kinds = [type(weight) for weight in packed]
+    assert kinds == [PackedMatrix] * (len(WEIGHT_ONLY) - 1) + [ScaledMatrix] * len(ROUNDED)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", EPSILON)
+@pytest.mark.parametrize("num_rows", [1, 3, 600])
+def test_every_form_on_a_gpu_equals_exact_product(num_rows: int, dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    for name, form in (WEIGHT_ONLY | ROUNDED).items():
+        form = cast_dense_parts(form, dtype)
+        x, bias = random(num_rows, COLUMNS).to(dtype), random(form.shape[0]).to(dtype)
+        given = rounded_inputs(x, form) if name in ROUNDED else x.double()
+        exact = given @ form.dequantize().double().T + bias.double()
+        actual = make_linear(form.to(device), bias.to(device))(x.to(device)).cpu().double()
+        assert (actual - exact).norm() < 2 * EPSILON[dtype] * exact.norm()
