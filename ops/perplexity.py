@@ -3,8 +3,8 @@
 The text is one run of tokens. Windows of `context` tokens begin every `stride` tokens; each token is scored once, in
 the first window that reaches it, so that all but those of the first window have at least `context - stride` tokens
 before them. The perplexity is the exponential of the mean negative log probability of the scored tokens, which are all
-but the very first. This is the sliding window that the documentation of `transformers`
-describes under "Perplexity of fixed-length models".
+but the very first. This is the sliding window that the documentation of `transformers` describes under "Perplexity of
+fixed-length models".
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import click
 
 from ops.cli.options import settings_command
 from ops.cli.parts import require
+from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
 
@@ -28,6 +29,7 @@ class PerplexityConfig:
     dtype: str = setting(
         "auto", "Number format of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
     )
+    kv_dtype: str = setting("auto", "Number format of the KV cache.", choices=("auto", "fp8", "int8"))
     device: str = setting("cpu", "Where the model runs: cpu, or a CUDA device.")
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
 
@@ -48,6 +50,7 @@ def run(config: PerplexityConfig) -> int:
     if config.model is None or config.text is None:
         missing = "model" if config.model is None else "text"
         raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
+    check_device(config.device)
     directory = read_model_directory(config.model)
     context, stride = _window(config, directory.max_model_len)
     token_ids = ModelTokenizer(directory).encode_text(read_text(config.text, "HEADRACE_TEXT"))
@@ -58,6 +61,7 @@ def run(config: PerplexityConfig) -> int:
             config.model,
             dtype=config.dtype,
             device=config.device,
+            kv_cache_dtype=config.kv_dtype,
             max_num_seqs=1,
             max_model_len=context + 1,
             num_threads=config.num_threads,
@@ -71,7 +75,7 @@ def run(config: PerplexityConfig) -> int:
     assert result is not None
     click.echo(
         f"perplexity {result.perplexity:.4f} ({result.nats / result.num_tokens:.5f} nats a token, "
-        f"{result.num_tokens} tokens, context {context}, stride {stride}, {runner.dtype})"
+        f"{result.num_tokens} tokens, context {context}, stride {stride}, {runner.dtype}, KV cache {config.kv_dtype})"
     )
     return 0
 

@@ -9,6 +9,7 @@ import click
 
 from ops.cli.options import settings_command
 from ops.cli.parts import require
+from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
 
@@ -41,6 +42,7 @@ def run(config: QuantizeConfig) -> int:
     if config.method is None or config.model is None or config.out is None:
         missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
         raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
+    check_device(config.device)
     job = QuantizeJob(
         config.model,
         config.out,

@@ -58,7 +58,9 @@ class QuantizedFolder:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
         folder._work.mkdir(parents=True)
-        description.write_text(json.dumps(dict(job)))
+        written = description.with_suffix(".part")
+        written.write_text(json.dumps(dict(job)))
+        os.replace(written, description)
         return folder
 
     def has_layer(self, index: int) -> bool:

@@ -106,7 +106,7 @@ class _LayerRounding:
         projection: Projection = getattr(self.weights, name)
         moments = None if self._inputs is None else getattr(self._inputs, name)
         matrix = self._method.round(name, projection.weight.dequantize(), moments)
-        parts = MATRICES[name].split(self.weights.shape, matrix)
+        parts = MATRICES[name].split(self.weights.shape, projection.weight.shape[0], matrix)
         for part, rows in parts.items():
             self._tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in self._method.tensors(rows).items()}
         rounded = Projection(DenseWeight(matrix.dequantize()), projection.bias)

@@ -25,9 +25,8 @@ class FusedMatrix:
     modules: tuple[str, ...]
     rows: Callable[[AttentionShape, int], Sequence[int]]
 
-    def split(self, shape: AttentionShape, matrix: Rounded) -> dict[str, Rounded]:
-        """Return each module's own part."""
-        num_rows = matrix.dequantize().shape[0]
+    def split(self, shape: AttentionShape, num_rows: int, matrix: Rounded) -> dict[str, Rounded]:
+        """Return each module's own part of a matrix of so many rows."""
         return dict(zip(self.modules, matrix.split(self.rows(shape, num_rows)), strict=True))
 
 

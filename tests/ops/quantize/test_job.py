@@ -18,6 +18,7 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.cli.quantize import command
 from ops.demo_model.corpus import training_documents
 from ops.demo_model.export import MODEL_FOLDER
 from ops.demo_model.heldout import held_out_documents
@@ -198,16 +199,34 @@ def test_quantized_models_and_taken_folders_are_refused(model: Path, tmp_path: P
         next(quantize(job_for(model, tmp_path / "out", "fp8")))
 
 
-def test_command_writes_a_model_that_the_next_command_reads(model: Path, tmp_path: Path) -> None:
-    out, text = tmp_path / "out", str(model / "text.txt")
+def test_command_writes_a_model_that_the_next_command_reads(tmp_path: Path) -> None:
+    model, out, text = tmp_path / "model", tmp_path / "out", tmp_path / "text.txt"
+    save_model(model)
+    text.write_text(TEXT)
 
     made = headrace(
         "quantize", "--method", "gptq", "--model", str(model), "--out", str(out), "--group-size", "32",
-        "--calibration", text, "--samples", "4", "--window", "32",
+        "--calibration", str(text), "--samples", "4", "--window", "32",
     )  # fmt: skip
-    read = headrace("perplexity", "--model", str(out), "--text", text, "--context", "48")
+    read = headrace("perplexity", "--model", str(out), "--text", str(text), "--context", "48")
 
     assert made.returncode == 0, made.stderr
     assert read.returncode == 0, read.stderr
     assert json.loads((out / "config.json").read_text())["quantization_config"]["bits"] == 4
     assert "perplexity" in read.stdout
+
+
+def test_device_that_is_not_there_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    arguments = [
+        "--method",
+        "int8",
+        "--model",
+        str(MODEL_FOLDER),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cuda:99",
+    ]
+    with pytest.raises(ConfigError, match="HEADRACE_DEVICE: is 'cuda:99'; this machine has: cpu"):
+        command.main(arguments, standalone_mode=False)
+    assert not (tmp_path / "out").exists()

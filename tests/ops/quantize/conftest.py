@@ -1,0 +1,5 @@
+"""Tiny models compute on one thread."""
+
+from tests.gpu_worker.models.conftest import one_thread
+
+__all__ = ["one_thread"]
