@@ -124,8 +124,9 @@ class Checkpoint:
         return tensor
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """Make the error that names a tensor and the file that holds it."""
-        return CheckpointError(self._shards[name].path, f"tensor {name!r} {problem}")
+        """Make the error that names a tensor and the file that holds it; the directory where none does."""
+        path = self._shards[name].path if name in self._shards else self._directory
+        return CheckpointError(path, f"tensor {name!r} {problem}")
 
     def discard(self, pattern: str) -> None:
         """Count tensors whose whole name matches as taken: the model has no use for them."""

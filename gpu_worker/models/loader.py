@@ -35,7 +35,7 @@ def load_model(
         dtype: float32, bfloat16 or float16; weights are converted to it.
         device: Where the model runs.
         max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
-        progress: Called after each tensor with the number of tensors loaded and in all.
+        progress: Called after each tensor with the bytes that were taken and that there are, in the files.
 
     Raises:
         HeadraceError: A file, field or tensor is missing, malformed or not supported.
