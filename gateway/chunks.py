@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.generation import Kind
 from gateway.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.tally import Tally
 from shared.messages import Delta, TokenLogprob
 
 encode_json = msgspec.json.Encoder().encode
@@ -34,14 +35,22 @@ class Identity:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
 
-def usage_fields(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Return the `usage` object."""
-    return {
+def usage_fields(tally: Tally) -> dict[str, Any]:
+    """Return the `usage` object. How many tokens were guessed is only told where any were."""
+    prompt_tokens, completion_tokens = tally.prompt_tokens, tally.completion_tokens
+    fields: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
     }
+    accepted, rejected = tally.accepted_prediction_tokens, tally.rejected_prediction_tokens
+    if accepted or rejected:
+        fields["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return fields
 
 
 def usage_event(identity: Identity, usage: dict[str, Any]) -> bytes:

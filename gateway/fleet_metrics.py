@@ -18,6 +18,9 @@ _GAUGES = {
     "decode_rate": ("decode_tokens_per_second", "Measured generated tokens per second."),
     "free_blocks": ("free_blocks", "KV blocks that a new sequence could have."),
     "total_blocks": ("total_blocks", "KV blocks."),
+    "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that sequences verified drafts in a step."),
+    "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Draft tokens verified."),
+    "spec_decode_num_accepted_tokens": ("spec_decode_num_accepted_tokens", "Draft tokens that were right."),
 }
 
 

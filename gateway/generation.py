@@ -32,6 +32,7 @@ class Generation:
         deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight share one generation.
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
+        prediction: What the client expects the answer to resemble; without influence on it.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Generation:
     priority: int = 0
     timeout_s: float | None = None
     user: str | None = None
+    prediction: str | None = None
 
     @property
     def num_sequences(self) -> int:

@@ -16,6 +16,9 @@ class FleetLoad:
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
         revisions: Fingerprints of the models the workers serve; more than one while an update rolls out.
         free_slots: Sequences that could start now (`max_num_seqs - running`).
+        spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
+        spec_decode_num_draft_tokens: Draft tokens verified.
+        spec_decode_num_accepted_tokens: Those of them that were right.
     """
 
     model: str
@@ -31,3 +34,6 @@ class FleetLoad:
     max_model_len: int
     free_slots: int
     revisions: tuple[str, ...] = ()
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0

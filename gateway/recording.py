@@ -7,7 +7,7 @@ from itertools import chain
 
 import msgspec
 
-from shared.messages import Delta
+from shared.messages import Delta, Usage
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
@@ -30,8 +30,10 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 
 
 def as_cached(delta: Delta) -> Delta:
-    """Return a delta as it is said again from the cache: all prompt tokens were cached."""
+    """Return a delta as it is said again from the cache: all prompt tokens were cached, and nothing was guessed."""
     if delta.finish is None or delta.finish.usage is None:
         return delta
-    usage = msgspec.structs.replace(delta.finish.usage, cached_tokens=delta.finish.usage.prompt_tokens)
+    usage = Usage(
+        delta.finish.usage.prompt_tokens, delta.finish.usage.completion_tokens, delta.finish.usage.prompt_tokens
+    )
     return msgspec.structs.replace(delta, finish=msgspec.structs.replace(delta.finish, usage=usage))

@@ -112,5 +112,5 @@ class StreamedAnswer(Answer):
 
     def _complete(self) -> None:
         tally = self.tally
-        usage = usage_fields(tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens)
+        usage = usage_fields(tally)
         self._stream.end(usage_event(self._identity, usage) if self._include_usage else b"")

@@ -31,3 +31,13 @@ class Tally:
     def completion_tokens(self) -> int:
         """Generated tokens of all choices."""
         return sum(usage.completion_tokens for usage in self._usages if usage)
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Generated tokens that speculative decoding had guessed."""
+        return sum(usage.accepted_prediction_tokens for usage in self._usages if usage)
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Guesses of speculative decoding that were not used."""
+        return sum(usage.rejected_prediction_tokens for usage in self._usages if usage)

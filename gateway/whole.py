@@ -88,7 +88,7 @@ class WholeAnswer(Answer):
         tally = self.tally
         body = self._identity.fields(streamed=False) | {
             "choices": [choice.fields(self._identity.kind) for choice in self._choices],
-            "usage": usage_fields(tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens),
+            "usage": usage_fields(tally),
         }
         headers = self._head.headers([(b"content-type", b"application/json")])
         self._exchange.respond(200, headers, encode_json(body))

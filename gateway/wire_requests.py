@@ -51,6 +51,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     reply=reply,
                     echo=generation.echo,
                     created=now,
+                    prediction=generation.prediction,
                 )
             )
     return requests

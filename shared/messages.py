@@ -79,6 +79,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         echo: Send the prompt's text before the first generated token.
         created: Unix seconds at the sender, for queue-time metrics.
         trace: W3C `traceparent`, when there is one.
+        prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
     """
 
     id: RequestId
@@ -98,6 +99,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     echo: bool = False
     created: float = 0.0
     trace: str | None = None
+    prediction: str | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -112,11 +114,19 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class Usage(Struct, frozen=True, array_like=True):
-    """Token counts of one sequence. `cached_tokens` counts prompt tokens found in the prefix cache."""
+    """Token counts of one sequence.
+
+    Attributes:
+        cached_tokens: Prompt tokens found in the prefix cache.
+        accepted_prediction_tokens: Generated tokens that had been guessed by speculative decoding.
+        rejected_prediction_tokens: Guesses that were wrong, or came after a wrong one.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Finish(Struct, frozen=True, array_like=True):
@@ -176,6 +186,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         decode_rate: Generated tokens per second of a full batch, as last measured; 0 while unknown.
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
         revision: Fingerprint of the model's files; answers of different revisions are not interchangeable.
+        spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
+        spec_decode_num_draft_tokens: Draft tokens verified.
+        spec_decode_num_accepted_tokens: Those of them that were right.
     """
 
     worker: str
@@ -197,6 +210,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     started: float = 0.0
     revision: str = ""
     version: int = PROTOCOL_VERSION
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

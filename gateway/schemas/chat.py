@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -45,6 +45,13 @@ class ContentPart(Struct):
     text: str | None = None
 
 
+class PredictionBody(Struct, kw_only=True):
+    """What the client expects the answer to resemble: a file before an edit, for instance."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
+
+
 class MessageBody(Struct, kw_only=True):
     """One message as the client wrote it."""
 
@@ -66,6 +73,7 @@ class ChatBody(CommonBody, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prediction: PredictionBody | None = None
 
     # Not implemented, as in `CommonBody`.
     add_generation_prompt: Raw = NULL
@@ -76,7 +84,6 @@ class ChatBody(CommonBody, kw_only=True):
     function_call: Raw = NULL
     functions: Raw = NULL
     modalities: Raw = NULL
-    prediction: Raw = NULL
     tool_choice: Raw = NULL
     tools: Raw = NULL
     web_search_options: Raw = NULL
@@ -92,7 +99,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "prediction": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "web_search_options": (),
@@ -128,6 +134,7 @@ def parse_chat(body: bytes) -> Generation:
         priority=chat.priority or 0,
         timeout_s=chat.timeout,
         user=chat.user,
+        prediction=None if chat.prediction is None else _content_text(chat.prediction.content, "prediction.content"),
     )
 
 

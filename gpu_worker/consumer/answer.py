@@ -69,7 +69,11 @@ class AnswerWriter:
 
     def _finish(self, event: SequenceEvent, reason: FinishReason, num_output_tokens: int) -> Finish:
         sequence = event.sequence
-        usage = Usage(sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens)
+        num_accepted = sequence.num_accepted_tokens
+        num_rejected = sequence.num_drafted_tokens - num_accepted
+        usage = Usage(
+            sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens, num_accepted, num_rejected
+        )
         return Finish(reason, usage, event.error)
 
     def _prelude(

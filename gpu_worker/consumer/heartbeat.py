@@ -55,4 +55,7 @@ class HeartbeatSource:
             pid=os.getpid(),
             started=self.started,
             revision=self.revision,
+            spec_decode_num_drafts=stats.spec_decode_num_drafts,
+            spec_decode_num_draft_tokens=stats.spec_decode_num_draft_tokens,
+            spec_decode_num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
         )

@@ -8,11 +8,10 @@ from typing import Protocol
 
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
-from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.errors import BadRequestError, PromptTooLongError
-from shared.messages import ChatMessage
 
 _log = logging.getLogger(__name__)
 
@@ -55,23 +54,23 @@ class Intake:
     def begin(self, held: HeldRequest, lane: Lane) -> None:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""
         try:
-            prompt = self._reader.prompt(held.request)
-            if isinstance(prompt, list):
-                self._admit(held, lane, prompt)
-            elif self._encoder.is_short(prompt):
-                self._admit(held, lane, self._encoder.encode_now(prompt))
+            prompt, prediction = self._reader.prompt(held.request), held.request.prediction
+            if (isinstance(prompt, list) or self._encoder.is_short(prompt)) and not prediction:
+                self._admit(held, lane, prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt), [])
             else:
-                task = asyncio.create_task(self._encode_and_admit(held, lane, prompt), name=f"encode {held.key}")
+                encoding = self._encode_and_admit(held, lane, prompt, prediction)
+                task = asyncio.create_task(encoding, name=f"encode {held.key}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except Exception as error:
             self._reject(held, lane, error)
 
-    async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: str | tuple[ChatMessage, ...]) -> None:
+    async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: Prompt, prediction: str | None) -> None:
         try:
-            prompt_ids = await self._encoder.encode(prompt)
+            prompt_ids = prompt if isinstance(prompt, list) else await self._encoder.encode(prompt)
+            prediction_ids = await self._encoder.encode(prediction, add_special_tokens=False) if prediction else []
             if self._held.is_current(held):
-                self._admit(held, lane, prompt_ids)
+                self._admit(held, lane, prompt_ids, prediction_ids)
         except Exception as error:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
@@ -83,9 +82,9 @@ class Intake:
         _log.error("request not admitted", extra={"id": held.request.id}, exc_info=error)
         lane.fail(held, "the worker could not read the request")
 
-    def _admit(self, held: HeldRequest, lane: Lane, prompt_ids: list[int]) -> None:
+    def _admit(self, held: HeldRequest, lane: Lane, prompt_ids: list[int], prediction_ids: list[int]) -> None:
         request, reader = held.request, self._reader
-        sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids)
+        sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
         num_left = sequence.max_tokens - len(request.emitted)
         output = reader.output(request, prompt_ids)
         held.prelude = reader.prelude(request, prompt_ids)

@@ -47,7 +47,9 @@ class RequestReader:
         assert prompt is not None
         return prompt
 
-    def sequence(self, request: Request, sequence_id: str, prompt_ids: list[int]) -> Sequence:
+    def sequence(
+        self, request: Request, sequence_id: str, prompt_ids: list[int], prediction_ids: list[int]
+    ) -> Sequence:
         """Return the sequence of a request, which begins with what earlier attempts have emitted."""
         now = time.monotonic()
         max_tokens = request.sampling.max_tokens
@@ -63,6 +65,7 @@ class RequestReader:
             arrival=now,
             deadline=None if request.deadline is None else now + request.deadline - time.time(),
             salt=request.tenant.encode(),
+            prediction=tuple(prediction_ids),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:

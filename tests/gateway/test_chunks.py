@@ -69,10 +69,23 @@ def test_streamed_offsets_go_on_from_chunk_to_chunk() -> None:
 def test_finish_and_usage_chunks_have_their_shape() -> None:
     assert parse(ChoiceChunks(CHAT, 0, False).finish("stop"))["choices"][0]["delta"] == {}
     assert parse(ChoiceChunks(COMPLETION, 0, False).finish("length"))["choices"][0]["text"] == ""
-    usage = parse(usage_event(CHAT, usage_fields(3, 4, 2)))
+    usage = parse(usage_event(CHAT, usage_fields(tallied(Usage(3, 4, 2)))))
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert usage["usage"]["total_tokens"] == 7
+    assert "completion_tokens_details" not in usage["usage"]
+
+
+def test_usage_tells_how_many_tokens_were_guessed_over_all_choices() -> None:
+    fields = usage_fields(tallied(Usage(3, 9, 2, 5, 1), Usage(3, 9, 0, 2, 4)))
+    assert fields["completion_tokens_details"] == {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 5}
+
+
+def tallied(*usages: Usage) -> Tally:
+    tally = Tally(len(usages), len(usages))
+    for index, usage in enumerate(usages):
+        tally.add(index, usage)
+    return tally
 
 
 def test_chat_logprobs_are_nested_with_bytes() -> None:

@@ -139,3 +139,14 @@ def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
     assert not watched.fleet.is_ready("m")
     assert not watched.fleet.is_gone("w1")
     assert watched.fleet.models() == ["m"]
+
+
+def test_drafts_of_all_workers_are_counted(watched: Watched) -> None:
+    drafts = {"spec_decode_num_drafts": 2, "spec_decode_num_draft_tokens": 8, "spec_decode_num_accepted_tokens": 5}
+    watched.hear(**drafts)
+    watched.hear(worker="w2", **drafts)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.spec_decode_num_drafts == 4
+    assert load.spec_decode_num_draft_tokens == 16
+    assert load.spec_decode_num_accepted_tokens == 10

@@ -88,3 +88,26 @@ def test_output_is_unbounded_unless_asked_for() -> None:
 def test_estimate_grows_with_bytes() -> None:
     short, long = (parse([{"role": "user", "content": text}]).estimated_prompt_tokens for text in ("é", "é" * 350))
     assert (short, long) == (5, 204)
+
+
+@pytest.mark.parametrize(
+    "content", ["the old text", [{"type": "text", "text": "the "}, {"type": "text", "text": "old text"}]]
+)
+def test_prediction_is_passed_on_as_text(content: Any) -> None:
+    generation = parse([{"role": "user", "content": "x"}], prediction={"type": "content", "content": content})
+    assert generation.prediction == "the old text"
+    assert parse([{"role": "user", "content": "x"}], prediction=None).prediction is None
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "diff", "content": "x"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": "a\0b"}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
+        ("x", "prediction"),
+    ],
+)
+def test_bad_prediction_is_refused(prediction: Any, param: str) -> None:
+    assert refused([{"role": "user", "content": "x"}], prediction=prediction).param == param
