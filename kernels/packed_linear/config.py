@@ -54,10 +54,10 @@ def is_fused(generation: GpuGeneration, num_rows: int) -> bool:
 
 
 def splits_of(config: PackedLinearConfig, gpu: Gpu, num_rows: int, matrix: PackedMatrix) -> int:
-    """Return into how many parts the blocks of columns are divided."""
+    """Return into how many parts the blocks of columns are divided: as many for all rows of an entry."""
     if num_rows > MAX_SPLIT_ROWS:
         return 1
     num_tiles = -(-matrix.out_features // config.block_n)
-    part_bytes = 8 * num_rows * matrix.out_features
+    part_bytes = 8 * config.block_m * matrix.out_features
     at_once = config.programs_per_multiprocessor * gpu.num_multiprocessors
     return best_num_splits(num_tiles, at_once, matrix.num_blocks, part_bytes / matrix.num_bytes)

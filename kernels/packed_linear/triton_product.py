@@ -22,7 +22,7 @@ from kernels.packed_linear.triton_unpack import unpack
 from kernels.split_sums import add_splits
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def packed_linear_kernel(
     inputs,
     words,

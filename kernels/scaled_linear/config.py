@@ -53,10 +53,10 @@ def is_kernel_preferred(generation: GpuGeneration, num_rows: int) -> bool:
 
 
 def splits_of(config: ScaledLinearConfig, gpu: Gpu, num_rows: int, out_features: int, in_features: int) -> int:
-    """Return into how many parts the input features are divided."""
+    """Return into how many parts the input features are divided: as many for all rows of an entry."""
     if num_rows > MAX_SPLIT_ROWS:
         return 1
     num_tiles = -(-out_features // config.block_n)
     at_once = config.programs_per_multiprocessor * gpu.num_multiprocessors
     limit = -(-in_features // config.block_k)
-    return best_num_splits(num_tiles, at_once, limit, 8 * num_rows / in_features)
+    return best_num_splits(num_tiles, at_once, limit, 8 * config.block_m / in_features)

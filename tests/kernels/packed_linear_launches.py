@@ -55,6 +55,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "int4_group_32_16": partial(product, "int4", 16, OUTPUT, 32, True),
         "int8_16": partial(product, "int8", 16, OUTPUT),
         "fp8_1": partial(product, "fp8", 1, OUTPUT, 4096),
+        "one_block_1": partial(product, "int8", 1, (60, 100)),
         "odd_3": partial(product, "int4", 3, (1003, 1001), 64, True),
         "dequantize": lambda: dequantize_triton(describe("int4", *GATE_UP, 128, True), BFLOAT16),
     }

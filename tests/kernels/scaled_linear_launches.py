@@ -39,6 +39,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "int8_1": partial(product, INT8, 1, OUTPUT),
         "int8_64": partial(product, INT8, 64, GATE_UP),
         "int8_2048": partial(product, INT8, 2048, GATE_UP),
+        "one_block_1": partial(product, INT8, 1, (60, 64)),
         "odd_3": partial(product, INT8, 3, (1003, 1001)),
         "quantize_int8": partial(quantize, INT8, 14_336),
     }
