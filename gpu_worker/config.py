@@ -27,6 +27,12 @@ class WorkerConfig:
     )
     num_threads: int | None = setting(None, "Threads of the engine on a CPU; all cores if not given.", minimum=1)
 
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Number format of the KV cache: fp8 and int8 hold about twice the tokens, each with scales of its own; auto is "
+        "the model's.",
+        choices=("auto", "fp8", "int8"),
+    )
     block_size: int = setting(16, "Tokens per KV block.", minimum=1, maximum=1024)
     num_blocks: int | None = setting(None, "KV blocks; as many as fit the memory if not given.", minimum=1)
     kv_cache_bytes: int | None = setting(

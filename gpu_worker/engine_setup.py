@@ -98,6 +98,7 @@ def _load_model(
         model=directory.path,
         dtype=config.dtype,
         device=device,
+        kv_cache_dtype=config.kv_cache_dtype,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         kv_cache_bytes=config.kv_cache_bytes,

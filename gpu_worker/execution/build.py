@@ -18,7 +18,13 @@ from gpu_worker.execution.memory_budget import CacheDemand, MemoryBudget, Memory
 from gpu_worker.execution.memory_host import check_host_weights_fit, free_host_bytes, host_num_blocks
 from gpu_worker.execution.memory_probe import CudaMemory, DeviceMemory, MemoryProbe
 from gpu_worker.execution.model_runner import TorchModelRunner
-from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_num_threads, num_usable_cores
+from gpu_worker.execution.runner_config import (
+    RunnerConfig,
+    choose_dtype,
+    choose_kv_cache_dtype,
+    choose_num_threads,
+    num_usable_cores,
+)
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
@@ -39,6 +45,7 @@ class _Plan:
     config: RunnerConfig
     model_config: ModelConfig
     dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
     device: torch.device
     demand: CacheDemand
     fixed: tuple[str, int] | None
@@ -77,9 +84,11 @@ def _plan(config: RunnerConfig) -> _Plan:
     model_config = read_model_config(config.model)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
-    demand = CacheDemand(bytes_per_block(config.block_size, model_config, dtype), config.block_size, max_model_len)
+    kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
+    block_bytes = bytes_per_block(config.block_size, model_config, kv_cache_dtype)
+    demand = CacheDemand(block_bytes, config.block_size, max_model_len)
     weights = weights_bytes(config.model, dtype, is_tied=model_config.tie_word_embeddings)
-    return _Plan(config, model_config, dtype, device, demand, fixed_num_blocks(config, demand), weights)
+    return _Plan(config, model_config, dtype, kv_cache_dtype, device, demand, fixed_num_blocks(config, demand), weights)
 
 
 def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
@@ -94,7 +103,7 @@ def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
 
 
 def _allocate(plan: _Plan, num_blocks: int) -> KVCache:
-    return allocate_kv_cache(num_blocks, plan.config.block_size, plan.model_config, plan.dtype, plan.device)
+    return allocate_kv_cache(num_blocks, plan.config.block_size, plan.model_config, plan.kv_cache_dtype, plan.device)
 
 
 def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:

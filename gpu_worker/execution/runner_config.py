@@ -11,6 +11,9 @@ import torch
 from shared.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+# From this compute capability on, instructions convert to and from fp8.
+_FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class RunnerConfig:
         model: Hugging Face directory.
         dtype: `float32`, `bfloat16`, `float16`, or `auto`.
         device: `cpu` or a CUDA device.
+        kv_cache_dtype: `fp8`, `int8`, or `auto`.
         num_blocks: KV blocks; None sizes the cache by memory.
         kv_cache_bytes: Memory for the KV cache; None takes a share of what is free.
         gpu_memory_utilization: Share of a GPU's memory that this process may use in all.
@@ -33,6 +37,7 @@ class RunnerConfig:
     model: Path
     dtype: str = "auto"
     device: str = "cpu"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
@@ -59,6 +64,25 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
     if device.type != "cpu":
         return checkpoint
     return torch.bfloat16 if checkpoint == torch.bfloat16 and _has_bfloat16_dot_products() else torch.float32
+
+
+def choose_kv_cache_dtype(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of keys and values in the cache; `auto` is the model's own.
+
+    Raises:
+        ConfigError: The name is not a supported dtype, or the device cannot convert to it.
+    """
+    if name == "auto":
+        return model
+    if name not in KV_CACHE_DTYPES:
+        raise ConfigError("HEADRACE_KV_CACHE_DTYPE", f"{name!r} is not one of auto, {', '.join(KV_CACHE_DTYPES)}")
+    if name == "fp8" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _FP8_CAPABILITY:
+            needed, found = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
+            problem = f"fp8 needs a GPU of compute capability {needed} or more, this one has {found}; int8 runs on it"
+            raise ConfigError("HEADRACE_KV_CACHE_DTYPE", problem)
+    return KV_CACHE_DTYPES[name]
 
 
 def choose_num_threads(requested: int | None) -> int:

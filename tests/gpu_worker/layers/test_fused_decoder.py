@@ -16,8 +16,8 @@ from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.quantization.weight_forms import DenseWeight
 from kernels.decoder_stack import StackShape
-from kernels.layer_cache import LayerCache
 from kernels.rope_kv_write import HeadNormWeights
+from tests.kernels.layer_caches import EIGHT_BITS, poisoned_cache
 
 CPU = torch.device("cpu")
 SHAPE = StackShape(hidden_size=54, intermediate_size=74, num_heads=6, num_kv_heads=2, head_dim=10, eps=1e-5)
@@ -72,14 +72,16 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
     return fused, LayeredDecoder(embedding, layers, norm, table, SHAPE.eps)
 
 
-def two_prompts(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, AttentionContext]:
+def two_prompts(
+    dtype: torch.dtype, cache_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, AttentionContext]:
     """Prompts of 9 and 5 tokens, in one step; whatever no token was written to is NaN."""
-    caches = torch.full((2, NUM_LAYERS, 6, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim), float("nan"), dtype=dtype)
+    sizes = (6, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim)
     positions = torch.cat((torch.arange(9), torch.arange(5)))
     tables = torch.tensor([[4, 0, 2], [1, 5, 0]], dtype=torch.int32)
     rows = torch.tensor([0] * 9 + [1] * 5)
     context = AttentionContext(
-        [LayerCache(keys, values) for keys, values in zip(*caches, strict=True)],
+        [poisoned_cache(*sizes, cache_dtype or dtype, CPU) for _ in range(NUM_LAYERS)],
         tables[rows, positions // BLOCK].long() * BLOCK + positions % BLOCK,
         tables,
         torch.tensor([0, 9, 14], dtype=torch.int32),
@@ -107,6 +109,22 @@ def test_step_equals_the_layered_decoder(variant: Variant, dtype: torch.dtype) -
         assert torch.equal(ours.keys.isnan(), theirs.keys.isnan())
         tolerance = 1e-4 if dtype is torch.float32 else 0.1
         torch.testing.assert_close(ours.keys, theirs.keys, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("cache_dtype", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("dtype", COSINE, ids=str)
+def test_step_on_eight_bits_equals_the_layered_decoder(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    fused, layered = make_decoders(Variant(normalises_heads=True), dtype)
+    tokens, positions, context = two_prompts(dtype, cache_dtype)
+    _, _, oracle_context = two_prompts(dtype, cache_dtype)
+    result, expected = fused(tokens, positions, context), layered(tokens, positions, oracle_context)
+    # A key or value in eight bits may be rounded the other way.
+    assert torch.cosine_similarity(result.double(), expected.double(), dim=1).min() > 0.999
+    for ours, theirs in zip(context.caches, oracle_context.caches, strict=True):
+        assert ours.scales is not None
+        assert theirs.scales is not None
+        assert torch.equal(ours.scales.isnan(), theirs.scales.isnan())
+        torch.testing.assert_close(ours.scales, theirs.scales, rtol=0.05, atol=0, equal_nan=True)
 
 
 def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
