@@ -5,6 +5,10 @@
 #include <cmath>
 #include <type_traits>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "simd.h"
 
 namespace headrace {
@@ -34,14 +38,27 @@ struct EightBits<float8> {
   static constexpr float kLargest = 448.0f, kUnit = 256.0f;
 };
 
-inline Floats load(const int8_t* source) {
-  return __builtin_convertvector(__builtin_convertvector(load_raw<SignedBytes>(source), Ints), Floats);
+// Conversions that GCC 12 makes of `__builtin_convertvector` element by element.
+#if defined(__AVX512F__)
+inline Ints widen_bytes(const void* source) { return (Ints)_mm512_cvtepi8_epi32(load_raw<__m128i>(source)); }
+inline Floats widen_halves(Ints halves) { return (Floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)halves)); }
+#elif defined(__AVX2__) && defined(__F16C__)
+inline Ints widen_bytes(const void* source) { return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)source)); }
+inline Floats widen_halves(Ints halves) {
+  const __m256i low = _mm256_and_si256((__m256i)halves, _mm256_set1_epi32(0xffff));
+  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  return (Floats)_mm256_cvtph_ps(packed);
 }
+#else
+inline Ints widen_bytes(const void* source) { return __builtin_convertvector(load_raw<SignedBytes>(source), Ints); }
+inline Floats widen_halves(Ints halves) {
+  return __builtin_convertvector((Float16s)__builtin_convertvector(halves, Shorts), Floats);
+}
+#endif
 
-inline Floats load(const float8* source) {
-  const Shorts wide = __builtin_convertvector(load_raw<SignedBytes>(source), Shorts);
-  return __builtin_convertvector((Float16s)((wide << 7) & static_cast<int16_t>(0xbfff)), Floats);
-}
+inline Floats load(const int8_t* source) { return __builtin_convertvector(widen_bytes(source), Floats); }
+
+inline Floats load(const float8* source) { return widen_halves((widen_bytes(source) << 7) & 0xbfff); }
 
 // Rounds to the nearest integer, to the even one of two: fp32 has nothing between integers from 2^23 to 2^24.
 inline Ints round_to_integers(Floats x) { return __builtin_convertvector(x + 12582912.0f - 12582912.0f, Ints); }
@@ -107,10 +124,8 @@ inline Scales load_scales(const int32_t* pairs, int count) {
     both = load_raw<Ints>(pairs);
   else
     std::memcpy(&both, pairs, count * sizeof(int32_t));
-  const Shorts key = __builtin_convertvector(both, Shorts), value = __builtin_convertvector(both >> 16, Shorts);
   constexpr float kUnit = EightBits<Cache>::kUnit;
-  return {__builtin_convertvector((Float16s)key, Floats) * kUnit,
-          __builtin_convertvector((Float16s)value, Floats) * kUnit};
+  return {widen_halves(both) * kUnit, widen_halves(both >> 16) * kUnit};
 }
 
 }  // namespace headrace
