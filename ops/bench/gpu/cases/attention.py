@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
+from kernels.quantized_kv import quantize_heads
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
@@ -33,6 +34,7 @@ class Batch:
     max_query_len: int
     max_context_len: int
     scale: float
+    kv_scales: torch.Tensor | None = None
 
     def attend(self, sliding_window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
         """Run our op."""
@@ -45,7 +47,16 @@ class Batch:
     def _run(
         self, attend: Callable[..., torch.Tensor], sliding_window: int | None, soft_cap: float | None
     ) -> torch.Tensor:
-        return attend(*(getattr(self, name) for name in Batch.__slots__), sliding_window, soft_cap)
+        tensors_and_sizes = (getattr(self, name) for name in Batch.__slots__[:-1])
+        return attend(*tensors_and_sizes, sliding_window, soft_cap, self.kv_scales)
+
+    def quantized(self, dtype: torch.dtype) -> Batch:
+        """Return the same batch on a KV cache in eight bits."""
+        (keys, key_scales), (values, value_scales) = (
+            quantize_heads(cache, dtype) for cache in (self.key_cache, self.value_cache)
+        )
+        scales = torch.stack((key_scales, value_scales), dim=-1).transpose(1, 2).contiguous()
+        return replace(self, key_cache=keys, value_cache=values, kv_scales=scales)
 
 
 def make_batch(device: torch.device, model: ModelShape, lengths: list[tuple[int, int]]) -> Batch:
@@ -83,9 +94,12 @@ def attention_error(
     lengths: list[tuple[int, int]],
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    cache_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
     """Compare with the reference, which computes in float32 what it reads."""
     batch = make_batch(device, model, lengths)
+    if cache_dtype != torch.bfloat16:
+        batch = batch.quantized(cache_dtype)
     actual = batch.attend(sliding_window, soft_cap)
     return relative_error(actual, batch.attend_by_reference(sliding_window, soft_cap))
 
@@ -111,6 +125,24 @@ def attention_case(device: torch.device, model: ModelShape, lengths: list[tuple[
         candidates["FlashAttention-3"] = lambda index: _flash_attention(flash.flash_attn_varlen_func, batches[index])
     num_bytes = cache_bytes + 2 * queries * model.num_heads * model.head_dim * 2
     return Case(num_bytes, 4 * pairs * model.num_heads * model.head_dim, num_sets, candidates, unavailable)
+
+
+def eight_bit_case(device: torch.device, model: ModelShape, lengths: list[tuple[int, int]]) -> Case:
+    """Read the same batch from caches in fp8, int8 and bf16; the bytes and so the bandwidth are those of eight bits."""
+    contexts, queries = sum(context for _, context in lengths), sum(query for query, _ in lengths)
+    cache_bytes = 2 * contexts * model.num_kv_heads * (model.head_dim + 2)
+    num_sets = sets_for(cache_bytes)
+    plain = [make_batch(device, model, lengths) for _ in range(num_sets)]
+    batches = {f"{OURS}/bf16": plain}
+    for name, dtype in ((OURS, torch.float8_e4m3fn), (f"{OURS}/int8", torch.int8)):
+        batches[name] = [batch.quantized(dtype) for batch in plain]
+    candidates = {name: partial(_attend_one, sets) for name, sets in batches.items()}
+    num_bytes = cache_bytes + 2 * queries * model.num_heads * model.head_dim * 2
+    return Case(num_bytes, 4 * contexts * model.num_heads * model.head_dim, num_sets, candidates)
+
+
+def _attend_one(batches: list[Batch], index: int) -> torch.Tensor:
+    return batches[index].attend()
 
 
 def _contiguous(
@@ -156,12 +188,20 @@ def _checks(device: torch.device, batches: dict[str, list[tuple[int, int]]]) -> 
         ]
         options = partial(attention_error, device, QWEN3_32B, lengths, 100, 30.0)
         checks.append(Check(f"{QWEN3_32B.name} {name} window, soft-cap", options, 1e-2))
+        for dtype in (torch.float8_e4m3fn, torch.int8):
+            error = partial(attention_error, device, LLAMA3_8B, lengths, cache_dtype=dtype)
+            checks.append(Check(f"{LLAMA3_8B.name} {name} {str(dtype).removeprefix('torch.')} KV", error, 1e-2))
     return checks
 
 
 def _decodes(model: ModelShape, num_seqs: int, context: int) -> CaseSpec:
     build = partial(attention_case, model=model, lengths=[(1, context)] * num_seqs)
     return CaseSpec(f"{model.name} {num_seqs} x {context}", build)
+
+
+def _decodes_of_eight_bits(model: ModelShape, num_seqs: int, context: int) -> CaseSpec:
+    build = partial(eight_bit_case, model=model, lengths=[(1, context)] * num_seqs)
+    return CaseSpec(f"{model.name} {num_seqs} x {context}, fp8 KV", build)
 
 
 def _chunk(model: ModelShape, query: int, context: int, num_decodes: int = 0) -> CaseSpec:
@@ -189,6 +229,8 @@ DECODE_ATTENTION = OpSuite(
         _decodes(LLAMA3_8B, 256, 1024),
         _decodes(QWEN3_06B, 64, 2048),
         _decodes(QWEN3_32B, 16, 8192),
+        _decodes_of_eight_bits(LLAMA3_8B, 64, 8192),
+        _decodes_of_eight_bits(LLAMA3_8B, 256, 1024),
     ),
 )
 CHUNK_ATTENTION = OpSuite(
