@@ -48,6 +48,7 @@ HEADERS = (
     "paged_attention/query_rows.h",
     "paged_attention/span.h",
     "rms_norm/rows.h",
+    "silu_mul/rows.h",
     "rope_kv_write/token.h",
 )
 COMPILE_FLAGS = (

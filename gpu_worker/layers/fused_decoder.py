@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.quantization.weight_forms import DenseWeight
+from gpu_worker.layers.quantized_linear import kernel_weight
+from gpu_worker.quantization.weight_forms import (
+    DenseWeight,
+    GroupQuantizedWeight,
+    ScaledWeight,
+    SplitWeight,
+    WeightForm,
+)
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.decoder_stack import CpuDecoderStack, StackLayer, StackShape, StackStep
-from kernels.linear.cpu import PackedWeight, pack
+from kernels.decoder_stack import CpuDecoderStack, PackedMatrix, StackLayer, StackShape, StackStep
+from kernels.linear.cpu import pack
+from kernels.quantized_linear.cpu import can_pack_quantized, pack_quantized
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -39,8 +48,8 @@ class FusedDecoder:
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
     ) -> None:
-        """Make the stack, of dense weights. Shapes are those of `CpuDecoderStack`."""
-        packed = [_pack_layer(library, weights) for weights in layers]
+        """Make the stack. Shapes are those of `CpuDecoderStack`."""
+        packed = [_LayerPacking(library, embedding.dtype).pack(weights) for weights in layers]
         self._stack = CpuDecoderStack(library, shape, embedding, packed, final_norm.float(), cos_sin)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
@@ -58,20 +67,42 @@ class FusedDecoder:
         )
 
 
-def _pack_layer(library: CpuLibrary, weights: LayerWeights) -> StackLayer:
-    def packed(projection: Projection, is_gated: bool = False) -> PackedWeight:
-        assert isinstance(projection.weight, DenseWeight)
-        return pack(library, projection.weight.weight, projection.bias, is_gated=is_gated)
+@dataclass(frozen=True, slots=True)
+class _LayerPacking:
+    """How matrices are packed: dense ones, and those of forms that the kernel does not know, in the model's type."""
 
-    head_norm = weights.head_norm
-    return StackLayer(
-        attention_norm=weights.attention_norm.float(),
-        qkv=packed(weights.qkv),
-        output=packed(weights.output),
-        mlp_norm=weights.mlp_norm.float(),
-        gate_up=packed(weights.gate_up, is_gated=True),
-        down=packed(weights.down),
-        query_norm=None if head_norm is None else head_norm.query.float(),
-        key_norm=None if head_norm is None else head_norm.key.float(),
-        sliding_window=weights.shape.sliding_window,
-    )
+    library: CpuLibrary
+    dtype: torch.dtype
+
+    def pack(self, weights: LayerWeights) -> StackLayer:
+        head_norm = weights.head_norm
+        return StackLayer(
+            attention_norm=weights.attention_norm.float(),
+            qkv=self._parts(weights.qkv),
+            output=self._matrix(weights.output),
+            mlp_norm=weights.mlp_norm.float(),
+            gate_up=self._parts(weights.gate_up, is_gated=True),
+            down=self._matrix(weights.down),
+            query_norm=None if head_norm is None else head_norm.query.float(),
+            key_norm=None if head_norm is None else head_norm.key.float(),
+            sliding_window=weights.shape.sliding_window,
+        )
+
+    def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PackedMatrix]:
+        form, bias = projection.weight, projection.bias
+        if not isinstance(form, SplitWeight):
+            return [self._matrix(projection, is_gated=is_gated)]
+        rows = [part.shape[0] for part in form.parts]
+        biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)
+        return [self._matrix(Projection(*pair)) for pair in zip(form.parts, biases, strict=True)]
+
+    def _matrix(self, projection: Projection, *, is_gated: bool = False) -> PackedMatrix:
+        form, bias = projection.weight, projection.bias
+        if isinstance(form, GroupQuantizedWeight | ScaledWeight):
+            weight = kernel_weight(form)
+            if can_pack_quantized(weight):
+                return pack_quantized(self.library, weight, bias, is_gated=is_gated)
+        return pack(self.library, self._dense(form), bias, is_gated=is_gated)
+
+    def _dense(self, form: WeightForm) -> torch.Tensor:
+        return form.weight if isinstance(form, DenseWeight) else form.dequantize().to(self.dtype)

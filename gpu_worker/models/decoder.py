@@ -91,7 +91,7 @@ def _decoder(
     final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
     cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
     library = fusing_library(shape, embedding.dtype, embedding.device)
-    if library is not None and projections.quantized is None:
+    if library is not None:
         return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin)
     return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps)
 

@@ -1,5 +1,5 @@
 """All layers of a decoder in one call, on a CPU. Its oracle is the same model computed operation by operation."""
 
-from kernels.decoder_stack.cpu import CpuDecoderStack, StackLayer, StackShape, StackStep
+from kernels.decoder_stack.cpu import CpuDecoderStack, PackedMatrix, StackLayer, StackShape, StackStep
 
-__all__ = ["CpuDecoderStack", "StackLayer", "StackShape", "StackStep"]
+__all__ = ["CpuDecoderStack", "PackedMatrix", "StackLayer", "StackShape", "StackStep"]

@@ -8,24 +8,37 @@
 
 #include "../linear/packed.h"
 #include "../paged_attention/attention.h"
+#include "../quantized_linear/multiply.h"
 #include "../rope_kv_write/token.h"
+#include "../silu_mul/rows.h"
 
 namespace headrace {
 namespace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
-constexpr int kOperationsPerLayer = 8;
+constexpr int kMaxParts = 3;
+constexpr int kOperationsPerLayer = 17;  // At most: in parts, and quantized throughout.
+
+struct Matrix {
+  PackedLinear dense;
+  const QuantizedLinear* quantized;  // In place of the dense one; null otherwise.
+
+  int num_outputs() const { return quantized ? quantized->num_outputs : dense.num_outputs; }
+};
 
 struct Layer {
   const float* attention_norm;
   const float* mlp_norm;
   const float* query_norm;  // Null, as is key_norm, where heads are not normalised.
   const float* key_norm;
-  PackedLinear qkv, output, gate_up, down;
+  Matrix qkv[kMaxParts];  // Side by side, where no single form holds all features.
+  Matrix gate_up[2];      // One, in panels of gates and what they are for, or both side by side.
+  Matrix output, down;
   void* key_cache;
   void* value_cache;
   void* kv_scales;  // Null unless the cache has eight bits.
   int32_t sliding_window;
+  int32_t num_qkv, num_gate_up;
 };
 
 struct Stack {
@@ -51,12 +64,32 @@ struct Step {
 
 enum Fault : int32_t { kNone = 0, kTokenId = 1, kPosition = 2 };
 
+// Memory for the prepared inputs of any quantized matrix.
+template <typename T>
+int64_t prepared_bytes(const Stack& stack, int64_t num_tokens) {
+  int64_t bytes = 0;
+  const auto include = [&](const Matrix& matrix) {
+    if (!matrix.quantized) return;
+    bytes = std::max(bytes, Rows(*matrix.quantized, inputs_of<T>(*matrix.quantized), num_tokens, nullptr).bytes);
+  };
+  for (int i = 0; i < stack.num_layers; ++i) {
+    const Layer& layer = stack.layers[i];
+    for (int part = 0; part < layer.num_qkv; ++part) include(layer.qkv[part]);
+    for (int part = 0; part < layer.num_gate_up; ++part) include(layer.gate_up[part]);
+    include(layer.output);
+    include(layer.down);
+  }
+  return bytes;
+}
+
 // The memory between operations, cut from one piece.
 template <typename T>
 struct Scratch {
   Operation* operations;
   float* residual;
   T *normed, *qkv, *attended, *gated;
+  float* gate_up;
+  char* prepared;
   int64_t bytes;
 
   Scratch(const Stack& stack, int64_t num_tokens, char* memory) {
@@ -73,6 +106,10 @@ struct Scratch {
     qkv = reinterpret_cast<T*>(take(num_tokens * heads * stack.heads.head_dim * sizeof(T)));
     attended = reinterpret_cast<T*>(take(num_tokens * stack.heads.num_heads * stack.heads.head_dim * sizeof(T)));
     gated = reinterpret_cast<T*>(take(num_tokens * stack.intermediate_size * sizeof(T)));
+    const bool has_parts = std::any_of(stack.layers, stack.layers + stack.num_layers,
+                                       [](const Layer& layer) { return layer.num_gate_up > 1; });
+    gate_up = reinterpret_cast<float*>(take(has_parts ? num_tokens * stack.intermediate_size * 2 * sizeof(float) : 0));
+    prepared = take(prepared_bytes<T>(stack, num_tokens));
   }
 };
 
@@ -93,9 +130,26 @@ struct Walk {
     });
   }
 
+  Rows rows_of(const QuantizedLinear& linear) const {
+    return Rows(linear, inputs_of<T>(linear), step.num_tokens, scratch.prepared);
+  }
+
+  void prepare(const Matrix& matrix, const T* x) {
+    if (!matrix.quantized) return;
+    const Rows rows = rows_of(*matrix.quantized);
+    each_token([&](int64_t token) {
+      prepare_row(*matrix.quantized, rows, x + token * matrix.quantized->num_inputs, token);
+    });
+  }
+
+  // Multiplies rows, which have been prepared where the matrix is quantized.
   template <Finish kFinish, typename Target>
-  void multiply_rows(const PackedLinear& linear, const T* x, Target* target, int64_t target_stride) {
-    multiply<T, kFinish>(linear, x, linear.num_inputs, target, target_stride, step.num_tokens, *operation++);
+  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t target_stride) {
+    if (!matrix.quantized)
+      return multiply<T, kFinish>(matrix.dense, x, matrix.dense.num_inputs, target, target_stride, step.num_tokens,
+                                  *operation++);
+    const Rows rows = rows_of(*matrix.quantized);
+    multiply_quantized<T, kFinish>(*matrix.quantized, rows, target, target_stride, step.num_tokens, *operation++);
   }
 
   void embed() {
@@ -111,6 +165,29 @@ struct Walk {
     each_token([&](int64_t token) {
       rms_norm_row(scratch.residual + token * size, weight, stack.eps, target + token * size, size);
     });
+  }
+
+  // Normalises, and prepares the result for the matrix that it is multiplied by.
+  void normalise_for(const Matrix& matrix, const float* weight, T* target) {
+    if (!matrix.quantized) return normalise(weight, target);
+    const int size = stack.hidden_size;
+    const Rows rows = rows_of(*matrix.quantized);
+    each_token([&](int64_t token) {
+      rms_norm_row(scratch.residual + token * size, weight, stack.eps, target + token * size, size);
+      prepare_row(*matrix.quantized, rows, target + token * size, token);
+    });
+  }
+
+  void project(const Layer& layer) {
+    const HeadSizes& heads = stack.heads;
+    const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
+    T* target = scratch.qkv;
+    normalise_for(layer.qkv[0], layer.attention_norm, scratch.normed);
+    for (int part = 0; part < layer.num_qkv; ++part) {
+      if (part > 0) prepare(layer.qkv[part], scratch.normed);
+      multiply_rows<Finish::kStore>(layer.qkv[part], scratch.normed, target, stride);
+      target += layer.qkv[part].num_outputs();
+    }
   }
 
   template <typename Cache>
@@ -149,9 +226,21 @@ struct Walk {
     attend_items(arguments, static_cast<DType>(stack.dtype), static_cast<DType>(stack.cache_dtype), *operation++);
   }
 
+  void gate(const Layer& layer) {
+    const int size = stack.intermediate_size;
+    const Matrix* parts = layer.gate_up;
+    normalise_for(parts[0], layer.mlp_norm, scratch.normed);
+    if (layer.num_gate_up == 1) return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size);
+    multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, scratch.gate_up, 2 * size);
+    prepare(parts[1], scratch.normed);
+    multiply_rows<Finish::kStoreFloat>(parts[1], scratch.normed, scratch.gate_up + size, 2 * size);
+    each_token([&](int64_t token) {
+      silu_mul_row(scratch.gate_up + 2 * token * size, scratch.gated + token * size, size);
+    });
+  }
+
   void run(const Layer& layer) {
-    normalise(layer.attention_norm, scratch.normed);
-    multiply_rows<Finish::kStore>(layer.qkv, scratch.normed, scratch.qkv, layer.qkv.num_outputs);
+    project(layer);
     switch (stack.cache_dtype) {
       case kFloat32: rotate<float>(layer); break;
       case kBFloat16: rotate<bfloat16>(layer); break;
@@ -160,9 +249,10 @@ struct Walk {
       case kFloat8: rotate<float8>(layer); break;
     }
     attend(layer);
+    prepare(layer.output, scratch.attended);
     multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);
-    normalise(layer.mlp_norm, scratch.normed);
-    multiply_rows<Finish::kGate>(layer.gate_up, scratch.normed, scratch.gated, stack.intermediate_size);
+    gate(layer);
+    prepare(layer.down, scratch.gated);
     multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
   }
 

@@ -12,12 +12,20 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
-from kernels.decoder_stack.structures import LayerStructure, LinearStructure, StackStructure, StepStructure
+from kernels.decoder_stack.structures import (
+    MAX_PARTS,
+    LayerStructure,
+    MatrixStructure,
+    StackStructure,
+    StepStructure,
+)
 from kernels.layer_cache import LayerCache
 from kernels.linear import PackedWeight
+from kernels.quantized_linear import PackedQuantizedWeight
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
+PackedMatrix = PackedWeight | PackedQuantizedWeight
 _FAULTS = ("", "a token id is not in the vocabulary", "a position is beyond the rotary table")
 
 
@@ -42,17 +50,18 @@ class StackLayer:
     """Weights of a layer; those of normalisations are float32.
 
     Attributes:
-        gate_up: Packed with `is_gated`.
+        qkv: One matrix, or up to three, side by side, where no single form holds all features.
+        gate_up: One matrix, packed with `is_gated`, or two side by side.
         query_norm: `[head_dim]`, or None, as is `key_norm`, where heads are not normalised.
         sliding_window: Tokens a query sees, itself included; None is unlimited.
     """
 
     attention_norm: torch.Tensor
-    qkv: PackedWeight
-    output: PackedWeight
+    qkv: Sequence[PackedMatrix]
+    output: PackedMatrix
     mlp_norm: torch.Tensor
-    gate_up: PackedWeight
-    down: PackedWeight
+    gate_up: Sequence[PackedMatrix]
+    down: PackedMatrix
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     sliding_window: int | None = None
@@ -168,14 +177,18 @@ def _layer_structure(layer: StackLayer) -> LayerStructure:
         mlp_norm=layer.mlp_norm.data_ptr(),
         query_norm=None if layer.query_norm is None else layer.query_norm.data_ptr(),
         key_norm=None if layer.key_norm is None else layer.key_norm.data_ptr(),
-        qkv=_linear_structure(layer.qkv),
-        output=_linear_structure(layer.output),
-        gate_up=_linear_structure(layer.gate_up),
-        down=_linear_structure(layer.down),
+        qkv=(MatrixStructure * MAX_PARTS)(*map(_matrix_structure, layer.qkv)),
+        output=_matrix_structure(layer.output),
+        gate_up=(MatrixStructure * 2)(*map(_matrix_structure, layer.gate_up)),
+        down=_matrix_structure(layer.down),
         sliding_window=layer.sliding_window or 0,
+        num_qkv=len(layer.qkv),
+        num_gate_up=len(layer.gate_up),
     )
 
 
-def _linear_structure(packed: PackedWeight) -> LinearStructure:
+def _matrix_structure(packed: PackedMatrix) -> MatrixStructure:
+    if isinstance(packed, PackedQuantizedWeight):
+        return MatrixStructure(quantized=ctypes.addressof(packed.structure))
     bias = None if packed.bias is None else packed.bias.data_ptr()
-    return LinearStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs)
+    return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs)

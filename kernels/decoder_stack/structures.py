@@ -7,10 +7,19 @@ import ctypes
 _POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
 
-class LinearStructure(ctypes.Structure):
-    """`PackedLinear` of linear/packed.h."""
+MAX_PARTS = 3
 
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("num_inputs", _INT32), ("num_outputs", _INT32))
+
+class MatrixStructure(ctypes.Structure):
+    """`Matrix`: `PackedLinear` of linear/packed.h, or the address of a `QuantizedLinear`."""
+
+    _fields_ = (
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("num_inputs", _INT32),
+        ("num_outputs", _INT32),
+        ("quantized", _POINTER),
+    )
 
 
 class LayerStructure(ctypes.Structure):
@@ -21,14 +30,16 @@ class LayerStructure(ctypes.Structure):
         ("mlp_norm", _POINTER),
         ("query_norm", _POINTER),
         ("key_norm", _POINTER),
-        ("qkv", LinearStructure),
-        ("output", LinearStructure),
-        ("gate_up", LinearStructure),
-        ("down", LinearStructure),
+        ("qkv", MatrixStructure * MAX_PARTS),
+        ("gate_up", MatrixStructure * 2),
+        ("output", MatrixStructure),
+        ("down", MatrixStructure),
         ("key_cache", _POINTER),
         ("value_cache", _POINTER),
         ("kv_scales", _POINTER),
         ("sliding_window", _INT32),
+        ("num_qkv", _INT32),
+        ("num_gate_up", _INT32),
     )
 
 

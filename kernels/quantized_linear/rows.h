@@ -75,7 +75,7 @@ inline float largest_of(Ints bits) {
 }
 
 // Rounds to the nearest integer, halves to even: |values| < 2^22.
-inline Ints round_to_integers(Floats values) {
+inline Ints nearest_integers(Floats values) {
   constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: the lowest bit of the sum counts ones.
   return (Ints)(values + kShift) - (Ints)splat(kShift);
 }
@@ -103,7 +103,7 @@ inline void prepare_segments(const QuantizedLinear& linear, const T* x, int8_t* 
       const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, factor = largest / 127.0f;
       Ints total{};
       for (int i = start; i < start + segment; i += kLanes)
-        total += store_integers(round_to_integers(load(inputs + i) * inverse), values + first + i);
+        total += store_integers(nearest_integers(load(inputs + i) * inverse), values + first + i);
       factors[(first + start) / segment] = factor;
       sums[(first + start) / linear.group_size] += factor * sum_of(total);
     }
@@ -131,7 +131,7 @@ inline void prepare_token(const QuantizedLinear& linear, const T* x, int8_t* val
       Floats steps = load(inputs + i) / factor;
       steps = steps < -128.0f ? splat(-128.0f) : steps;
       steps = steps > 127.0f ? splat(127.0f) : steps;
-      total += store_integers(round_to_integers(steps), values + first + i);
+      total += store_integers(nearest_integers(steps), values + first + i);
     }
     sums[0] += sum_of(total);
   }

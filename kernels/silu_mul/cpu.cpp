@@ -1,6 +1,6 @@
-// SiLU of one half of each row times the other half, in fp32, rounded once.
+// SiLU of one half of each row times the other half; see rows.h.
 
-#include "../simd.h"
+#include "rows.h"
 
 namespace headrace {
 namespace {
@@ -9,12 +9,7 @@ constexpr int64_t kSerialElements = 1 << 15;  // Waking other threads costs more
 
 template <typename T>
 void gate_row(const void* gate_up, void* result, int size, int64_t row) {
-  const T* gate = static_cast<const T*>(gate_up) + row * 2 * size;
-  const T* up = gate + size;
-  T* target = static_cast<T*>(result) + row * size;
-  int i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(target + i, silu(load(gate + i)) * load(up + i));
-  for (; i < size; ++i) store_scalar(target + i, silu(splat(to_float(gate[i])))[0] * to_float(up[i]));
+  silu_mul_row(static_cast<const T*>(gate_up) + row * 2 * size, static_cast<T*>(result) + row * size, size);
 }
 
 }  // namespace

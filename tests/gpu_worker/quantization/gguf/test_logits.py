@@ -32,4 +32,4 @@ def test_logits_equal_transformers(gguf_pair: Callable[[str], GGUFPair], name: s
     for s, sequence in enumerate(sequences):
         expected = oracle_logits(pair.oracle, sequence)
         assert expected.std() > 0.5
-        torch.testing.assert_close(torch.cat(rows[s]), expected, atol=5e-4, rtol=0)
+        torch.testing.assert_close(torch.cat(rows[s]), expected, atol=1e-4 * float(expected.std()), rtol=0)
