@@ -1,7 +1,12 @@
-"""Logits of GGUF files against `transformers` on the weights that the `gguf` package makes of them."""
+"""Logits of GGUF files against `transformers` on the weights that the `gguf` package makes of them.
+
+The oracle computes in float64, and in float32 as we do: some of these random models multiply every rounding, so what is
+allowed to us is a few times the error that `transformers` itself makes.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -29,7 +34,10 @@ def test_logits_equal_transformers(gguf_pair: Callable[[str], GGUFPair], name: s
     for step in steps:
         for s, logits in run.step(step).items():
             rows[s].append(logits)
+    exact_oracle = copy.deepcopy(pair.oracle).double()
     for s, sequence in enumerate(sequences):
-        expected = oracle_logits(pair.oracle, sequence)
-        assert expected.std() > 0.5
-        torch.testing.assert_close(torch.cat(rows[s]), expected, atol=1e-4 * float(expected.std()), rtol=0)
+        exact = oracle_logits(exact_oracle, sequence).double()
+        assert exact.std() > 0.5
+        rounding = (oracle_logits(pair.oracle, sequence) - exact).abs().max()
+        assert rounding < 1e-3
+        assert (torch.cat(rows[s]) - exact).abs().max() < 4 * rounding
