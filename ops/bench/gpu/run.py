@@ -73,14 +73,14 @@ def check_op(op: OpSuite, device: torch.device) -> list[CheckResult]:
     try:
         checks = op.checks(device)
     except Exception as error:  # an op that cannot be set up is wrong, and the others go on
-        return [CheckResult(op.name, "set-up", None, 0.0, _reason(error))]
+        return [CheckResult(op.name, "set-up", None, 0.0, reason_of(error))]
     results = []
     for check in checks:
         try:
             with poisoned_memory():
                 measured, failure = check.error(), None
         except Exception as error:  # what a kernel raises is the result
-            measured, failure = None, _reason(error)
+            measured, failure = None, reason_of(error)
         results.append(CheckResult(op.name, check.label, measured, check.tolerance, failure))
     return results
 
@@ -106,7 +106,7 @@ def _time_case(
     try:
         case = spec.build(device)
     except Exception as error:  # usually too little memory
-        return CaseResult(op, spec.label, 0.0, {}, {OURS: _reason(error)})
+        return CaseResult(op, spec.label, 0.0, {}, {OURS: reason_of(error)})
     timings: dict[str, Timing] = {}
     failures = dict(case.unavailable)
     for name, call in case.candidates.items():
@@ -116,7 +116,7 @@ def _time_case(
         try:
             timings[name] = _time_candidate(case, name, call, timer)
         except Exception as error:  # a peer that cannot do this shape
-            failures[name] = _reason(error)
+            failures[name] = reason_of(error)
     return CaseResult(op, spec.label, ceilings.floor_s(case), timings, failures, case.num_tokens)
 
 
@@ -129,7 +129,8 @@ def _time_candidate(case: Case, name: str, call: Callable[[int], object], timer:
     return Timing.of(seconds)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what an error says in its first line, and where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     message = str(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0] if message else ''} ({last.name}:{last.lineno})"

@@ -1,4 +1,4 @@
-"""One checkpoint per variant and session: saving and loading costs more than computing."""
+"""One checkpoint per variant and test run: saving and loading costs more than computing."""
 
 from __future__ import annotations
 

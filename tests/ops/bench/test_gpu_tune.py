@@ -104,7 +104,7 @@ def test_entry_that_fails_at_a_timed_shape_is_out() -> None:
 
     choice = choose(replace(make_tuning(), problems=problems), PRESENT, CPU, ToldTimer())
     assert choice.entry == PRESENT
-    assert choice.trials[2].failure == "large: RuntimeError: too large (call)"
+    assert (choice.trials[2].failure or "").startswith("large: RuntimeError: too large (call:")
 
 
 def test_present_entry_stays_where_another_is_hardly_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ops.bench.gpu.case import Check
-from ops.bench.gpu.run import poisoned_memory
+from ops.bench.gpu.run import poisoned_memory, reason_of
 from ops.bench.gpu.timer import Timer
 
 Entry = Mapping[str, int]
@@ -111,7 +110,7 @@ def _first_failure(tuning: Tuning, device: torch.device, entry: Entry) -> str | 
             if not error <= check.tolerance:
                 return f"wrong at {check.label}: {error:.2e} of {check.tolerance:.0e}"
     except Exception as error:  # too much shared memory, usually
-        return _reason(error)
+        return reason_of(error)
     return None
 
 
@@ -119,7 +118,7 @@ def _time(problem: Problem, trial: Trial, timer: Timer) -> None:
     try:
         trial.seconds.append(timer.measure(problem.call(trial.entry), problem.num_sets).seconds)
     except Exception as error:  # a shape of the problem that the checks do not have
-        trial.failure = f"{problem.label}: {_reason(error)}"
+        trial.failure = f"{problem.label}: {reason_of(error)}"
 
 
 def _score(trials: Sequence[Trial]) -> None:
@@ -127,9 +126,3 @@ def _score(trials: Sequence[Trial]) -> None:
     for trial in trials:
         ratios = [seconds / best for seconds, best in zip(trial.seconds, bests, strict=True)]
         trial.score = math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def _reason(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    message = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {message[0] if message else ''} ({last.name})"

@@ -1,4 +1,4 @@
-"""One file per variant and session: writing and loading costs more than computing."""
+"""One file per variant and test run: writing and loading costs more than computing."""
 
 from __future__ import annotations
 
