@@ -8,13 +8,14 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint bench bench-engine
+.PHONY: help up test lint bench bench-engine bench-spec
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
 	@echo "make test    run the default tests (ARGS=\"-k scheduler\"; ARGS=\"-m slow\" for the long ones)"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
+	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-engine  our engine beside llama.cpp, vLLM and transformers on this machine's CPU (ARGS=\"--help\")"
 
 up: $(VENV)/.embedded
@@ -34,6 +35,9 @@ bench: $(VENV)/.test
 
 bench-engine: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.engine_compare $(ARGS)
+
+bench-spec: $(VENV)/.test
+	@exec $(BIN)/python -m ops.bench.spec $(ARGS)
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; }

@@ -1,0 +1,181 @@
+"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula foretells.
+
+Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. Drafts come from prompt lookup on prompts that copy
+(the demo model), or from a proposer that is right with a set probability, which stands for a draft model that costs
+nothing (models with random weights). Answers are checked to equal those of plain decoding. The table is printed, and
+appended to `results/spec.jsonl`.
+
+Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
+(1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.core.adaptive_depth import AdaptiveDepth
+from gpu_worker.core.speculation import FixedDepth
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.speculative.ngram import NgramProposer
+from gpu_worker.speculative.proposer import Proposer
+from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.record import append_record
+from ops.bench.spec_loads import KnowingProposer, Run, copying_prompts, random_prompts, serve
+from ops.stack.config import DEMO_MODEL
+
+_PROMPT_TOKENS = 64
+_MakeProposer = Callable[[list[list[int]]], Proposer]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Rounds of a plain run, one of a fixed depth, and one whose depth adapts."""
+
+    plain: list[Run]
+    fixed: list[Run]
+    adaptive: list[Run]
+    depth: int
+
+    def row(self) -> dict[str, object]:
+        """Return the figures: medians over the rounds, of ratios within a round."""
+        acceptance = statistics.median(run.acceptance for run in self.fixed)
+        ratio = statistics.median(f.step_s / p.step_s for f, p in zip(self.fixed, self.plain, strict=True))
+        cost = (ratio - 1) / self.depth
+        # Where nothing can be drafted, a step makes one token.
+        share = statistics.median(run.drafting_share for run in self.fixed)
+        num_tokens = 1 + share * sum(acceptance**count for count in range(1, self.depth + 1))
+        return {
+            "plain_tokens_per_s": round(statistics.median(run.tokens_per_s for run in self.plain), 1),
+            "plain_step_ms": round(statistics.median(run.step_s for run in self.plain) * 1e3, 3),
+            "depth": self.depth,
+            "acceptance": round(acceptance, 3),
+            "draft_cost": round(cost, 3),
+            "drafting_share": round(share, 3),
+            "fixed_speedup": self._speedup(self.fixed),
+            "formula_speedup": round(num_tokens / ratio, 3),
+            "adaptive_speedup": self._speedup(self.adaptive),
+            "adaptive_drafts_per_token": round(
+                statistics.median(run.num_draft_tokens / run.num_tokens for run in self.adaptive), 2
+            ),
+        }
+
+    def _speedup(self, runs: list[Run]) -> float:
+        ratios = [run.tokens_per_s / plain.tokens_per_s for run, plain in zip(runs, self.plain, strict=True)]
+        return round(statistics.median(ratios), 3)
+
+
+def compare(
+    runner: TorchModelRunner, prompts: list[list[int]], new: int, depth: int, rounds: int, proposer: _MakeProposer
+) -> Comparison:
+    """Serve the same prompts plainly and with drafts, in turn.
+
+    Raises:
+        RuntimeError: A step failed, or answers differ.
+    """
+    policies = (None, FixedDepth(depth), AdaptiveDepth(2 * depth))
+    runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
+    answers: list[list[int]] = []
+    for number in range(rounds + 1):
+        for policy, kept in zip(policies, runs, strict=True):
+            runner.verify_drafts_of(proposer(answers))
+            run = serve(runner, prompts, new, policy)
+            answers = answers or run.answers
+            if run.answers != answers:
+                _tell_difference(run.answers, answers)
+            # The first round warms up, and teaches the policy that adapts.
+            if number:
+                kept.append(run)
+    return Comparison(*runs, depth)
+
+
+def _tell_difference(answers: list[list[int]], plain: list[list[int]]) -> None:
+    """Say that answers differ: in low precision, a batch of another size may turn a tie of two tokens."""
+    count = sum(a != b for a, b in zip(answers, plain, strict=True))
+    print(f"{count} of {len(plain)} answers differ from those of plain decoding", file=sys.stderr)
+
+
+@contextmanager
+def _model(options: argparse.Namespace) -> Iterator[Path]:
+    if options.shape is None:
+        yield options.model
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        make_model(SHAPES[Size(options.shape)], Path(folder))
+        yield Path(folder)
+
+
+def _load(model: Path, options: argparse.Namespace) -> TorchModelRunner:
+    runner = build_runner(
+        RunnerConfig(
+            model,
+            dtype=options.dtype,
+            num_blocks=max(options.batch) * 40,
+            max_num_seqs=max(options.batch),
+            max_model_len=640,
+            num_threads=options.num_threads,
+        )
+    )
+    assert isinstance(runner, TorchModelRunner)
+    return runner
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", type=Path, default=DEMO_MODEL, help="copies, with prompt lookup; the demo model")
+    source.add_argument("--shape", choices=[size.value for size in Size], help="random weights, with known drafts")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8, 0.95], help="of known drafts")
+    parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
+    return parser.parse_args()
+
+
+def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    runner = _load(model, options)
+    vocab_size = runner.model_config.vocab_size
+    common = {"dtype": str(runner.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+    for batch in options.batch:
+        if options.shape is None:
+            prompts = copying_prompts(model, batch)
+            result = compare(runner, prompts, options.new, options.depth, options.rounds, lambda _: NgramProposer())
+            yield common | {"model": model.name, "proposer": "ngram", "batch": batch} | result.row()
+            continue
+        for share in options.acceptance:
+
+            def known(answers: list[list[int]], share: float = share) -> Proposer:
+                return KnowingProposer(answers, share, vocab_size)
+
+            prompts = random_prompts(vocab_size, batch, _PROMPT_TOKENS)
+            result = compare(runner, prompts, options.new, options.depth, options.rounds, known)
+            yield common | {"model": options.shape, "proposer": f"known {share}", "batch": batch} | result.row()
+
+
+def main() -> None:
+    """Measure, print and record."""
+    options = _options()
+    command = ("python -m ops.bench.spec " + " ".join(sys.argv[1:])).strip()
+    with _model(options) as model:
+        for number, row in enumerate(_rows(model, options)):
+            if not number:
+                print("  ".join(row))
+            print("  ".join(f"{value!s:>{len(name)}}" for name, value in row.items()), flush=True)
+            append_record("spec", command, row)
+
+
+if __name__ == "__main__":
+    main()
