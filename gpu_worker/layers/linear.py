@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from gpu_worker.layers.quantized_linear import SplitLinear, make_quantized_linear
 from gpu_worker.quantization.weight_forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear import PackedWeight, linear, pack_weight
+from kernels.small_gemm import can_be_preferred, shared_workspace, small_gemm
 
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
 # layout for one row is converted again at each call with more.
@@ -48,7 +49,9 @@ def make_linear(weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = N
         return make_quantized_linear(weight, bias)
     if (packed := pack_weight(weight, bias)) is not None:
         return KernelLinear(packed)
-    return OneDNNLinear(weight, bias) if _can_pack(weight) else PlainLinear(weight, bias)
+    if _can_pack(weight):
+        return OneDNNLinear(weight, bias)
+    return SmallBatchLinear(weight, bias) if can_be_preferred(weight) else PlainLinear(weight, bias)
 
 
 def _split_linear(weight: SplitWeight, bias: torch.Tensor | None) -> SplitLinear:
@@ -96,6 +99,27 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
         return F.linear(x, self._weight, self._bias)
+
+    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        return self(x).float()
+
+
+class SmallBatchLinear:
+    """A linear layer on the weights as they are, on a GPU whose small batches have a kernel of their own."""
+
+    __slots__ = ("_bias", "_weight", "_workspace")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Hold the weights."""
+        self._weight = weight
+        self._bias = bias
+        self._workspace = shared_workspace(weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        result = small_gemm(x, self._weight, self._workspace)
+        return result if self._bias is None else result.add_(self._bias)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""

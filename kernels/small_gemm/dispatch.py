@@ -9,6 +9,15 @@ from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.small_gemm.config import is_preferred
 from kernels.small_gemm.workspace import SmallGemmWorkspace
 
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def can_be_preferred(weight: torch.Tensor) -> bool:
+    """Return True for matrices whose products with one row, at least, the kernel does faster than cuBLAS."""
+    if not weight.is_cuda or not is_triton_installed() or weight.dtype not in _DTYPES:
+        return False
+    return is_preferred(gpu_of(weight.device).generation, 1, weight.shape[0], weight.shape[1])
+
 
 def small_gemm(inputs: torch.Tensor, weight: torch.Tensor, workspace: SmallGemmWorkspace) -> torch.Tensor:
     """Return `inputs @ weight.T`, summed in float32.
@@ -25,7 +34,7 @@ def small_gemm(inputs: torch.Tensor, weight: torch.Tensor, workspace: SmallGemmW
         weight: `[out_features, in_features]`
         result: `[num_rows, out_features]`
     """
-    if inputs.is_cuda and is_triton_installed() and inputs.dtype in (torch.bfloat16, torch.float16):
+    if inputs.is_cuda and is_triton_installed() and inputs.dtype in _DTYPES:
         gpu = gpu_of(inputs.device)
         if is_preferred(gpu.generation, inputs.shape[0], weight.shape[0], weight.shape[1]):
             from kernels.small_gemm.triton_kernel import small_gemm_triton

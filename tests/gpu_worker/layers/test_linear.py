@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gpu_worker.layers import linear as linear_module
-from gpu_worker.layers.linear import KernelLinear, Linear, OneDNNLinear, PlainLinear, make_linear
+from gpu_worker.layers.linear import KernelLinear, Linear, OneDNNLinear, PlainLinear, SmallBatchLinear, make_linear
 
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # oneDNN packs no float16.
 FORMS: list[tuple[Callable[..., Linear], torch.dtype]] = [
-    *((form, dtype) for form in (make_linear, PlainLinear) for dtype in EPSILON),
+    *((form, dtype) for form in (make_linear, PlainLinear, SmallBatchLinear) for dtype in EPSILON),
     (OneDNNLinear, torch.float32),
     (OneDNNLinear, torch.bfloat16),
 ]
@@ -39,6 +39,12 @@ def test_any_shape_equals_exact_product(
     wide = linear.to_float32(x)
     assert wide.dtype is torch.float32
     assert ((wide.double() - exact).abs() <= EPSILON[dtype] * scale).all()
+
+
+def test_matrix_that_the_small_batch_kernel_is_ahead_for_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "can_be_preferred", lambda weight: weight.shape == (32, 16))
+    assert isinstance(make_linear(torch.zeros(32, 16, dtype=torch.float16)), SmallBatchLinear)
+    assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)
 
 
 def test_strided_rows_equal_contiguous_rows() -> None:
