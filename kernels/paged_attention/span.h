@@ -118,12 +118,29 @@ inline void transpose(Ints* block) {
   }
 }
 
+#ifdef __AVX512BF16__
+inline Ints pairs_of(const int8_t* source) {
+  return (Ints)_mm512_cvtne2ps_pbh((__m512)load(source + kLanes), (__m512)load(source));
+}
+
+// In the unit of `load`: the bits of a float8 are those of a bfloat16 but for the offset of its exponent, unless it
+// has no leading one.
+inline Ints pairs_of(const float8* source) {
+  const __m512i codes = _mm512_cvtepi8_epi16(load_raw<__m256i>(source));
+  const __m512i magnitudes = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+  const __m512i numbers = _mm512_add_epi16(_mm512_slli_epi16(magnitudes, 4), _mm512_set1_epi16(0x3800));
+  const __m512i small = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3700, 0x3780, 0x37c0, 0x3800, 0x3820, 0x3840, 0x3860));
+  const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitudes, _mm512_set1_epi16(8));
+  const __m512i result = _mm512_mask_permutexvar_epi16(numbers, is_small, magnitudes, small);
+  return (Ints)_mm512_or_si512(result, _mm512_and_si512(codes, _mm512_set1_epi16(static_cast<int16_t>(0x8000))));
+}
+#endif
+
 // A vector of words from as many elements in eight bits as fill it: all of them are exact in bfloat16.
 template <typename Word, typename Cache>
 inline Ints words_of(const Cache* source) {
 #ifdef __AVX512BF16__
-  if constexpr (kPerWord<Word> == 2)
-    return (Ints)_mm512_cvtne2ps_pbh((__m512)load(source + kLanes), (__m512)load(source));
+  if constexpr (kPerWord<Word> == 2) return pairs_of(source);
 #endif
   return (Ints)load(source);
 }

@@ -1,0 +1,75 @@
+"""Attention of decodes on a CPU over a KV cache in bf16, int8 and fp8: ms a layer, side by side.
+
+Run as `python -m ops.bench.kv_cache`. Each batch is attended over a cache of each format in turn, many times; the
+caches are larger than the processor's own, so that the bytes read are part of the cost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from kernels.layer_cache import LayerCache, allocate_layer_cache
+from kernels.paged_attention import paged_attention
+from kernels.quantized_kv import quantize_heads
+from ops.bench.record import append_record
+
+BLOCK_SIZE = 16
+NUM_SEQS = 32
+NUM_ROUNDS = 15
+FORMATS = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+# Query heads, KV heads, elements of a head, cached tokens of each sequence.
+SHAPES = ((32, 8, 128, 512), (32, 8, 128, 2048), (16, 8, 128, 1024), (14, 2, 64, 2048))
+
+
+def random_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerCache:
+    """Return a cache of random heads."""
+    cache = allocate_layer_cache(num_blocks, BLOCK_SIZE, num_kv_heads, head_dim, dtype, torch.device("cpu"))
+    for kind, target in enumerate((cache.keys, cache.values)):
+        heads = torch.randn(target.shape)
+        if cache.scales is None:
+            target.copy_(heads)
+        else:
+            quantized, scales = quantize_heads(heads, dtype)
+            target.copy_(quantized)
+            cache.scales[..., kind] = scales.transpose(1, 2)
+    return cache
+
+
+def measure(num_heads: int, num_kv_heads: int, head_dim: int, context: int) -> dict[str, float]:
+    """Return the median ms of one layer's attention, by the cache's format."""
+    num_blocks = NUM_SEQS * context // BLOCK_SIZE
+    tables = torch.randperm(num_blocks).int().view(NUM_SEQS, -1)
+    starts, lengths = torch.arange(NUM_SEQS + 1).int(), torch.full((NUM_SEQS,), context).int()
+    query = torch.randn(NUM_SEQS, num_heads, head_dim).bfloat16()
+    caches = {name: random_cache(num_blocks, num_kv_heads, head_dim, dtype) for name, dtype in FORMATS.items()}
+    samples: dict[str, list[float]] = {name: [] for name in FORMATS}
+    for _ in range(NUM_ROUNDS):
+        for name, cache in caches.items():
+            arguments = (query, cache.keys, cache.values, tables, starts, lengths, 1, context, head_dim**-0.5)
+            started = time.perf_counter()
+            paged_attention(*arguments, kv_scales=cache.scales)
+            samples[name].append((time.perf_counter() - started) * 1e3)
+    return {name: statistics.median(times[2:]) for name, times in samples.items()}
+
+
+def main() -> None:
+    """Print the table and append its rows to the results."""
+    torch.set_num_threads(1)
+    print(f"{NUM_SEQS} decodes, one thread")
+    print(f"{'heads':>12} {'context':>8} {'bf16 ms':>9} {'int8 ms':>9} {'fp8 ms':>9} {'int8/bf16':>10} {'fp8/bf16':>9}")
+    for num_heads, num_kv_heads, head_dim, context in SHAPES:
+        times = measure(num_heads, num_kv_heads, head_dim, context)
+        heads = f"{num_heads}/{num_kv_heads} x {head_dim}"
+        ratios = {f"{name}_to_bf16": round(times[name] / times["bf16"], 3) for name in ("int8", "fp8")}
+        shown = (f"{value:9.2f}" for value in times.values())
+        print(f"{heads:>12} {context:>8} {' '.join(shown)} {ratios['int8_to_bf16']:>10} {ratios['fp8_to_bf16']:>9}")
+        row = {"num_seqs": NUM_SEQS, "heads": heads, "context": context}
+        row |= {f"{name}_ms": round(value, 3) for name, value in times.items()} | ratios
+        append_record("kv_cache", "python -m ops.bench.kv_cache", row)
+
+
+if __name__ == "__main__":
+    main()
