@@ -74,6 +74,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def test_kv_cache_in_eight_bits_is_measured(model: Path) -> None:
+    arguments = ["--model", str(model), "--text", str(model / "text.txt"), "--context", "48", "--dtype", "float32"]
+    found = {}
+    for kv_dtype in ("auto", "int8", "fp8"):
+        result = CliRunner().invoke(command, [*arguments, "--num-threads", "1", "--kv-dtype", kv_dtype])
+        assert result.exit_code == 0, result.output
+        assert f"KV cache {kv_dtype})" in result.output
+        found[kv_dtype] = float(result.output.split("perplexity ")[1].split()[0])
+    assert len(set(found.values())) == 3
+    assert found["int8"] == pytest.approx(found["auto"], rel=0.002)
+    assert found["fp8"] == pytest.approx(found["auto"], rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
