@@ -20,6 +20,8 @@ _TIME_WEIGHT = 0.1
 _LONGEST_TRUSTED = 1.5
 """A step this many times longer than usual is taken for a disturbance, and counts as no longer than that."""
 
+_LEAST_MEASUREMENTS = 3
+
 _GUESSED_SLOPE = 0.05
 """What a draft is taken to add to a step, as a share of it, until that has been measured."""
 
@@ -38,6 +40,7 @@ class StepTimes:
     def __init__(self, max_depth: int) -> None:
         """Know nothing."""
         self._measured: list[float | None] = [None] * (max_depth + 1)
+        self._first: list[list[float]] = [[] for _ in range(max_depth + 1)]
         self.until_trial = _LEAST_TRIAL_INTERVAL
         self.num_trials = 0
 
@@ -47,11 +50,15 @@ class StepTimes:
         return self._measured[0] is not None
 
     def measure(self, depth: int, duration_s: float) -> None:
-        """Add a step."""
+        """Add a step. A depth counts as measured after some; the first may have set up what later ones find."""
         known = self._measured[depth]
         if known is not None:
-            duration_s = known + _TIME_WEIGHT * (min(duration_s, known * _LONGEST_TRUSTED) - known)
-        self._measured[depth] = duration_s
+            self._measured[depth] = known + _TIME_WEIGHT * (min(duration_s, known * _LONGEST_TRUSTED) - known)
+            return
+        first = self._first[depth]
+        first.append(duration_s)
+        if len(first) == _LEAST_MEASUREMENTS:
+            self._measured[depth] = min(first)
 
     def all(self) -> list[float]:
         """Return the times of all depths: measured ones, straight lines between them, behind them the last slope."""

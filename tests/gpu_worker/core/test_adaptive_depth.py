@@ -113,14 +113,33 @@ def test_limits_are_kept() -> None:
 
 def test_times_between_and_behind_measured_depths_lie_on_lines() -> None:
     times = StepTimes(5)
-    times.measure(0, 1.0)
+    measure(times, 0, 1.0)
     assert times.all() == pytest.approx([1.0, 1.05, 1.1, 1.15, 1.2, 1.25])
-    times.measure(3, 1.6)
+    measure(times, 3, 1.6)
     assert times.all() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
 
 
 def test_one_long_step_moves_a_time_little() -> None:
     times = StepTimes(1)
-    times.measure(0, 1.0)
+    measure(times, 0, 1.0)
     times.measure(0, 100.0)
     assert times.all()[0] < 1.1
+
+
+def test_first_step_that_sets_something_up_does_not_spoil_a_depth() -> None:
+    world = World(memory_bound, [0.95])
+    usual, seen = world.step_s, set()
+
+    def slow_at_first(num_tokens: int) -> float:
+        is_first = num_tokens not in seen
+        seen.add(num_tokens)
+        return usual(num_tokens) * (50 if is_first else 1)
+
+    world.step_s = slow_at_first
+    world.run(60)
+    assert world.run(200) > 3 * world.plain()
+
+
+def measure(times: StepTimes, depth: int, duration_s: float) -> None:
+    for _ in range(3):
+        times.measure(depth, duration_s)
