@@ -112,7 +112,7 @@ class AdaptiveDepth:
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Move the time of steps like this one."""
-        depth = min(self._max_depth, round(num_drafted / num_sequences))
+        depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         self._times_of(num_sequences).measure(depth, duration_s)
 
     def _times_of(self, num_sequences: int) -> StepTimes:
@@ -142,7 +142,7 @@ class AdaptiveDepth:
         times.num_trials += 1
         # Where drafts pay, what they are compared with; else each depth in turn.
         depth = 0 if best else 1 + (times.num_trials - 1) % self._max_depth
-        usual = expected[min(self._max_depth, round(best / num_sequences))]
+        usual = expected[_mean_depth(best, num_sequences)]
         excess = abs(expected[depth] / usual - 1.0)
         times.until_trial = max(_LEAST_TRIAL_INTERVAL, round(excess / _TRIAL_COST))
         return depth * num_sequences
@@ -155,8 +155,12 @@ def _best_number(num_sequences: int, chances: list[float], times: list[float]) -
     num_tokens = float(num_sequences)
     for number in range(step, len(chances) + 1, step):
         num_tokens += sum(chances[number - step : number])
-        whole, part = divmod(number, num_sequences)
-        part_s = (times[whole + 1] - times[whole]) * part / num_sequences if part else 0.0
-        if num_tokens / (times[whole] + part_s) > fastest:
-            best, fastest = number, num_tokens / (times[whole] + part_s)
+        speed = num_tokens / times[_mean_depth(number, num_sequences)]
+        if speed > fastest:
+            best, fastest = number, speed
     return best
+
+
+def _mean_depth(num_drafted: int, num_sequences: int) -> int:
+    """Return the drafts a sequence, rounded up: the first draft of a step may cost more than any other."""
+    return -(-num_drafted // num_sequences)

@@ -86,6 +86,12 @@ def test_noisy_times_do_not_make_it_slower_than_plain() -> None:
     assert world.run(3000) > 0.96 * world.plain()
 
 
+def test_first_draft_of_a_step_that_costs_more_than_others_does_not_make_it_slower_than_plain() -> None:
+    world = World(lambda num_tokens: num_tokens + (15.0 if num_tokens > 30 else 0.0), [0.8] * 30)
+    world.run(300)
+    assert world.run(2000) > 0.97 * world.plain()
+
+
 def test_sequences_whose_drafts_are_right_get_more() -> None:
     world = World(memory_bound, [0.9, 0.9, 0.05, 0.05])
     world.run(500)
