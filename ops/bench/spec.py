@@ -2,8 +2,8 @@
 
 Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. Drafts come from prompt lookup on prompts that copy
 (the demo model), or from a proposer that is right with a set probability, which stands for a draft model that costs
-nothing (models with random weights). Answers that differ from those of plain decoding are told. The table is printed, and
-appended to `results/spec.jsonl`.
+nothing (models with random weights). Answers that differ from those of plain decoding are told. The table is printed,
+and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
 (1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step.
