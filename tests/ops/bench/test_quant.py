@@ -1,0 +1,63 @@
+"""The benchmark of quantized models: what it makes, measures and writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.bench.engine import Load, Measurement
+from ops.bench.engine_compare import Row
+from ops.bench.engine_peers import Task, measure_ours
+from ops.bench.make_model import Shape, make_model
+from ops.bench.quant import Result, measure, print_table
+from ops.bench.quant_checkpoints import METHODS, PLAIN, make_checkpoints, random_words, training_text, weight_bytes
+
+TINY = Shape(
+    vocab_size=160, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, is_tied=True
+)
+
+
+def test_every_method_makes_a_smaller_model(tmp_path: Path) -> None:
+    make_model(TINY, tmp_path / PLAIN)
+    calibration = random_words(TINY.vocab_size, tmp_path / "text")
+    made = dict(make_checkpoints(tmp_path / PLAIN, tmp_path, list(METHODS), calibration))
+    assert list(made) == list(METHODS)
+    assert all(weight_bytes(path) < weight_bytes(tmp_path / PLAIN) for path in made.values())
+
+
+@pytest.mark.slow
+def test_quantized_model_is_measured_beside_the_plain_one(tmp_path: Path) -> None:
+    make_model(TINY, tmp_path / PLAIN)
+    calibration = random_words(TINY.vocab_size, tmp_path / "text")
+    models = {PLAIN: tmp_path / PLAIN, **dict(make_checkpoints(tmp_path / PLAIN, tmp_path, ["int8"], calibration))}
+    task = Task(models[PLAIN], [Load(1, 8, 2), Load(2, 8, 2)], 1)
+    results = measure(task, models, tmp_path / "nowhere", rounds=1)
+    assert [result.name for result in results] == [PLAIN, "int8"]
+    assert all([row.batch for row in result.rows] == [1, 2] for result in results)
+    assert isinstance(measure_ours(task)[1], Measurement)
+
+
+def test_figures_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
+    result = Result("int8", 2_000_000, [Row("int8", 1, 50.0, 10.0), Row("int8", 4, 60.4, 30.0)])
+    assert result.figures() == {
+        "name": "int8",
+        "weights_mb": 2.0,
+        "decode_tokens_per_s_at_1": 10.0,
+        "decode_tokens_per_s_at_4": 30.0,
+        "prefill_tokens_per_s": 60,
+    }
+    assert Result("KV fp8", 2, [], 17.5).figures()["perplexity"] == 17.5
+
+
+def test_table_has_rates_beside_those_of_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row("a", 1, 50.0, 10.0)]
+    print_table("model", [Result("bf16", 4, rows, 17.0), Result("int8", 2, [Row("b", 1, 50.0, 25.0)], 17.25)])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "2.50x" in last
+    assert "17.250" in last
+
+
+def test_calibration_text_is_of_the_corpus(tmp_path: Path) -> None:
+    calibration = training_text(tmp_path / "text")
+    assert len(calibration.text.read_text(encoding="utf-8")) > 100_000
