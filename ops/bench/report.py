@@ -49,7 +49,7 @@ def render(results: Path, goals: tuple[Goal, ...] = GOALS) -> dict[str, str]:
     Raises:
         MalformedResultError: A results file holds a line that is not a result.
     """
-    names = [*(section.value for section in Section), "scheduler", "startup"]
+    names = [*(section.value for section in Section), "scheduler", "startup", "quant"]
     runs = {name: read_runs(results / f"{name}.jsonl") for name in names}
     standings = [standing(goal, runs[goal.section.value]) for goal in goals]
     plots = {GOALS_PLOT: goals_plot(standings), DECODE_PLOT: decode_plot(runs["engine"], MODELS)}
@@ -89,6 +89,7 @@ def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
     parts += ["### Gateway and queue", goals_of(Section.GATEWAY)]
     parts += ["### Engine on a CPU", goals_of(Section.ENGINE)]
     parts += [f"![Decode tokens per second by batch size]({DECODE_PLOT})"]
+    parts += ["### Quantized models on a CPU", *_quantized(runs["quant"], notes)]
     parts += ["### Prefix cache", goals_of(Section.PREFIX_CACHE)]
     parts += ["### Scheduler", results_table(runs["scheduler"], notes)]
     parts += ["### Start-up", results_table(runs["startup"], notes)]
@@ -97,6 +98,13 @@ def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
         parts += ["<details><summary>All cases</summary>", results_table(runs["gpu"], notes), "</details>"]
     parts += ["### Runs", "\n".join(notes.lines())]
     return "\n\n".join(parts)
+
+
+def _quantized(runs: list[Run], notes: Footnotes) -> list[str]:
+    """Write the latest speeds, and the latest perplexities, which are of other models."""
+    scored = [run for run in runs if "perplexity" in run.rows[0]]
+    speeds = results_table([run for run in runs if run not in scored], notes)
+    return [speeds, results_table(scored, notes)] if scored else [speeds]
 
 
 def _unmeasured(standings: list[Standing]) -> str:
