@@ -28,7 +28,6 @@ SOURCES = (
     "linear/cpu.cpp",
     "quantized_linear/cpu.cpp",
     "rope_kv_write/cpu.cpp",
-    "kv_write/cpu.cpp",
     "rms_norm/cpu.cpp",
     "silu_mul/cpu.cpp",
 )

@@ -31,7 +31,6 @@ _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int
 _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
     {
         "paged_attention": (None, [*[_POINTER] * 8, _INT64, *[_INT32] * 7, _FLOAT, *[_INT32] * 3]),
-        "kv_write": (None, [*[_POINTER] * 5, *[_INT64] * 2, *[_INT32] * 4]),
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
         "rope_kv_write": (None, [*[_POINTER] * 9, _INT64, _FLOAT, *[_INT32] * 9]),
@@ -50,7 +49,6 @@ class CpuLibrary:
     """The C functions. Their arguments are those of the `extern "C"` functions of the same names."""
 
     paged_attention: Callable[..., None]
-    kv_write: Callable[..., None]
     rms_norm: Callable[..., None]
     silu_mul: Callable[..., None]
     rope_kv_write: Callable[..., None]

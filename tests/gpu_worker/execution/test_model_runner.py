@@ -96,7 +96,6 @@ def test_plain_torch_equals_transformers(
     monkeypatch: pytest.MonkeyPatch, runner: TorchModelRunner, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     monkeypatch.setattr("kernels.paged_attention.dispatch.cpu_library", lambda: None)
-    monkeypatch.setattr("kernels.kv_write.dispatch.cpu_library", lambda: None)
     outcome = run(runner, greedy_sequences(prompts, 30), token_budget=20)
     assert as_lists(outcome.tokens, len(prompts)) == expected
 
