@@ -97,7 +97,10 @@ inline void multiply_float8(const QuantizedLinear& linear, const Rows& rows, int
     Floats sums[R][kHalf] = {};
     for (; column < end; column += 4, weights += kHalf * kLanes) {
       FloatPairs pairs[kHalf];
-      for (int v = 0; v < kHalf; ++v) pairs[v] = decoder.decode(load_raw<Ints>(weights + v * kLanes));
+      for (int v = 0; v < kHalf; ++v) {
+        pairs[v] = decoder.decode(load_raw<Ints>(weights + v * kLanes));
+        read_ahead(weights + v * kLanes);
+      }
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < kHalf; ++v) {
           const Input* four = inputs + int64_t{r} * columns + column;

@@ -45,6 +45,7 @@ inline void add_columns(Ints (*sums)[kHalf], const int32_t* weights, const Rows&
   for (int word = 0; word < count / kColumns; ++word, column += kColumns, weights += kHalf * kLanes) {
     Ints words[kHalf];
     for (int v = 0; v < kHalf; ++v) words[v] = load_raw<Ints>(weights + v * kLanes);
+    for (int v = 0; v < kHalf; ++v) read_ahead(weights + v * kLanes);
     if constexpr (kBits == 4) {
       for (int r = 0; r < R; ++r) {
         const Ints input = four_inputs(rows, row, r, column);
@@ -109,6 +110,8 @@ inline void multiply_tokens(const QuantizedLinear& linear, const Rows& rows, int
       const int64_t place = int64_t{column / 4 * kHalf + v} * kLanes;
       words[v] = load_raw<Ints>(weights + place);
       words[kHalf + v] = load_raw<Ints>(other_weights + place);
+      read_ahead(weights + place);
+      read_ahead(other_weights + place);
     }
     for (int r = 0; r < R; ++r) {
       const Ints input = four_inputs(rows, row, r, column);
