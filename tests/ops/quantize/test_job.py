@@ -149,16 +149,21 @@ def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> No
     oracle = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
     with torch.inference_mode():
         expected = oracle(torch.tensor([held_out])).logits[0].log_softmax(-1)
-    lost = {}
+    lost, agreement = {}, {}
     for method in METHODS:
         job = job_for(MODEL_FOLDER, tmp_path / method, method)
         list(quantize(replace(job, group_size=64, calibration=tmp_path / "text", samples=16, window=256)))
         actual = logits_of(tmp_path / method, held_out).log_softmax(-1)
         lost[method] = float((expected.exp() * (expected - actual)).sum(-1).mean())
+        agreement[method] = float((expected.argmax(-1) == actual.argmax(-1)).double().mean())
 
     assert lost["int8"] < lost["fp8"] < lost["gptq"]
     assert lost["gptq"] < 0.6 * lost["rtn-int4"]
     assert lost["awq"] < 0.8 * lost["rtn-int4"]
+    # How often the most likely token stays the same.
+    assert agreement["int8"] > 0.96
+    assert agreement["fp8"] > 0.92
+    assert min(agreement["gptq"], agreement["awq"]) > max(0.87, agreement["rtn-int4"])
 
 
 def test_unfinished_folder_of_another_job_is_refused(model: Path, tmp_path: Path) -> None:
