@@ -90,14 +90,14 @@ inline int sum_of(Ints integers) {
   return static_cast<int>(horizontal_sum(__builtin_convertvector(integers, Floats)));
 }
 
-// Integers with a factor for each segment.
+// Integers with a factor for each segment, those of padding included: they are multiplied like all others.
 template <typename T>
 inline void prepare_segments(const QuantizedLinear& linear, const T* x, int8_t* values, float* factors, float* sums) {
-  const int segment = linear.segment();
+  const int segment = linear.segment(), last_group = linear.num_groups() - 1;
   alignas(64) float inputs[kPadded];
   for (int first = 0; first < linear.num_columns(); first += kPadded) {
     read_inputs(linear, x, first, inputs);
-    for (int start = 0; start < kPadded && first + start < linear.num_inputs; start += segment) {
+    for (int start = 0; start < kPadded; start += segment) {
       const float largest = largest_of(largest_bits(inputs + start, segment));
       // The factor of so small inputs could not be inverted; they are zero.
       const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, factor = largest / 127.0f;
@@ -105,7 +105,7 @@ inline void prepare_segments(const QuantizedLinear& linear, const T* x, int8_t* 
       for (int i = start; i < start + segment; i += kLanes)
         total += store_integers(nearest_integers(load(inputs + i) * inverse), values + first + i);
       factors[(first + start) / segment] = factor;
-      sums[(first + start) / linear.group_size] += factor * sum_of(total);
+      sums[std::min((first + start) / linear.group_size, last_group)] += factor * sum_of(total);
     }
   }
 }

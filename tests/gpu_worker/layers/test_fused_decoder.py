@@ -26,6 +26,7 @@ from gpu_worker.quantization.weight_forms import (
 from kernels.decoder_stack import StackShape
 from kernels.rope_kv_write import HeadNormWeights
 from tests.kernels.layer_caches import EIGHT_BITS, poisoned_cache
+from tests.kernels.poisoned_memory import poisoned_memory
 
 CPU = torch.device("cpu")
 SHAPE = StackShape(hidden_size=54, intermediate_size=74, num_heads=6, num_kv_heads=2, head_dim=10, eps=1e-5)
@@ -167,7 +168,8 @@ def test_step_equals_the_layered_decoder(variant: Variant, dtype: torch.dtype) -
     fused, layered = make_decoders(variant, dtype)
     tokens, positions, context = two_prompts(dtype)
     _, _, oracle_context = two_prompts(dtype)
-    result, expected = fused(tokens, positions, context), layered(tokens, positions, oracle_context)
+    with poisoned_memory():
+        result, expected = fused(tokens, positions, context), layered(tokens, positions, oracle_context)
     assert result.dtype is dtype
     is_exact = variant.form in ("dense", "four bits", "float8", "odd groups") or dtype is torch.bfloat16
     lowest = COSINE[dtype] if is_exact else COSINE_OF_ROUNDED_INPUTS
