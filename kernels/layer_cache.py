@@ -29,6 +29,22 @@ class LayerCache:
         """Return all that there is."""
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy what tokens have left behind to other slots, `block * block_size + offset`.
+
+        Shapes:
+            source, target: `[num_tokens]` int64; no slot is twice in `target`
+        """
+        for tensor in (self.keys, self.values):
+            slots = tensor.view(-1, *tensor.shape[2:])
+            slots.index_copy_(0, target, slots.index_select(0, source))
+        if self.scales is not None:
+            block_size = self.keys.shape[1]
+            (blocks, offsets), (from_blocks, from_offsets) = (
+                (slots // block_size, slots % block_size) for slots in (target, source)
+            )
+            self.scales[blocks, :, offsets] = self.scales[from_blocks, :, from_offsets]
+
     @property
     def block_bytes(self) -> int:
         """Return the memory of one block."""

@@ -101,11 +101,11 @@ class AdaptiveDepth:
             depths[place] += 1
         return depths
 
-    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Move the sequence's share of right drafts, and the engine's, which new sequences begin with."""
         acceptance = self._acceptance if sequence.acceptance is None else sequence.acceptance
         # Those behind the first wrong one were not put to the test.
-        for is_right in [True] * num_accepted + [False] * (num_accepted < num_drafted):
+        for is_right in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
             acceptance += _SEQUENCE_WEIGHT * (is_right - acceptance)
             self._acceptance += _ENGINE_WEIGHT * (is_right - self._acceptance)
         sequence.acceptance = acceptance

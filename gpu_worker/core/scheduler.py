@@ -222,7 +222,7 @@ class Scheduler:
         sequence = item.sequence
         new = sampled.token_ids if item.samples else ()
         assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
-        assert sampled.num_accepted <= min(item.num_draft_tokens, max(0, len(new) - 1)), (
+        assert len(sampled.accepted) <= min(item.num_draft_tokens, max(0, len(new) - 1)), (
             "more was accepted than sampled"
         )
         num_before = sequence.num_output_tokens
@@ -231,10 +231,10 @@ class Scheduler:
         assert len(new) <= 1 or not self._is_flying(sequence), "a step in flight took one token for certain"
         count, finish = extend(sequence, new)
         if item.num_draft_tokens:
-            num_accepted = min(sampled.num_accepted, count)
-            num_computed += min(num_accepted, count - 1)
+            accepted = sampled.accepted[:count]
+            num_computed += min(len(accepted), count - 1)
             sequence.num_computed_tokens = num_computed
-            self._record_drafts(sequence, sampled.num_drafted, num_accepted)
+            self._record_drafts(sequence, sampled.num_drafted, accepted)
         if not item.samples and num_computed == len(sequence.token_ids):
             finish = finish_reason(sequence)
         self._blocks.publish(sequence, num_computed)
@@ -248,10 +248,10 @@ class Scheduler:
             return None
         return SequenceEvent(sequence, new[:count], num_before, finish, sampled.logprobs[:count], prompt_logprobs)
 
-    def _record_drafts(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def _record_drafts(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Count the drafts of a step, and take back the blocks of those that were wrong."""
         assert self.speculation is not None
-        self.speculation.record(sequence, num_drafted, num_accepted)
+        self.speculation.record(sequence, num_drafted, accepted)
         self._blocks.trim(sequence)
 
     def _land(self, plan: StepPlan) -> None:

@@ -20,8 +20,8 @@ class DraftPolicy(Protocol):
         """Return how many drafts each decoding sequence should verify in the next step, at most its limit."""
         ...
 
-    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Take in that the sequence's last step verified at least one draft, and how many were right."""
+    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+        """Take in that the sequence's last step verified so many guesses, and the numbers of those that were right."""
         ...
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
@@ -39,7 +39,7 @@ class FixedDepth:
         """Return the depth, or the limit where that is less."""
         return [min(self.depth, limit) for limit in limits]
 
-    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Learn nothing."""
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
@@ -62,13 +62,14 @@ class Speculation:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
-    def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def record(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Count what a step verified for a sequence."""
         if num_drafted == 0:
             return
+        num_accepted = len(accepted)
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         sequence.num_drafted_tokens += num_drafted
         sequence.num_accepted_tokens += num_accepted
-        self.policy.learn(sequence, num_drafted, num_accepted)
+        self.policy.learn(sequence, num_drafted, accepted)

@@ -70,14 +70,14 @@ class SampledTokens(Struct, frozen=True, gc=False):
         logprobs: One entry per new token when the request asked for them, else empty.
         prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
         num_drafted: Drafts that were computed.
-        num_accepted: How many of them are the first of `token_ids`; their KV is in the blocks.
+        accepted: The numbers of those that are the first of `token_ids`; their KV is in the blocks, in its place.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[LogprobEntry, ...] = ()
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
     num_drafted: int = 0
-    num_accepted: int = 0
+    accepted: tuple[int, ...] = ()
 
 
 class StepResult(Struct, frozen=True, gc=False):

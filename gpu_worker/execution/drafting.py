@@ -1,36 +1,54 @@
-"""The drafts of a step: asked from a proposer, made harmless, and compared with what was sampled behind them."""
+"""The drafts of a step: asked from a proposer and made harmless; and what the step computed, shown to it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Values
+from typing import TypeVar
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.speculative.proposer import DraftRequest, Proposer
+from gpu_worker.speculative.draft import MAX_GUESSES, NO_DRAFT, Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Proposer
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Drafting:
     """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before."""
 
-    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
-        """Ask `proposer` for tokens below `vocab_size`."""
+    def __init__(self, proposer: Proposer, vocab_size: int, sliding_window: int | None = None) -> None:
+        """Ask `proposer` for tokens below `vocab_size`; a model with a short window gets chains."""
         self._proposer: Proposer | None = proposer
         self._vocab_size = vocab_size
+        self._can_branch = sliding_window is None or sliding_window > MAX_GUESSES
 
-    def drafts(self, scheduled: Values[ScheduledSequence], departed: Values[Sequence]) -> list[tuple[int, ...]] | None:
+    @property
+    def wants_hidden(self) -> bool:
+        """Say whether `observe` has a purpose."""
+        return self._proposer is not None and self._proposer.wants_hidden
+
+    def drafts(self, scheduled: Values[ScheduledSequence], departed: Values[Sequence]) -> list[Draft] | None:
         """Return the drafts of each scheduled sequence, or None when there are none at all.
 
         Args:
             scheduled: Those with `num_draft_tokens` are asked for.
             departed: Left the batch since the last call; the proposer forgets them.
         """
+        return self._call(lambda proposer: self._ask(proposer, scheduled, departed))
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Show what a step computed."""
+        self._call(lambda proposer: proposer.observe(computed))
+
+    def _call(self, action: Callable[[Proposer], T]) -> T | None:
         if self._proposer is None:
             return None
         try:
-            return self._ask(self._proposer, scheduled, departed)
+            return action(self._proposer)
         except Exception:
             logger.exception("the proposer of drafts failed; speculation is off until the worker starts again")
             self._proposer = None
@@ -38,33 +56,15 @@ class Drafting:
 
     def _ask(
         self, proposer: Proposer, scheduled: Values[ScheduledSequence], departed: Values[Sequence]
-    ) -> list[tuple[int, ...]] | None:
+    ) -> list[Draft] | None:
         for sequence in departed:
             proposer.forget(sequence)
         places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens]
         if not places:
             return None
         requests = [DraftRequest(scheduled[place].sequence, scheduled[place].num_draft_tokens) for place in places]
-        drafts: list[tuple[int, ...]] = [()] * len(scheduled)
-        for place, request, guess in zip(places, requests, proposer.propose(requests), strict=True):
-            drafts[place] = self._valid(guess[: request.num_tokens])
+        drafts = [NO_DRAFT] * len(scheduled)
+        for place, request, draft in zip(places, requests, proposer.propose(requests), strict=True):
+            usable = draft.first(request.num_tokens).valid(self._vocab_size)
+            drafts[place] = usable if self._can_branch else usable.chain()
         return drafts if any(drafts) else None
-
-    def _valid(self, guess: tuple[int, ...]) -> tuple[int, ...]:
-        for index, token_id in enumerate(guess):
-            if not 0 <= token_id < self._vocab_size:
-                return guess[:index]
-        return guess
-
-
-def num_accepted(drafts: tuple[int, ...], token_ids: Values[int]) -> int:
-    """Return how many drafts were right.
-
-    Args:
-        drafts: The guesses.
-        token_ids: What was sampled in place of each, and then one more: `token_ids[j]` given `drafts[:j]`.
-    """
-    for index, draft in enumerate(drafts):
-        if token_ids[index] != draft:
-            return index
-    return len(drafts)

@@ -11,6 +11,7 @@ import time
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_worker.core.sequence import Sequence
@@ -20,8 +21,10 @@ from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
 from gpu_worker.execution.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
+from gpu_worker.execution.verification import computed_tokens, move_accepted
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.speculative.draft import Draft
 from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
@@ -70,7 +73,10 @@ class TorchModelRunner:
 
     def verify_drafts_of(self, proposer: Proposer) -> None:
         """Ask `proposer` for what plans allow to be drafted. Call it before the first step."""
-        self._drafting = Drafting(proposer, self._model.config.vocab_size)
+        config = self._model.config
+        windows = [config.attention_shape(layer).sliding_window for layer in range(config.num_layers)]
+        window = min((window for window in windows if window is not None), default=None)
+        self._drafting = Drafting(proposer, config.vocab_size, window)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> CompletedStep:
@@ -79,11 +85,7 @@ class TorchModelRunner:
         drafts = None if self._drafting is None else self._drafting.drafts(scheduled, plan.departed)
         inputs = self._assembler.assemble(scheduled, drafts)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.context)
-        sampling = [item.sequence for item in scheduled if item.samples]
-        if len(sampling) == len(scheduled) == len(hidden):
-            sampled = self._sampler.sample(self._model.logits(hidden), sampling)
-        else:
-            sampled = self._sample_some(hidden, inputs, scheduled, drafts)
+        sampled = self._sample(hidden, inputs, scheduled, drafts)
         for chunk in prompt_chunks(scheduled, inputs.layout.query_starts):
             targets = torch.tensor(chunk.targets, dtype=torch.int64, device=hidden.device)
             entries = chunk_entries(chunk, score_chunk(self._model, hidden, chunk, targets))
@@ -106,24 +108,38 @@ class TorchModelRunner:
         self.submit(StepPlan(0, [ScheduledSequence(sequence, num_tokens, 1, True)], 1))
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
-    def _sample_some(
+    def _sample(
         self,
         hidden: torch.Tensor,
         inputs: StepInputs,
         scheduled: list[ScheduledSequence],
-        drafts: list[tuple[int, ...]] | None,
+        drafts: list[Draft] | None,
     ) -> list[SampledTokens]:
-        """Sample where some rows, or some sequences, do not, or where drafts have rows of their own."""
+        """Sample where the plan says so, and behind each guess; tell the proposer what the step computed."""
         places = [place for place, item in enumerate(scheduled) if item.samples]
-        if not places:
-            return [_NOTHING_SAMPLED] * len(scheduled)
-        rows = inputs.layout.last_tokens[places]
         sampling = [scheduled[place].sequence for place in places]
-        theirs = None if drafts is None else [drafts[place] for place in places]
-        if theirs is not None:
-            rows = np.concatenate(
-                [np.arange(row - len(draft), row + 1) for row, draft in zip(rows, theirs, strict=True)]
-            )
-        logits = self._model.logits(hidden[torch.from_numpy(rows).to(hidden.device)])
-        sampled = iter(self._sampler.sample(logits, sampling, theirs))
-        return [next(sampled) if item.samples else _NOTHING_SAMPLED for item in scheduled]
+        accepted: dict[int, tuple[int, ...]] = {}
+        if len(places) == len(hidden):
+            sampled = self._sampler.sample(self._model.logits(hidden), sampling)
+        elif not places:
+            sampled = []
+        elif drafts is None:
+            rows = inputs.layout.last_tokens[places]
+            sampled = self._sampler.sample(self._model.logits(_rows(hidden, rows)), sampling)
+        else:
+            theirs = [drafts[place] for place in places]
+            last = zip(inputs.layout.last_tokens[places], theirs, strict=True)
+            rows = np.concatenate([np.arange(row - len(draft), row + 1) for row, draft in last])
+            sampled, paths = self._sampler.verify(self._model.logits(_rows(hidden, rows)), sampling, theirs)
+            accepted = dict(zip(places, paths, strict=True))
+            move_accepted(self._cache, inputs.layout, drafts, accepted)
+        if len(places) < len(scheduled):
+            results = iter(sampled)
+            sampled = [next(results) if item.samples else _NOTHING_SAMPLED for item in scheduled]
+        if self._drafting is not None and self._drafting.wants_hidden:
+            self._drafting.observe(computed_tokens(scheduled, inputs.layout, hidden, sampled, accepted))
+        return sampled
+
+
+def _rows(hidden: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    return hidden[torch.from_numpy(rows).to(hidden.device)]

@@ -12,11 +12,11 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens
-from gpu_worker.execution.drafting import num_accepted
 from gpu_worker.execution.logprobs import Logprobs
 from gpu_worker.execution.penalties import apply_penalties
 from gpu_worker.execution.sampling_batch import RandomRows, SamplingBatch
 from gpu_worker.execution.token_choice import choose, choose_truncated
+from gpu_worker.speculative.draft import Draft
 
 
 class Sampler:
@@ -27,22 +27,41 @@ class Sampler:
         self._device = device
         self._batch: SamplingBatch | None = None
 
-    def sample(
-        self, logits: torch.Tensor, sequences: list[Sequence], drafts: Values[tuple[int, ...]] | None = None
-    ) -> list[SampledTokens]:
-        """Choose the next token of each sequence; with drafts, as many as these were right, and one more.
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledTokens]:
+        """Choose the next token of each sequence.
 
-        Every row is sampled as a step of its own would sample it at that place of the output, given the drafts before
-        it. So a draft is accepted with the probability that it has, the token that differs is a sample of what remains,
+        Args:
+            logits: Overwritten. One row a sequence.
+            sequences: Those that sample.
+
+        Shapes:
+            logits: `[num_rows, vocab_size]` float32, contiguous
+
+        Raises:
+            InvalidLogitsError: A row that is drawn from holds NaN.
+        """
+        token_ids, reported = self._sample_rows(logits, sequences, None)
+        return [SampledTokens((token_id,), reported.get(row, ())) for row, token_id in enumerate(token_ids)]
+
+    def verify(
+        self, logits: torch.Tensor, sequences: list[Sequence], drafts: Values[Draft]
+    ) -> tuple[list[SampledTokens], list[tuple[int, ...]]]:
+        """Choose as many tokens of each sequence as its draft was right, and one more.
+
+        Every row is sampled as a step of its own would sample it at that place of the output, given the guesses before
+        it. So a guess is accepted with the probability that it has, the token that differs is a sample of what remains,
         and tokens do not depend on what was drafted.
 
         Args:
-            logits: Overwritten. One row a sequence, and then one behind each of its drafts.
+            logits: Overwritten. The rows of each sequence's draft.
             sequences: Those that sample.
             drafts: Those of each sequence.
 
         Shapes:
             logits: `[num_rows, vocab_size]` float32, contiguous
+
+        Returns:
+            The tokens, and the numbers of the guesses that were right.
 
         Raises:
             InvalidLogitsError: A row that is drawn from holds NaN.
@@ -50,21 +69,19 @@ class Sampler:
         Source: Leviathan et al., "Fast inference from transformers via speculative decoding" (arXiv 2211.17192),
         theorem 1, with each proposal taken as certain.
         """
-        if drafts is None:
-            token_ids, reported = self._sample_rows(logits, sequences, None)
-            return [SampledTokens((token_id,), reported.get(row, ())) for row, token_id in enumerate(token_ids)]
         rows = [sequence for sequence, draft in zip(sequences, drafts, strict=True) for _ in range(len(draft) + 1)]
-        ahead = [draft[:count] for draft in drafts for count in range(len(draft) + 1)]
+        ahead = [path for draft in drafts for path in draft.paths()]
         token_ids, reported = self._sample_rows(logits, rows, ahead)
-        sampled, row = [], 0
+        sampled, paths, row = [], [], 0
         for draft in drafts:
-            accepted = num_accepted(draft, token_ids[row : row + len(draft) + 1])
-            chosen = range(row, row + accepted + 1)
+            path = draft.accepted(token_ids[row : row + len(draft) + 1])
+            chosen = (row, *(row + guess + 1 for guess in path))
             entries = tuple(entry for place in chosen for entry in reported.get(place, ()))
             new = tuple(token_ids[place] for place in chosen)
-            sampled.append(SampledTokens(new, entries, (), len(draft), accepted))
+            sampled.append(SampledTokens(new, entries, (), len(draft), path))
+            paths.append(path)
             row += len(draft) + 1
-        return sampled
+        return sampled, paths
 
     def _sample_rows(
         self, logits: torch.Tensor, sequences: list[Sequence], ahead: list[tuple[int, ...]] | None

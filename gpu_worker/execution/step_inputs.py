@@ -17,6 +17,7 @@ from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.step_layout import StepLayout, lay_out
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.speculative.draft import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,7 @@ class StepAssembler:
         self._num_placed = [0] * max_num_seqs
         self._counting = np.arange(max_num_seqs, dtype=np.int64)
 
-    def assemble(
-        self, scheduled: Values[ScheduledSequence], drafts: Values[tuple[int, ...]] | None = None
-    ) -> StepInputs:
+    def assemble(self, scheduled: Values[ScheduledSequence], drafts: Values[Draft] | None = None) -> StepInputs:
         """Lay the scheduled tokens of all sequences end to end, each with its drafts behind it."""
         count = len(scheduled)
         self._place_tables(scheduled)
@@ -65,6 +64,7 @@ class StepAssembler:
             context_lens=self._tensor(layout.context_lens),
             max_query_len=layout.max_query_len,
             max_context_len=int(layout.context_lens.max()),
+            tree_masks=None if layout.tree_masks is None else self._tensor(layout.tree_masks),
         )
         return StepInputs(self._tensor(layout.token_ids), self._tensor(layout.positions), layout, context)
 

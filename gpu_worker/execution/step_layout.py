@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.speculative.draft import SEES_ALL, Draft
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -24,12 +25,13 @@ class StepLayout:
     Attributes:
         token_ids: `[num_tokens]`, `TOKEN_ON_DEVICE` where not known here.
         token_rows: `[num_tokens]`, the row of each token's sequence.
-        positions: `[num_tokens]`, in the sequence.
+        positions: `[num_tokens]`, in the sequence; guesses that exclude each other share one.
         slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
         rows: `[num_seqs]`, the row of each sequence.
         query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
         context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
         max_query_len: Most tokens of a sequence.
+        tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
     """
 
     token_ids: Int64s
@@ -40,6 +42,7 @@ class StepLayout:
     query_starts: Int32s
     context_lens: Int32s
     max_query_len: int
+    tree_masks: Int64s | None = None
 
     @property
     def last_tokens(self) -> Int64s:
@@ -52,7 +55,7 @@ def lay_out(
     rows: Int64s,
     tables: Int32s,
     block_size: int,
-    drafts: Values[tuple[int, ...]] | None = None,
+    drafts: Values[Draft] | None = None,
 ) -> StepLayout:
     """Lay the scheduled tokens of all sequences end to end.
 
@@ -61,7 +64,7 @@ def lay_out(
         rows: The row of each sequence in `tables`.
         tables: Block tables; a row covers the sequence's scheduled tokens.
         block_size: Tokens of a block.
-        drafts: Tokens of each sequence to compute behind the scheduled ones.
+        drafts: Of each sequence, to compute behind the scheduled tokens.
     """
     count = len(scheduled)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
@@ -85,12 +88,15 @@ def lay_out(
             if item.start >= len(item.sequence.token_ids):
                 token_ids.append(TOKEN_ON_DEVICE)
             if drafts is not None:
-                token_ids += drafts[place]
+                token_ids += drafts[place].token_ids
         ends = lengths.cumsum()
         query_starts[1:] = ends
         token_rows = np.repeat(rows, lengths)
         positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
     blocks, offsets = np.divmod(positions, block_size)
+    tree_masks = None
+    if drafts is not None and any(draft.parents is not None for draft in drafts):
+        positions, tree_masks = _branch(positions, query_starts, drafts)
     return StepLayout(
         token_ids=np.array(token_ids, dtype=np.int64),
         token_rows=token_rows,
@@ -100,4 +106,16 @@ def lay_out(
         query_starts=query_starts,
         context_lens=(starts + lengths).astype(np.int32),
         max_query_len=max_query_len,
+        tree_masks=tree_masks,
     )
+
+
+def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft]) -> tuple[Int64s, Int64s]:
+    """Return the positions and masks of a step with trees, whose tokens lie at `places` of their sequences."""
+    positions, masks = places.copy(), np.full(len(places), SEES_ALL, dtype=np.int64)
+    for draft, end in zip(drafts, query_starts[1:], strict=True):
+        if draft.parents is not None:
+            last = end - len(draft) - 1
+            positions[last + 1 : end] = places[last] + np.array(draft.depths(), dtype=np.int64)
+            masks[last:end] = draft.masks()
+    return positions, masks

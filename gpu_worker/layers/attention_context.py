@@ -26,6 +26,8 @@ class AttentionContext:
         context_lens: `[num_seqs]` int32, tokens whose KV is in the cache after this step's write.
         max_query_len: Largest number of query tokens of a sequence; 1 means a pure decode batch.
         max_context_len: Largest of `context_lens`, or a bound of it.
+        tree_masks: `[num_tokens]` int64: bit `i` says whether a token sees the one that lies `i` slots before it, bit 0
+            being itself; what lies further off than 63 is seen. None where every token sees all before it.
     """
 
     caches: Sequence[LayerCache]
@@ -35,3 +37,4 @@ class AttentionContext:
     context_lens: torch.Tensor
     max_query_len: int
     max_context_len: int
+    tree_masks: torch.Tensor | None = None

@@ -15,7 +15,8 @@ import msgspec
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, ScheduledSequence, StepPlan
-from gpu_worker.speculative.proposer import DraftRequest
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 
 class DraftRunner(Protocol):
@@ -75,6 +76,8 @@ class DraftModelProposer:
     up, there is no guess for a sequence, nor where no block is free.
     """
 
+    wants_hidden = False
+
     def __init__(
         self, runner: DraftRunner, *, vocab_size: int, max_model_len: int, max_num_batched_tokens: int
     ) -> None:
@@ -93,14 +96,17 @@ class DraftModelProposer:
         self._pool = BlockPool(runner.num_blocks)
         self._doubles: dict[Sequence, _Double | None] = {}
 
-    def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the smaller model's guesses."""
         doubles = [self._double(request) for request in requests]
         guesses: list[list[int]] = [[] for _ in requests]
         open_places = self._run([place for place, double in enumerate(doubles) if double], doubles, guesses)
         while open_places := [p for p in open_places if len(guesses[p]) < requests[p].num_tokens]:
             open_places = self._run(open_places, doubles, guesses)
-        return [tuple(guess) for guess in guesses]
+        return [Draft(tuple(guess)) for guess in guesses]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence's double and take its blocks back."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.proposer import DraftRequest
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 MATCH_TOKENS = 3
 """Last tokens that have to be found; fewer find too much that goes on otherwise."""
@@ -110,13 +111,18 @@ class _Lookup:
 class NgramProposer:
     """Keeps an index for each sequence of the batch."""
 
+    wants_hidden = False
+
     def __init__(self) -> None:
         """Know no sequence."""
         self._lookups: dict[Sequence, _Lookup] = {}
 
-    def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return what followed the longest earlier occurrence of each sequence's last tokens."""
-        return [self._guess(request.sequence, request.num_tokens) for request in requests]
+        return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence's index."""

@@ -5,16 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 from typing import Protocol
 
+import torch
 from msgspec import Struct
 
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.speculative.draft import Draft
 
 
 class DraftRequest(Struct, frozen=True, gc=False):
-    """Ask for at most `num_tokens` guesses of what follows `sequence.token_ids`, all of which are known."""
+    """Ask for at most `num_tokens` guesses of what follows `sequence.token_ids`, all of which are known.
+
+    The sequence's block table covers as many tokens more.
+    """
 
     sequence: Sequence
     num_tokens: int
+
+
+class ComputedTokens(Struct, frozen=True, gc=False):
+    """What a step left behind for one sequence.
+
+    Attributes:
+        sequence: As it was before the step: what is new is below.
+        start: Position of the first of the tokens.
+        token_ids: Tokens whose KV is in the blocks now, accepted guesses included, and the one that follows them,
+            which has none yet: sampled, or the prompt's next.
+        hidden: `[len(token_ids) - 1, hidden_size]`, what the model made of them, normalised as for its head. Valid as
+            long as it is kept.
+    """
+
+    sequence: Sequence
+    start: int
+    token_ids: tuple[int, ...]
+    hidden: torch.Tensor
 
 
 class Proposer(Protocol):
@@ -24,8 +47,17 @@ class Proposer(Protocol):
     token.
     """
 
-    def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
-        """Return one guess a request, first token first; an empty one where nothing can be said."""
+    @property
+    def wants_hidden(self) -> bool:
+        """Say whether `observe` is to be called."""
+        ...
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return a draft a request; an empty one where nothing can be said."""
+        ...
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Take in what a step computed, for each of its sequences."""
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -16,7 +16,8 @@ from gpu_worker.core.speculation import DraftPolicy, FixedDepth, Speculation
 from gpu_worker.engine import Engine
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.model_directory import read_model_directory
-from gpu_worker.speculative.proposer import DraftRequest
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.demo_model.heldout import held_out_documents
 from shared.messages import Sampling
@@ -35,9 +36,14 @@ class KnowingProposer:
         self._vocab_size = vocab_size
         self._random = random.Random(0)
 
-    def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
+    wants_hidden = False
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the next tokens, some of them changed."""
-        return [self._guess(request.sequence, request.num_tokens) for request in requests]
+        return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
         """Keep nothing for sequences."""
@@ -103,9 +109,9 @@ class _Counts:
         self.depths = policy.depths
         self.time = policy.time
 
-    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        self._learned.append((num_drafted, num_accepted))
-        self._policy.learn(sequence, num_drafted, num_accepted)
+    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+        self._learned.append((num_drafted, len(accepted)))
+        self._policy.learn(sequence, num_drafted, accepted)
 
     def clear(self) -> None:
         self._learned.clear()

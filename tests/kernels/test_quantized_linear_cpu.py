@@ -119,7 +119,15 @@ def check(library: CpuLibrary, weight: QuantizedWeight, given: torch.Tensor, x: 
 @pytest.mark.parametrize("offset", ["symmetric", "zeros", "free"])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "group_size"),
-    [(1, 64, 97, 16), (4, 74, 40, 16), (2, 96, 64, 32), (5, 200, 70, 64), (13, 384, 130, 128), (3, 90, 5, 90), (7, 62, 33, 256)],
+    [
+        (1, 64, 97, 16),
+        (4, 74, 40, 16),
+        (2, 96, 64, 32),
+        (5, 200, 70, 64),
+        (13, 384, 130, 128),
+        (3, 90, 5, 90),
+        (7, 62, 33, 256),
+    ],
 )
 @pytest.mark.parametrize("bits", [4, 8])
 def test_product_of_groups_equals_reference(

@@ -192,5 +192,5 @@ class OracleRunner:
             tuple(drawn[: num_accepted + 1]),
             prompt_logprobs=prompt_logprobs,
             num_drafted=len(work.drafts),
-            num_accepted=num_accepted,
+            accepted=tuple(range(num_accepted)),
         )

@@ -48,7 +48,7 @@ class World:
                 accepted = [*hits, False].index(False)
                 self.num_tokens += accepted + 1
                 if depth:
-                    self.policy.learn(sequence, depth, accepted)
+                    self.policy.learn(sequence, depth, tuple(range(accepted)))
             self.policy.time(len(depths), sum(depths), duration)
             self.seconds += duration
         return self.num_tokens / self.seconds

@@ -11,9 +11,10 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
 from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.speculative.draft import Draft
 from gpu_worker.speculative.draft_model import DraftModelProposer
 from gpu_worker.speculative.ngram import NgramProposer
-from gpu_worker.speculative.proposer import DraftRequest
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
 
@@ -21,14 +22,19 @@ from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_seque
 class KnowingProposer:
     """Knows how sequences go on, and tells it with a set probability for each token; else tells anything."""
 
+    wants_hidden = False
+
     def __init__(self, share_right: float = 0.8) -> None:
         self.share_right = share_right
         self.right: dict[str, list[int]] = {}
         self.random = random.Random(3)
         self.forgotten: list[str] = []
 
-    def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
-        return [self._guess(request.sequence, request.num_tokens) for request in requests]
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        raise AssertionError("it does not want to know")
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.id)
@@ -185,7 +191,7 @@ def test_proposer_that_raises_is_left_out(
     directory: Path, plain: dict[str, list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(KnowingProposer):
-        def propose(self, requests: Values[DraftRequest]) -> list[tuple[int, ...]]:
+        def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
             raise RuntimeError("no more guesses")
 
     outcome = run(make_runner(directory, proposer=Broken()), sequences(), policy=FixedDepth(4))

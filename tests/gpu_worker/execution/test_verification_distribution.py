@@ -11,6 +11,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.sampler import Sampler
+from gpu_worker.speculative.draft import Draft
 from shared.messages import Sampling
 from tests.gpu_worker.execution.sampling_oracle import adjusted_logits, distribution
 
@@ -43,12 +44,12 @@ def answers(num_samples: int, num_drafts: int) -> tuple[dict[tuple[int, ...], in
             Sequence(str(seed), [0], 1, Sampling(**SAMPLING, seed=seed), LENGTH) for seed in range(first, first + BATCH)
         ]
         while open_ones:
-            drafts = [tuple(generator.choices(range(VOCAB), k=num_drafts)) for _ in open_ones]
-            before = [t for s, d in zip(open_ones, drafts, strict=True) for t in (s.token_ids[-1], *d)]
-            results = sampler.sample(TABLE[before].clone(), open_ones, drafts)
+            drafts = [Draft(tuple(generator.choices(range(VOCAB), k=num_drafts))) for _ in open_ones]
+            before = [t for s, d in zip(open_ones, drafts, strict=True) for t in (s.token_ids[-1], *d.token_ids)]
+            results, _ = sampler.verify(TABLE[before].clone(), open_ones, drafts)
             for sequence, sampled in zip(open_ones, results, strict=True):
                 sequence.token_ids += sampled.token_ids
-                num_drafted, num_accepted = num_drafted + sampled.num_drafted, num_accepted + sampled.num_accepted
+                num_drafted, num_accepted = num_drafted + sampled.num_drafted, num_accepted + len(sampled.accepted)
                 if len(sequence.token_ids) > LENGTH:
                     answer = tuple(sequence.token_ids[1 : LENGTH + 1])
                     counts[answer] = counts.get(answer, 0) + 1

@@ -17,8 +17,9 @@ def make_sequence(prompt: list[int], output: tuple[int, ...] = (), prediction: t
 
 
 def guess(sequence: Sequence, count: int, proposer: NgramProposer | None = None) -> tuple[int, ...]:
-    [tokens] = (proposer or NgramProposer()).propose([DraftRequest(sequence, count)])
-    return tokens
+    [draft] = (proposer or NgramProposer()).propose([DraftRequest(sequence, count)])
+    assert draft.parents is None
+    return draft.token_ids
 
 
 def slow_guess(text: list[int], count: int) -> set[tuple[int, ...]]:

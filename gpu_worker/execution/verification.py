@@ -1,0 +1,62 @@
+"""What remains of a step's drafts: the KV of right guesses in its place, and what the proposer may know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Values
+
+import numpy as np
+import torch
+
+from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.execution.step_layout import StepLayout
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens
+
+Accepted = Mapping[int, tuple[int, ...]]
+"""The numbers of the right guesses, by the sequence's place in the step."""
+
+
+def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], accepted: Accepted) -> None:
+    """Move the KV of right guesses to where that of the sequence's next tokens belongs."""
+    source: list[int] = []
+    target: list[int] = []
+    for place, path in accepted.items():
+        if path == tuple(range(len(path))):
+            continue
+        first = int(layout.query_starts[place + 1]) - len(drafts[place])
+        source += [first + guess for guess in path]
+        target += range(first, first + len(path))
+    if not source:
+        return
+    device = cache.layers[0].keys.device
+    slots = torch.from_numpy(layout.slots[np.array([source, target])]).to(device)
+    for layer in cache.layers:
+        layer.move(slots[0], slots[1])
+
+
+def computed_tokens(
+    scheduled: Values[ScheduledSequence],
+    layout: StepLayout,
+    hidden: torch.Tensor,
+    sampled: Values[SampledTokens],
+    accepted: Accepted,
+) -> list[ComputedTokens]:
+    """Return what the step left behind of each sequence.
+
+    Shapes:
+        hidden: `[num_tokens, hidden_size]`, of all tokens of the layout
+    """
+    computed = []
+    for place, (item, tokens) in enumerate(zip(scheduled, sampled, strict=True)):
+        first, end = int(layout.query_starts[place]), item.start + item.num_tokens
+        following = tokens.token_ids or tuple(item.sequence.token_ids[end : end + 1])
+        token_ids = (*item.sequence.token_ids[item.start : end], *following)
+        path = accepted.get(place, ())
+        rows = hidden[first : first + len(token_ids) - 1]
+        if path != tuple(range(len(path))):
+            guesses = [first + item.num_tokens + guess for guess in path]
+            rows = torch.cat((hidden[first : first + item.num_tokens], hidden[guesses]))
+        computed.append(ComputedTokens(item.sequence, item.start, token_ids, rows))
+    return computed

@@ -1,0 +1,121 @@
+"""Guesses of how a sequence goes on, as a tree: all of it is verified in one step.
+
+Guesses are numbered so that each comes behind the one that it follows. The step computes them in this order behind the
+sequence's last token; *row* 0 of the step's results for the sequence belongs to that token, row `i + 1` to guess `i`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+
+from msgspec import Struct
+
+ROOT = -1
+"""Parent of the guesses that follow the sequence's last token."""
+
+MAX_GUESSES = 63
+"""Guesses of a draft at most, so that what a token sees fits into the bits of a mask."""
+
+SEES_ALL = -1
+"""Mask of a token that sees all before it."""
+
+
+class Draft(Struct, frozen=True, gc=False):
+    """A tree of guesses.
+
+    Attributes:
+        token_ids: The guesses.
+        parents: For each the number of the guess that it follows, smaller than its own, or `ROOT`; None is a chain,
+            each following the one before.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of guesses."""
+        return len(self.token_ids)
+
+    def first(self, count: int) -> Draft:
+        """Return the first `count` guesses."""
+        if count >= len(self.token_ids):
+            return self
+        return Draft(self.token_ids[:count], None if self.parents is None else self.parents[:count])
+
+    def valid(self, vocab_size: int) -> Draft:
+        """Return the guesses before the first that is no token, follows none before it, or is too many."""
+        parents = self.parents
+        if parents is not None and len(parents) != len(self.token_ids):
+            return Draft()
+        for guess, token_id in enumerate(self.token_ids[: MAX_GUESSES + 1]):
+            follows = guess - 1 if parents is None else parents[guess]
+            if guess == MAX_GUESSES or not 0 <= token_id < vocab_size or not ROOT <= follows < guess:
+                return self.first(guess)
+        return self
+
+    def chain(self) -> Draft:
+        """Return the first guess, the first that follows it, and so on."""
+        if self.parents is None:
+            return self
+        kept: list[int] = []
+        last = ROOT
+        for guess, parent in enumerate(self.parents):
+            if parent == last:
+                kept.append(self.token_ids[guess])
+                last = guess
+        return Draft(tuple(kept))
+
+    def depths(self) -> tuple[int, ...]:
+        """Return how many tokens behind the sequence's last one each guess is, from 1."""
+        if self.parents is None:
+            return tuple(range(1, len(self.token_ids) + 1))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """Return for each row the guesses, as tokens, that it takes for granted."""
+        if self.parents is None:
+            return [self.token_ids[:count] for count in range(len(self.token_ids) + 1)]
+        paths: list[tuple[int, ...]] = [()]
+        for token_id, parent in zip(self.token_ids, self.parents, strict=True):
+            paths.append((*paths[parent + 1], token_id))
+        return paths
+
+    def masks(self) -> list[int]:
+        """Return for each row what it sees, as signed 64 bits: bit `i` is the token that lies `i` before it.
+
+        What lies further off is seen.
+        """
+        if self.parents is None:
+            return [SEES_ALL] * (len(self.token_ids) + 1)
+        masks = [SEES_ALL]
+        for guess, parent in enumerate(self.parents):
+            # Itself, then the guesses between it and its parent, which it does not see, then what the parent sees.
+            distance = guess - parent
+            mask = (masks[parent + 1] << distance | 1) & (1 << 64) - 1
+            masks.append(mask - (1 << 64) if mask >> 63 else mask)
+        return masks
+
+    def accepted(self, sampled: Values[int]) -> tuple[int, ...]:
+        """Return the guesses that proved right, in order: those that were sampled at the row before them.
+
+        Args:
+            sampled: The token of each row.
+        """
+        if self.parents is None:
+            for guess, token_id in enumerate(self.token_ids):
+                if sampled[guess] != token_id:
+                    return tuple(range(guess))
+            return tuple(range(len(self.token_ids)))
+        path: list[int] = []
+        last = ROOT
+        for guess, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent == last and sampled[last + 1] == token_id:
+                path.append(guess)
+                last = guess
+        return tuple(path)
+
+
+NO_DRAFT = Draft()
