@@ -1,12 +1,17 @@
 """Chooses how many drafts a step verifies, from what drafts brought and what steps took.
 
-Keeps, for each size of batch, the time of a step by the mean number of drafts a sequence, and in each sequence the
-share of its drafts that were right lately. A step is worth the tokens that it is expected to make over the time that it
-is expected to take; where no number of drafts beats none, there are none. Both kinds of knowledge age, so now and then
-a step tries what does not look best, as rarely as it is expensive.
+Keeps, for each size of batch, the time of a step by the mean number of drafts a sequence; in each sequence the share of
+its drafts that were right lately; and for all how much likelier the second guess of a draft is, or the third, than that
+share foretells, since the guesses of a tree follow several ways, and a head may be worse than the one before. A step is
+worth the tokens that it is expected to make over the time that it is expected to take; where no number of drafts beats
+none, there are none. All this knowledge ages, so now and then a step tries what does not look best, as rarely as it is
+expensive.
 """
 
 from __future__ import annotations
+
+import itertools
+from operator import mul
 
 from gpu_worker.core.sequence import Sequence
 
@@ -15,6 +20,11 @@ _SEQUENCE_WEIGHT = 0.1
 _ENGINE_WEIGHT = 0.02
 _SHARED = 0.3
 """How much the engine's share of right drafts counts in a sequence's chances; its own is from few drafts."""
+
+_PLACE_WEIGHT = 0.005
+"""Slow, since the sequences that get the most guesses are those that were lucky lately."""
+
+_BEST_CHANCE = 0.98
 
 _TIME_WEIGHT = 0.1
 _LONGEST_TRUSTED = 1.5
@@ -75,6 +85,25 @@ class StepTimes:
         return times + [times[last] + max(0.0, slope) * extra for extra in range(1, len(self._measured) - last)]
 
 
+class PlaceFactors:
+    """By the number of a guess in its draft: how often it became a token, over what was foretold."""
+
+    def __init__(self, max_depth: int) -> None:
+        """Believe what is foretold."""
+        self._foretold = [0.5] * max_depth
+        self._right = [0.5] * max_depth
+
+    def learn(self, chances: list[float], accepted: tuple[int, ...]) -> None:
+        """Take in a draft of guesses with these chances."""
+        for guess, chance in enumerate(chances):
+            self._foretold[guess] += _PLACE_WEIGHT * (chance - self._foretold[guess])
+            self._right[guess] += _PLACE_WEIGHT * ((guess in accepted) - self._right[guess])
+
+    def all(self) -> list[float]:
+        """Return the factors."""
+        return [right / foretold for right, foretold in zip(self._right, self._foretold, strict=True)]
+
+
 class AdaptiveDepth:
     """A policy of speculation. One for an engine; also writes `Sequence.acceptance`."""
 
@@ -83,6 +112,7 @@ class AdaptiveDepth:
         assert max_depth > 0
         self._max_depth = max_depth
         self._acceptance = _FIRST_ACCEPTANCE
+        self._factors = PlaceFactors(max_depth)
         self._times: dict[int, StepTimes] = {}
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
@@ -103,6 +133,8 @@ class AdaptiveDepth:
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Move the sequence's share of right drafts, and the engine's, which new sequences begin with."""
+        foretold = itertools.accumulate([self._acceptance_of(sequence)] * min(num_drafted, self._max_depth), mul)
+        self._factors.learn(list(foretold), accepted)
         acceptance = self._acceptance if sequence.acceptance is None else sequence.acceptance
         # Those behind the first wrong one were not put to the test.
         for is_right in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
@@ -127,15 +159,19 @@ class AdaptiveDepth:
         The drafts of a sequence come in their order, since each is less likely than the one before.
         """
         chances = []
+        factors = self._factors.all()
         for place, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            own = self._acceptance if sequence.acceptance is None else sequence.acceptance
-            acceptance = min(0.98, own + _SHARED * (self._acceptance - own))
-            chance = 1.0
-            for _ in range(min(limit, self._max_depth)):
-                chance *= acceptance
+            acceptance, foretold, chance = self._acceptance_of(sequence), 1.0, _BEST_CHANCE
+            for factor in factors[: max(0, limit)]:
+                foretold *= acceptance
+                chance = min(chance, foretold * factor)
                 chances.append((chance, place))
         chances.sort(reverse=True)
         return chances
+
+    def _acceptance_of(self, sequence: Sequence) -> float:
+        own = self._acceptance if sequence.acceptance is None else sequence.acceptance
+        return own + _SHARED * (self._acceptance - own)
 
     def _trial(self, times: StepTimes, best: int, num_sequences: int, expected: list[float]) -> int:
         """Return another number of drafts to try now, and put the next trial as far off as this one is expensive."""

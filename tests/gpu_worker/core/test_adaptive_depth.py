@@ -80,6 +80,30 @@ def test_speed_is_near_the_best_depth_and_never_below_plain(
     assert speed > 0.93 * best_fixed(world, acceptance)
 
 
+@pytest.mark.parametrize(
+    "rates",
+    [(0.65, 0.4, 0.12, 0.22, 0.08, 0.1), (0.5, 0.2, 0.1, 0.05, 0.0, 0.0), (0.9, 0.8, 0.7, 0.05, 0.05, 0.0)],
+    ids=str,
+)
+@pytest.mark.parametrize("step_s", [memory_bound, compute_bound])
+def test_guesses_whose_chances_follow_no_rule_are_as_many_as_pay(
+    step_s: Callable[[int], float], rates: tuple[float, ...]
+) -> None:
+    policy, sequence, generator = AdaptiveDepth(MAX_DEPTH), make_sequence(3), random.Random(4)
+    seconds = num_tokens = 0.0
+    for step in range(6000):
+        [depth] = policy.depths([sequence], [100])
+        accepted = tuple(guess for guess in range(depth) if generator.random() < rates[guess])
+        if depth:
+            policy.learn(sequence, depth, accepted)
+        policy.time(1, depth, step_s(1 + depth))
+        if step >= 2000:
+            seconds, num_tokens = seconds + step_s(1 + depth), num_tokens + 1 + len(accepted)
+    best = max((1 + sum(rates[:depth])) / step_s(1 + depth) for depth in range(MAX_DEPTH + 1))
+    assert num_tokens / seconds > 0.9 * best
+    assert num_tokens / seconds > 0.97 / step_s(1)
+
+
 def test_noisy_times_do_not_make_it_slower_than_plain() -> None:
     world = World(compute_bound, [0.5] * 4, noise=0.5)
     world.run(300)
