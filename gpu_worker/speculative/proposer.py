@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-import torch
 from msgspec import Struct
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.speculative.draft import Draft
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DraftRequest(Struct, frozen=True, gc=False):
@@ -22,7 +25,8 @@ class DraftRequest(Struct, frozen=True, gc=False):
     num_tokens: int
 
 
-class ComputedTokens(Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class ComputedTokens:
     """What a step left behind for one sequence.
 
     Attributes:
