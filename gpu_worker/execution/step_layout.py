@@ -94,9 +94,7 @@ def lay_out(
         token_rows = np.repeat(rows, lengths)
         positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
     blocks, offsets = np.divmod(positions, block_size)
-    tree_masks = None
-    if drafts is not None and any(draft.parents is not None for draft in drafts):
-        positions, tree_masks = _branch(positions, query_starts, drafts)
+    positions, tree_masks = _branch(positions, query_starts, drafts)
     return StepLayout(
         token_ids=np.array(token_ids, dtype=np.int64),
         token_rows=token_rows,
@@ -110,8 +108,10 @@ def lay_out(
     )
 
 
-def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft]) -> tuple[Int64s, Int64s]:
-    """Return the positions and masks of a step with trees, whose tokens lie at `places` of their sequences."""
+def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft] | None) -> tuple[Int64s, Int64s | None]:
+    """Return the positions and masks of tokens that lie at `places` of their sequences."""
+    if drafts is None or all(draft.parents is None for draft in drafts):
+        return places, None
     positions, masks = places.copy(), np.full(len(places), SEES_ALL, dtype=np.int64)
     for draft, end in zip(drafts, query_starts[1:], strict=True):
         if draft.parents is not None:
