@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.rms_norm.launch_table import RMS_NORM
 
 MAX_SIZE = 32768
 
@@ -29,11 +30,7 @@ class RmsNormConfig:
     min_elements: int
 
 
-_CONFIGS = {
-    GpuGeneration.HOPPER: RmsNormConfig(elements_per_thread=16, max_warps=16, min_elements=1024),
-    GpuGeneration.AMPERE: RmsNormConfig(elements_per_thread=16, max_warps=16, min_elements=1024),
-    GpuGeneration.ADA: RmsNormConfig(elements_per_thread=16, max_warps=16, min_elements=1024),
-}
+_CONFIGS = {GpuGeneration[name]: RmsNormConfig(**entry) for name, entry in RMS_NORM.items()}
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.quantized_kv import LARGEST
+from kernels.rope_kv_write.launch_table import ROPE_KV_WRITE
 from kernels.rope_kv_write.reference import HeadNormWeights
 
 
@@ -22,11 +23,7 @@ class RopeConfig:
     num_warps: int
 
 
-_CONFIGS = {
-    GpuGeneration.HOPPER: RopeConfig(16, 4),
-    GpuGeneration.AMPERE: RopeConfig(16, 4),
-    GpuGeneration.ADA: RopeConfig(16, 4),
-}
+_CONFIGS = {GpuGeneration[name]: RopeConfig(**entry) for name, entry in ROPE_KV_WRITE.items()}
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.silu_mul.launch_table import SILU_MUL
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,7 @@ class SiluMulConfig:
     num_warps: int
 
 
-_CONFIGS = {
-    GpuGeneration.HOPPER: SiluMulConfig(1024, 4),
-    GpuGeneration.AMPERE: SiluMulConfig(1024, 4),
-    GpuGeneration.ADA: SiluMulConfig(1024, 4),
-}
+_CONFIGS = {GpuGeneration[name]: SiluMulConfig(**entry) for name, entry in SILU_MUL.items()}
 
 
 @triton.jit

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.fp8_linear import fp8_linear
 from kernels.gpu_config import GpuGeneration
+from kernels.int4_linear import int4_linear
 from ops.bench.gpu.case import Check, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.timer import Timing
-from ops.bench.gpu.tune import attention, sampling, small_gemm
+from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
 from ops.bench.gpu.tune.__main__ import main, tune
 from ops.bench.gpu.tune.choice import Entry, Problem, Tuning, choose
 from ops.bench.gpu.tune.table_file import TableFile
@@ -207,6 +209,65 @@ REAL_TUNINGS: dict[str, Tuning] = {
         partial(small_gemm.make_checks, max_rows=16, shapes=((16, 40, 70), (3, 13, 20))),
         partial(small_gemm.make_problems, max_rows=16, products={"qkv": (40, 70)}),
     ),
+    "int4": Tuning(
+        "PACKED_LINEAR",
+        16,
+        quantized_linear.PACKED_LINEAR[0].candidates[:2],
+        partial(
+            quantized_linear.make_checks,
+            error=quantized_linear.int4_error,
+            multiply=quantized_linear.multiply_int4,
+            max_rows=16,
+            shapes=((16, 40, 256), (3, 13, 128)),
+        ),
+        partial(
+            quantized_linear.make_problems,
+            make=quantized_linear.random_int4,
+            multiply=quantized_linear.multiply_int4,
+            max_rows=16,
+            products={"qkv": (40, 128)},
+        ),
+    ),
+    "fp8": Tuning(
+        "SCALED_LINEAR",
+        16,
+        quantized_linear.SCALED_LINEAR[0].candidates[:2],
+        partial(
+            quantized_linear.make_checks,
+            error=quantized_linear.fp8_error,
+            multiply=quantized_linear.multiply_fp8,
+            max_rows=16,
+            shapes=((16, 40, 256), (3, 13, 128)),
+        ),
+        partial(
+            quantized_linear.make_problems,
+            make=quantized_linear.random_fp8,
+            multiply=quantized_linear.multiply_fp8,
+            max_rows=16,
+            products={"qkv": (40, 128)},
+        ),
+    ),
+    "rms_norm": Tuning(
+        "RMS_NORM",
+        None,
+        elementwise.RMS_NORM[0].candidates[:2],
+        partial(elementwise.normalise_checks, shapes=((3, 40), (1, 7))),
+        partial(elementwise.normalise_problems, shapes=((3, 40),)),
+    ),
+    "silu_mul": Tuning(
+        "SILU_MUL",
+        None,
+        elementwise.SILU_MUL[0].candidates[:2],
+        partial(elementwise.gate_checks, shapes=((3, 40), (1, 7))),
+        partial(elementwise.gate_problems, shapes=((3, 40),)),
+    ),
+    "rope_kv_write": Tuning(
+        "ROPE_KV_WRITE",
+        None,
+        elementwise.ROPE_KV_WRITE[0].candidates[:2],
+        partial(elementwise.rotation_checks, models=(TINY,), num_tokens=5),
+        partial(elementwise.rotation_problems, models=(TINY,), rows=(3,)),
+    ),
     "sampling": Tuning(
         "SAMPLING",
         None,
@@ -229,6 +290,11 @@ def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch:
     monkeypatch.setattr(sampling, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
     monkeypatch.setattr(small_gemm, "small_gemm", lambda inputs, weight, _: inputs @ weight.T * 1.1)
     monkeypatch.setattr(attention.Batch, "attend", lambda batch: batch.query * 0.5)
+    monkeypatch.setattr(quantized_linear, "int4_linear", lambda x, matrix: int4_linear(x, matrix) * 1.1)
+    monkeypatch.setattr(quantized_linear, "fp8_linear", lambda x, matrix: fp8_linear(x, matrix) * 1.1)
+    monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
+    monkeypatch.setattr(elementwise, "silu_mul", lambda gate_up: gate_up.chunk(2, dim=-1)[0])
+    monkeypatch.setattr(elementwise, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])
     for tuning in REAL_TUNINGS.values():
         with pytest.raises(RuntimeError, match="no entry is right; the present one: wrong at"):
             choose(tuning, tuning.candidates[0], CPU, ToldTimer())
@@ -250,6 +316,22 @@ def test_product_is_preferred_up_to_the_rows_at_which_it_stays_ahead() -> None:
     preferred = small_gemm.preferred_products(CPU, RowsTimer(), entries, [(40, 70), (40, 70)], rows=(1, 4, 8, 16))
     assert preferred == {(40, 70): 4}
     assert small_gemm.preferred_products(CPU, ToldTimer(), entries, [(40, 70)], rows=(1,)) == {}
+
+
+def test_quantized_kernel_is_ahead_until_it_is_not() -> None:
+    class RowsTimer(ToldTimer):
+        def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
+            rows, is_ours = call(0)
+            return Timing(0.9 if is_ours and rows <= 64 else 1.0, 0.0, is_graphed=True)
+
+    def rows_of(is_ours: bool) -> Callable[..., tuple[int, bool]]:
+        return lambda x, matrix: (len(x), is_ours)
+
+    make, ours, theirs = quantized_linear.random_int4, rows_of(True), rows_of(False)
+    limits = (16, 64, 128, 256)
+    for timer, last in ((RowsTimer(), 64), (ToldTimer(), 0)):
+        ahead = quantized_linear.ahead_until(CPU, timer, make, ours, theirs, (40, 128), limits)  # type: ignore[arg-type]
+        assert ahead == last
 
 
 def test_candidates_fit_the_configurations_that_they_are_for() -> None:

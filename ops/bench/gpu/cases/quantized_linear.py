@@ -44,36 +44,54 @@ def _fp8_weight(device: torch.device, out_features: int, in_features: int) -> Fp
     return Fp8Weight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
 
 
-def _inputs(device: torch.device, num_rows: int, in_features: int) -> torch.Tensor:
+def random_int4(device: torch.device, out_features: int, in_features: int) -> Int4Weight | PackedMatrix:
+    """Make a matrix of 4-bit integers as the device multiplies it."""
+    return pack_int4(_int4_weight(device, out_features, in_features))
+
+
+def random_fp8(device: torch.device, out_features: int, in_features: int) -> Fp8Weight | ScaledMatrix | PackedMatrix:
+    """Make a matrix of float8 as the device multiplies it."""
+    return pack_fp8(_fp8_weight(device, out_features, in_features))
+
+
+def random_inputs(device: torch.device, num_rows: int, in_features: int) -> torch.Tensor:
+    """Make rows."""
     return torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
 
 
-def int4_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+Multiply = Callable[..., torch.Tensor]
+
+
+def int4_error(
+    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = int4_linear
+) -> float:
     """Compare with float64."""
-    weight, x = _int4_weight(device, out_features, in_features), _inputs(device, num_rows, in_features)
+    weight, x = _int4_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
     values = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
     exact = dequantize_groups(values, weight.scales, weight.offsets, _GROUP_SIZE).double()
-    return relative_error(int4_linear(x, pack_int4(weight)), x.double() @ exact.T)
+    return relative_error(multiply(x, pack_int4(weight)), x.double() @ exact.T)
 
 
 def int8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
     """Compare with float64, inputs rounded as in the reference."""
-    weight, x = _int8_weight(device, out_features, in_features), _inputs(device, num_rows, in_features)
+    weight, x = _int8_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
     values, scales = quantize_tokens(x)
     exact = values.double() @ weight.values.double().T * scales.double() * weight.scales.double().T
     return relative_error(int8_linear(x, pack_int8(weight)), exact)
 
 
-def fp8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+def fp8_error(
+    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = fp8_linear
+) -> float:
     """Compare with float64, inputs rounded as in the reference."""
-    weight, x = _fp8_weight(device, out_features, in_features), _inputs(device, num_rows, in_features)
+    weight, x = _fp8_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
     exact = round_tokens(x, weight).double() @ dequantize_fp8(weight).double().T
-    return relative_error(fp8_linear(x, pack_fp8(weight)), exact)
+    return relative_error(multiply(x, pack_fp8(weight)), exact)
 
 
 def int4_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
     """Read the weight and its scales once."""
-    x = _inputs(device, num_rows, in_features)
+    x = random_inputs(device, num_rows, in_features)
     weight = _int4_weight(device, out_features, in_features)
     weight_bytes = weight.values.nbytes + weight.scales.nbytes
     num_sets = sets_for(weight_bytes)
@@ -94,7 +112,7 @@ def int4_case(device: torch.device, num_rows: int, out_features: int, in_feature
 
 def int8_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
     """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
-    x = _inputs(device, num_rows, in_features)
+    x = random_inputs(device, num_rows, in_features)
     num_sets = sets_for(out_features * in_features)
     plain = [_int8_weight(device, out_features, in_features) for _ in range(num_sets)]
     weights = [pack_int8(weight) for weight in plain]
@@ -110,7 +128,7 @@ def int8_case(device: torch.device, num_rows: int, out_features: int, in_feature
 
 def fp8_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
     """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
-    x = _inputs(device, num_rows, in_features)
+    x = random_inputs(device, num_rows, in_features)
     num_sets = sets_for(out_features * in_features)
     plain = [_fp8_weight(device, out_features, in_features) for _ in range(num_sets)]
     weights = [pack_fp8(weight) for weight in plain]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,10 +16,11 @@ _BLOCK_SIZE = 16
 _MAX_POSITIONS = 8192
 
 
-class _Inputs:
+class RotationInputs:
     """Tokens at random positions, each with a slot of its own."""
 
     def __init__(self, device: torch.device, model: ModelShape, num_tokens: int) -> None:
+        """Make them, for a model's heads."""
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
         self.qkv = torch.randn(num_tokens, heads + 2 * kv_heads, dim, device=device).bfloat16()
         self.positions = torch.randint(0, _MAX_POSITIONS, (num_tokens,), device=device)
@@ -38,16 +40,21 @@ class _Inputs:
         )
 
 
-def rotation_error(device: torch.device, model: ModelShape, num_tokens: int) -> float:
+def rotation_error(
+    device: torch.device,
+    model: ModelShape,
+    num_tokens: int,
+    rotate: Callable[[RotationInputs], torch.Tensor] = RotationInputs.rotate,
+) -> float:
     """Compare queries and caches with the reference in float32 on the same rounded inputs."""
-    inputs = _Inputs(device, model, num_tokens)
+    inputs = RotationInputs(device, model, num_tokens)
     qkv = inputs.qkv.float()
     keys, values = torch.zeros(2, *inputs.key_cache.shape, device=device)
     norm = inputs.head_norm and HeadNormWeights(
         inputs.head_norm.query.float(), inputs.head_norm.key.float(), inputs.head_norm.eps
     )
     expected = rope_kv_write_reference(qkv, inputs.positions, inputs.cos_sin, keys, values, inputs.slots, norm)
-    errors = [relative_error(inputs.rotate(), expected)]
+    errors = [relative_error(rotate(inputs), expected)]
     errors += [relative_error(inputs.key_cache, keys), relative_error(inputs.value_cache, values)]
     return max(errors)
 
@@ -57,7 +64,7 @@ def rotation_case(device: torch.device, model: ModelShape, num_tokens: int) -> C
     heads = model.num_heads + 2 * model.num_kv_heads
     num_bytes = 2 * num_tokens * heads * model.head_dim * 2
     num_sets = sets_for(num_bytes)
-    sets = [_Inputs(device, model, num_tokens) for _ in range(num_sets)]
+    sets = [RotationInputs(device, model, num_tokens) for _ in range(num_sets)]
     fused = compiled(_in_torch)
     return Case(
         num_bytes,
@@ -70,7 +77,7 @@ def rotation_case(device: torch.device, model: ModelShape, num_tokens: int) -> C
     )
 
 
-def _in_torch(inputs: _Inputs) -> torch.Tensor:
+def _in_torch(inputs: RotationInputs) -> torch.Tensor:
     """The same in operations that torch.compile fuses: no padding, so nothing depends on the values of the slots."""
     heads, kv_heads = inputs.qkv.shape[1], inputs.key_cache.shape[2]
     num_heads = heads - 2 * kv_heads

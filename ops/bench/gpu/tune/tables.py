@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ops.bench.gpu.timer import Timer
-from ops.bench.gpu.tune import attention, sampling, small_gemm
+from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
 from ops.bench.gpu.tune.choice import Entry, Tuning
 
 ROOT = Path(__file__).parents[4]
@@ -37,10 +37,23 @@ def _preferred(device: torch.device, timer: Timer, entries: Mapping[int, Entry])
     return {"PREFERRED": small_gemm.preferred_products(device, timer, entries, small_gemm.ALL_PRODUCTS)}
 
 
-_ATTENTION = Path("kernels/paged_attention/launch_table.py")
+def _table_of(op: str) -> Path:
+    return Path("kernels") / op / "launch_table.py"
+
+
+_ATTENTION = _table_of("paged_attention")
 ALL_TABLES = (
     TunedTable("split_attention", _ATTENTION, attention.SPLIT_ATTENTION),
-    TunedTable("small_gemm", Path("kernels/small_gemm/launch_table.py"), small_gemm.SMALL_GEMM, _preferred),
+    TunedTable("small_gemm", _table_of("small_gemm"), small_gemm.SMALL_GEMM, _preferred),
     TunedTable("chunk_attention", _ATTENTION, attention.CHUNK_ATTENTION),
-    TunedTable("sampling", Path("kernels/sampling/launch_table.py"), sampling.SAMPLING),
+    TunedTable("sampling", _table_of("sampling"), sampling.SAMPLING),
+    TunedTable(
+        "packed_linear", _table_of("packed_linear"), quantized_linear.PACKED_LINEAR, quantized_linear.fused_rows
+    ),
+    TunedTable(
+        "scaled_linear", _table_of("scaled_linear"), quantized_linear.SCALED_LINEAR, quantized_linear.kernel_rows
+    ),
+    TunedTable("rope_kv_write", _table_of("rope_kv_write"), elementwise.ROPE_KV_WRITE),
+    TunedTable("rms_norm", _table_of("rms_norm"), elementwise.RMS_NORM),
+    TunedTable("silu_mul", _table_of("silu_mul"), elementwise.SILU_MUL),
 )
