@@ -36,15 +36,22 @@ class Checkpoint:
     """
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+        *,
+        single_file: str = SINGLE_FILE,
     ) -> None:
         """Open the files of `directory`.
 
         Args:
-            directory: Holds `model.safetensors`, or an index and its shards.
+            directory: Holds a single file, or an index and its shards.
             dtype: What tensors are converted to.
             device: Where they are put.
             progress: Called after each tensor with the bytes that were taken and that there are, in the files.
+            single_file: Name of the single file.
 
         Raises:
             CheckpointError: A file is missing, damaged, or outside the directory.
@@ -57,7 +64,7 @@ class Checkpoint:
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
         try:
-            self._shards = self._open(directory)
+            self._shards = self._open(directory, single_file)
         except BaseException:
             self._files.close()
             raise
@@ -109,6 +116,14 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._shards
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape as stored.
+
+        Raises:
+            CheckpointError: It is missing.
+        """
+        return self._stored(name).shape
 
     def take_raw(self, name: str) -> torch.Tensor:
         """Copy one tensor, of whatever shape and dtype it is stored in.
@@ -174,9 +189,9 @@ class Checkpoint:
     def _num_bytes_loaded(self, stored: StoredTensor) -> int:
         return stored.num_elements * self._dtype.itemsize if stored.dtype in _FLOATS else stored.num_bytes
 
-    def _open(self, directory: Path) -> dict[str, TensorFile]:
+    def _open(self, directory: Path, single_file: str) -> dict[str, TensorFile]:
         """Map tensor names to the open file that holds them."""
-        path = directory / SINGLE_FILE
+        path = directory / single_file
         if path.exists() or not (directory / INDEX_FILE).exists():
             file = self._open_file(path)
             return dict.fromkeys(file.tensors, file)

@@ -44,6 +44,7 @@ class CausalLM:
         self.dtype = dtype
         self.device = device
         vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._embedding = vocabulary
         projections = Projections(checkpoint, quantized)
         self._decoder = _decoder(config, checkpoint, projections, vocabulary)
         if config.tie_word_embeddings:
@@ -63,6 +64,10 @@ class CausalLM:
             result: `[num_tokens, hidden_size]`, normalised for `logits()`
         """
         return self._decoder(token_ids, positions, context)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Look tokens up, `[num_tokens]` int64: `[num_tokens, hidden_size]`."""
+        return torch.embedding(self._embedding, token_ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.

@@ -1,0 +1,44 @@
+"""What kind of draft weights a directory holds, from its configuration and the names of its tensors."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from gpu_worker.models.draft_weights import MEDUSA_FILE, open_draft_weights
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.quantization.gguf.model_file import find_gguf
+
+
+class DraftKind(Enum):
+    """Kinds of draft weights, as the setting `speculative` names them."""
+
+    MODEL = "draft"
+    MEDUSA = "medusa"
+    EAGLE = "eagle"
+
+
+def read_draft_kind(directory: Path) -> DraftKind:
+    """Tell a directory's kind.
+
+    Raises:
+        HeadraceError: A file is missing or damaged, or it holds EAGLE-3 weights, which are not supported.
+    """
+    if find_gguf(directory) is not None:
+        return DraftKind.MODEL
+    config = JsonFile.read(directory / "config.json")
+    architectures = config.texts("architectures")
+    if (
+        (directory / MEDUSA_FILE).exists()
+        or config.names() & {"medusa_num_heads", "medusa_num_layers"}
+        or config.text("model_type", "") == "medusa"
+        or "MedusaModel" in architectures
+    ):
+        return DraftKind.MEDUSA
+    if "draft_vocab_size" in config.names() or any("eagle3" in name.lower() for name in architectures):
+        problem = "says that these are EAGLE-3 weights, which are not supported; take EAGLE or EAGLE-2 weights"
+        raise config.error("draft_vocab_size" if "draft_vocab_size" in config.names() else "architectures", problem)
+    with open_draft_weights(directory, torch.float32, torch.device("cpu")) as weights:
+        return DraftKind.EAGLE if weights.has("fc.weight") else DraftKind.MODEL

@@ -1,0 +1,115 @@
+"""Writes random Medusa heads and EAGLE layers in the public layouts, and computes them plainly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+Tensors = dict[str, torch.Tensor]
+
+
+def save_draft(directory: Path, config: dict[str, object], tensors: Tensors, file: str = "model.safetensors") -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / file)
+
+
+def medusa_config(num_heads: int, num_blocks: int) -> dict[str, object]:
+    return {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks, "base_model_name_or_path": "somewhere"}
+
+
+def medusa_tensors(num_heads: int, num_blocks: int, size: int, vocab_size: int, own: set[int]) -> Tensors:
+    """Make heads; those in `own` have a vocabulary matrix."""
+    tensors: Tensors = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            tensors[f"{head}.{block}.linear.weight"] = torch.randn(size, size) / size**0.5
+            tensors[f"{head}.{block}.linear.bias"] = torch.randn(size) * 0.3
+        if head in own:
+            tensors[f"{head}.{num_blocks}.weight"] = torch.randn(vocab_size, size) / size**0.5
+    return tensors
+
+
+def medusa_logits(tensors: Tensors, num_blocks: int, head: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    """Score by one head as the paper writes it; None leaves the vocabulary matrix to the model's own."""
+    x = medusa_features(tensors, num_blocks, head, hidden)
+    own = tensors.get(f"{head}.{num_blocks}.weight")
+    return None if own is None else x @ own.T
+
+
+def medusa_features(tensors: Tensors, num_blocks: int, head: int, hidden: torch.Tensor) -> torch.Tensor:
+    for block in range(num_blocks):
+        weight, bias = (tensors[f"{head}.{block}.linear.{part}"] for part in ("weight", "bias"))
+        hidden = hidden + F.silu(hidden @ weight.T + bias)
+    return hidden
+
+
+EAGLE_SIZES = {
+    "num_hidden_layers": 1,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+}
+
+
+def eagle_config(size: int, vocab: int, /, **fields: object) -> dict[str, object]:
+    architectures = ["LlamaForCausalLM"]
+    return {**EAGLE_SIZES, "architectures": architectures, "hidden_size": size, "vocab_size": vocab, **fields}
+
+
+def eagle_tensors(size: int, *, has_fc_bias: bool = True, vocab_size: int | None = None) -> Tensors:
+    """Make a layer; with `vocab_size` it has an embedding of its own."""
+    dim, inner = size // 4, 40
+    rows = {"q": size, "k": 2 * dim, "v": 2 * dim}
+    tensors = {f"layers.0.self_attn.{part}_proj.weight": torch.randn(n, size) / size**0.5 for part, n in rows.items()}
+    tensors["layers.0.self_attn.o_proj.weight"] = torch.randn(size, size) / size**0.5
+    tensors["layers.0.mlp.gate_proj.weight"] = torch.randn(inner, size) / size**0.5
+    tensors["layers.0.mlp.up_proj.weight"] = torch.randn(inner, size) / size**0.5
+    tensors["layers.0.mlp.down_proj.weight"] = torch.randn(size, inner) / inner**0.5
+    tensors["layers.0.post_attention_layernorm.weight"] = torch.rand(size) + 0.5
+    tensors["fc.weight"] = torch.randn(size, 2 * size) / size**0.5
+    if has_fc_bias:
+        tensors["fc.bias"] = torch.randn(size) * 0.3
+    if vocab_size is not None:
+        tensors["embed_tokens.weight"] = torch.randn(vocab_size, size) * 0.3
+    return tensors
+
+
+def eagle_outputs(tensors: Tensors, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Compute all entries of a sequence at once: dense attention, as the authors' code does it.
+
+    Shapes:
+        embedded: `[num_entries, size]`, of the token behind each hidden vector
+        hidden: `[num_entries, size]`
+    """
+    count, size = hidden.shape
+    dim = size // 4
+    x = torch.cat((embedded, hidden), dim=1) @ tensors["fc.weight"].T + tensors.get("fc.bias", torch.zeros(size))
+    name = "layers.0.self_attn"
+    query, key, value = (
+        (x @ tensors[f"{name}.{part}_proj.weight"].T).view(count, -1, dim).transpose(0, 1) for part in "qkv"
+    )
+    query, key = _rotated(query), _rotated(key).repeat_interleave(2, dim=0)
+    scores = query @ key.transpose(1, 2) / dim**0.5
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), float("-inf"))
+    attended = (scores.softmax(-1) @ value.repeat_interleave(2, dim=0)).transpose(0, 1).reshape(count, size)
+    x = x + attended @ tensors[f"{name}.o_proj.weight"].T
+    normed = x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * tensors["layers.0.post_attention_layernorm.weight"]
+    gate, up = (normed @ tensors[f"layers.0.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+    return x + (F.silu(gate) * up) @ tensors["layers.0.mlp.down_proj.weight"].T
+
+
+def _rotated(heads: torch.Tensor) -> torch.Tensor:
+    dim = heads.shape[-1]
+    angles = torch.arange(heads.shape[1])[:, None] / 10000.0 ** (torch.arange(0, dim, 2) / dim)
+    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.draft_kind import DraftKind, read_draft_kind
+from gpu_worker.models.eagle_layer import EagleLayer, load_eagle_layer
+from gpu_worker.models.errors import CheckpointError
+from kernels.layer_cache import LayerCache
+from tests.gpu_worker.models.conftest import Pair
+from tests.gpu_worker.models.draft_files import eagle_config, eagle_outputs, eagle_tensors, save_draft
+from tests.gpu_worker.models.variants import SIZES
+
+SIZE, VOCAB, LENGTH, BLOCK = int(SIZES["hidden_size"]), int(SIZES["vocab_size"]), 12, 4
+PairOf = Callable[[str], Pair]
+
+
+def chunked(layer: EagleLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+    shape = (LENGTH // BLOCK, BLOCK, layer.config.num_kv_heads, layer.config.head_dim)
+    caches = [LayerCache(*torch.full((2, *shape), torch.nan))]
+    outputs, first = [], 0
+    for count in chunks:
+        positions = torch.arange(first, first + count)
+        context = AttentionContext(
+            caches=caches,
+            slot_mapping=positions,
+            block_tables=torch.arange(LENGTH // BLOCK, dtype=torch.int32)[None],
+            query_starts=torch.tensor([0, count], dtype=torch.int32),
+            context_lens=torch.tensor([first + count], dtype=torch.int32),
+            max_query_len=count,
+            max_context_len=first + count,
+        )
+        with torch.inference_mode():
+            outputs.append(layer.forward(token_ids[positions], hidden[positions], positions, context))
+        first += count
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("has_own_embedding", [False, True])
+@pytest.mark.parametrize("has_fc_bias", [False, True])
+def test_outputs_are_those_of_the_dense_layer(
+    pair_of: PairOf, tmp_path: Path, has_own_embedding: bool, has_fc_bias: bool
+) -> None:
+    pair = pair_of("llama")
+    tensors = eagle_tensors(SIZE, has_fc_bias=has_fc_bias, vocab_size=VOCAB if has_own_embedding else None)
+    save_draft(tmp_path, eagle_config(SIZE, VOCAB), tensors)
+    layer = load_eagle_layer(tmp_path, pair.model)
+    token_ids, hidden = torch.randint(VOCAB, (LENGTH,)), torch.randn(LENGTH, SIZE)
+    embedding = tensors.get("embed_tokens.weight", pair.oracle.model.embed_tokens.weight.detach())
+    expected = eagle_outputs(tensors, embedding[token_ids], hidden)
+    torch.testing.assert_close(chunked(layer, token_ids, hidden, [5, 1, 4, 2]), expected, rtol=1e-4, atol=1e-4)
+    with torch.inference_mode():
+        logits = layer.logits(expected)
+    torch.testing.assert_close(logits, pair.oracle.lm_head(expected).detach(), rtol=1e-4, atol=1e-4)
+    assert read_draft_kind(tmp_path) is DraftKind.EAGLE
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"hidden_size": SIZE * 2}, r"field 'hidden_size' is 128, but must be 64; take weights"),
+        ({"vocab_size": VOCAB + 1}, r"field 'vocab_size' is 98, but must be 97"),
+        ({"num_hidden_layers": 2}, r"field 'num_hidden_layers' is 2, but must be 1"),
+        ({"intermediate_size": 44}, r"tensor 'layers\.0\.mlp\.gate_proj\.weight' has shape \[40, 64\]"),
+    ],
+)
+def test_layer_of_another_model_is_refused(
+    pair_of: PairOf, tmp_path: Path, fields: dict[str, object], problem: str
+) -> None:
+    save_draft(tmp_path, eagle_config(SIZE, VOCAB, **fields), eagle_tensors(SIZE))
+    with pytest.raises(CheckpointError, match=problem):
+        load_eagle_layer(tmp_path, pair_of("llama").model)
+
+
+def test_eagle3_is_refused_by_name(pair_of: PairOf, tmp_path: Path) -> None:
+    tensors = {"d2t": torch.zeros(4), "fc.weight": torch.zeros(SIZE, 3 * SIZE)}
+    save_draft(tmp_path, eagle_config(SIZE, VOCAB, draft_vocab_size=40), tensors)
+    with pytest.raises(CheckpointError, match="EAGLE-3, which is not supported"):
+        load_eagle_layer(tmp_path, pair_of("llama").model)
+    with pytest.raises(CheckpointError, match="EAGLE-3 weights, which are not supported"):
+        read_draft_kind(tmp_path)
+
+
+def test_model_of_its_own_is_told_apart(pair_of: PairOf) -> None:
+    assert read_draft_kind(pair_of("llama").directory) is DraftKind.MODEL
