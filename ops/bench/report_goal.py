@@ -16,6 +16,7 @@ class Section(Enum):
 
     GATEWAY = "gateway"
     ENGINE = "engine"
+    SERVED = "served"
     PREFIX_CACHE = "prefix_cache"
     GPU = "gpu"
 

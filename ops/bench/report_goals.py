@@ -10,6 +10,7 @@ from ops.bench.report_gpu_goals import KERNEL_GOALS, MATRIX_GOALS, MODEL_GOALS, 
 
 _gateway_goal = partial(Goal, Section.GATEWAY)
 _engine_goal = partial(Goal, Section.ENGINE)
+_served_goal = partial(Goal, Section.SERVED)
 _prefix_cache_goal = partial(Goal, Section.PREFIX_CACHE)
 _paced = partial(gateway, concurrency=256, step_ms=10.0)
 _saturated = partial(gateway, concurrency=256, step_ms=1.0)
@@ -119,7 +120,18 @@ ENGINE_GOALS = (
         0.8,
         measure=engine("bandwidth_fraction", model="160m", batch=1),
     ),
-    _engine_goal("160M through the queue, decode at batch 32", "tokens/s", 1.2, is_multiple=True),
+)
+
+SERVED_GOALS = tuple(
+    _served_goal(
+        f"{model.upper()} bf16 through the queue, decode of {batch} stream{'s' if batch > 1 else ''}",
+        "tokens/s",
+        1.0 if batch == 1 else 1.2,
+        is_multiple=True,
+        measure=engine(_DECODE, model=model, batch=batch),
+    )
+    for model in ("160m", "15m")
+    for batch in (1, 4, 16, 32)
 )
 
 PREFIX_CACHE_GOALS = (
@@ -144,6 +156,7 @@ PREFIX_CACHE_GOALS = (
 GOALS: tuple[Goal, ...] = (
     *GATEWAY_GOALS,
     *ENGINE_GOALS,
+    *SERVED_GOALS,
     *PREFIX_CACHE_GOALS,
     *MODEL_GOALS,
     *KERNEL_GOALS,

@@ -1,0 +1,173 @@
+"""Completion streams that begin together, over HTTP, and what they show of a server.
+
+While streams run, nothing but the time of each arrival is noted, since the client shares the processor with what it
+measures; tokens are counted afterwards. Answers are words of one token each, as `make_model` has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from statistics import median
+from typing import cast
+
+import httptools
+
+_TIMEOUT_S = 600.0
+_LAST_CHUNK = b"0\r\n\r\n"
+_TEXT = re.compile(rb'"text": ?"((?:[^"\\]|\\.)*)"')
+# Tokens without text, like the end of a sequence that is ignored, are rare among thousands of words.
+_LEAST_SHARE_OF_TOKENS = 0.98
+
+
+class StreamError(Exception):
+    """An answer was refused, ended early, or cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens, and what it calls the model."""
+
+    host: str
+    port: int
+    model: str
+    api_key: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server did with streams that began together.
+
+    Attributes:
+        decode_rate: Tokens per second of all, from the last stream's first token to the first stream's last one.
+        ttft_p50_s: Median time to the first token.
+        ttft_max_s: The longest.
+    """
+
+    decode_rate: float
+    ttft_p50_s: float
+    ttft_max_s: float
+
+
+async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: int) -> Served:
+    """Ask for a completion of `max_tokens` of each prompt, all at once.
+
+    Raises:
+        StreamError: An answer is not what was asked for, or streams do not overlap.
+    """
+    loop = asyncio.get_running_loop()
+    streams = []
+    for prompt in prompts:
+        make = partial(_Stream, _request(address, prompt, max_tokens))
+        _, stream = await loop.create_connection(make, address.host, address.port)
+        streams.append(stream)
+    for stream in streams:
+        stream.send()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await asyncio.gather(*(stream.done for stream in streams))
+    except TimeoutError:
+        raise StreamError(f"answers took longer than {_TIMEOUT_S:g} s") from None
+    return measure([(stream.sent_at, token_times(stream.pieces, max_tokens)) for stream in streams])
+
+
+def measure(streams: list[tuple[float, list[float]]]) -> Served:
+    """Return what streams show, each of which was asked for at a time and has the times of its tokens.
+
+    Raises:
+        StreamError: One ended before the last one began.
+    """
+    began, ended = max(times[0] for _, times in streams), min(times[-1] for _, times in streams)
+    if ended <= began:
+        raise StreamError("a stream ended before the last one began; ask for more tokens with --new")
+    count = sum(began < moment <= ended for _, times in streams for moment in times)
+    waits = [times[0] - sent_at for sent_at, times in streams]
+    return Served(count / (ended - began), median(waits), max(waits))
+
+
+def token_times(pieces: list[tuple[float, bytes]], max_tokens: int) -> list[float]:
+    """Return when each token's text had arrived, of an answer in the pieces that it came in.
+
+    Raises:
+        StreamError: The answer is an error, or has other than about `max_tokens` tokens.
+    """
+    body = _Body()
+    parser = httptools.HttpResponseParser(body)
+    for moment, data in pieces:
+        body.now = moment
+        parser.feed_data(data)
+    text = b"".join(body.parts)
+    status = parser.get_status_code() if pieces else 0
+    if status != 200:
+        raise StreamError(f"status {status}: {text[:200].decode(errors='replace')}")
+    ends = list(accumulate(map(len, body.parts)))
+    times: list[float] = []
+    for found in _TEXT.finditer(text):
+        times += [body.moments[bisect_left(ends, found.end())]] * len(found[1].split())
+    if not _LEAST_SHARE_OF_TOKENS * max_tokens <= len(times) <= max_tokens:
+        raise StreamError(f"an answer has {len(times)} tokens, not {max_tokens}; it ends: {text[-200:]!r}")
+    return times
+
+
+class _Body:
+    """Takes the parts of a body from a parser, with the moment at which each came."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.parts: list[bytes] = []
+        self.moments: list[float] = []
+
+    def on_body(self, part: bytes) -> None:
+        self.parts.append(part)
+        self.moments.append(self.now)
+
+
+class _Stream(asyncio.Protocol):
+    """One request on a connection of its own, which the server may close after an error and we close after the end."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._transport: asyncio.Transport
+        self.sent_at = 0.0
+        self.pieces: list[tuple[float, bytes]] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def send(self) -> None:
+        self.sent_at = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append((time.perf_counter(), data))
+        if data.endswith(_LAST_CHUNK):
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def _request(address: Address, prompt: list[int], max_tokens: int) -> bytes:
+    fields = {
+        "model": address.model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {address.api_key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body

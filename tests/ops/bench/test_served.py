@@ -1,0 +1,79 @@
+"""Figures of streams are those of a server whose pace is known; what is no answer is told, not measured."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ops.bench.served import Row, ratios
+from ops.bench.served_servers import OURS
+from ops.bench.served_streams import Address, StreamError, measure, serve_streams, token_times
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(text: str) -> bytes:
+    event = f'data: {{"id":"1","choices":[{{"index":0,"text": "{text}","logprobs":null}}]}}\n\n'.encode()
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+@pytest.fixture
+def paced_server() -> Iterator[Address]:
+    """Sixty tokens a stream, one per 10 ms."""
+    command = [sys.executable, "-m", "ops.bench.floor_server", "10", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield Address("127.0.0.1", int(process.stdout.readline()), "any")
+        process.kill()
+
+
+def test_rate_is_that_of_a_server_with_a_known_pace(paced_server: Address) -> None:
+    served = asyncio.run(serve_streams(paced_server, [[3, 4, 5]] * 4, 60))
+
+    # Four streams of a token per 10 ms; a busy machine is late, never early.
+    assert 200 <= served.decode_rate <= 420
+    assert 0 < served.ttft_p50_s <= served.ttft_max_s < 1
+
+
+def test_tokens_are_timed_by_the_piece_that_completes_their_text() -> None:
+    first, second = chunk(" w3 w4"), chunk(" w5")
+    answer = [
+        (1.0, HEAD + first[:40]),
+        (2.0, first[40:]),
+        (3.0, second),
+        (4.0, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"),
+    ]
+
+    assert token_times(answer, 3) == [2.0, 2.0, 3.0]
+
+
+def test_only_tokens_while_all_streams_decode_count() -> None:
+    slow, quick = (0.0, [4.0, 5.0, 6.0, 7.0]), (0.0, [1.0, 2.0, 4.5, 5.5, 6.5])
+
+    served = measure([slow, quick])
+
+    # Between 4.0, when the last one begins, and 6.5, when the first one ends: two tokens and three.
+    assert served.decode_rate == 5 / 2.5
+    assert (served.ttft_p50_s, served.ttft_max_s) == (2.5, 4.0)
+    with pytest.raises(StreamError, match="--new"):
+        measure([slow, (0.0, [1.0, 2.0])])
+
+
+def test_refused_or_short_answers_are_errors() -> None:
+    refusal = b'HTTP/1.1 503 Busy\r\ncontent-length: 17\r\n\r\n{"error": "full"}'
+    with pytest.raises(StreamError, match=r"503.*full"):
+        token_times([(1.0, refusal)], 8)
+    with pytest.raises(StreamError, match="1 tokens, not 8"):
+        token_times([(1.0, HEAD + chunk(" w3") + b"0\r\n\r\n")], 8)
+    with pytest.raises(StreamError, match="status 0"):
+        token_times([], 8)
+
+
+def test_ratio_is_to_the_best_peer() -> None:
+    rows = [Row(OURS, 4, 90.0, 1, 1, 100.0), Row("slow", 4, 30.0, 1, 1), Row("fast", 4, 60.0, 1, 1)]
+
+    assert ratios([*rows, Row("fast", 1, 20.0, 1, 1)]) == {1: None, 4: 1.5}
