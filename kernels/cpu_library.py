@@ -30,7 +30,7 @@ _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int
 # For each function its result and its arguments.
 _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
     {
-        "paged_attention": (None, [*[_POINTER] * 8, _INT64, *[_INT32] * 7, _FLOAT, *[_INT32] * 3]),
+        "paged_attention": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 7, _FLOAT, *[_INT32] * 3]),
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
         "rope_kv_write": (None, [*[_POINTER] * 9, _INT64, _FLOAT, *[_INT32] * 9]),

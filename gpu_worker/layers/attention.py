@@ -81,5 +81,6 @@ class Attention:
             self._scale,
             shape.sliding_window,
             kv_scales=cache.scales,
+            tree_masks=context.tree_masks,
         )
         return self._output(attended.view(num_tokens, -1))

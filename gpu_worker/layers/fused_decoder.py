@@ -63,6 +63,7 @@ class FusedDecoder:
                 context.block_tables,
                 context.query_starts,
                 context.context_lens,
+                context.tree_masks,
             )
         )
 

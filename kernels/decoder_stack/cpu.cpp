@@ -59,6 +59,7 @@ struct Step {
   const int32_t* block_tables;
   const int32_t* query_starts;
   const int32_t* context_lens;
+  const int64_t* tree_masks;  // Null where every token sees all before it.
   int32_t num_tokens, num_seqs, max_blocks, block_size;
 };
 
@@ -213,6 +214,7 @@ struct Walk {
         step.block_tables,
         step.query_starts,
         step.context_lens,
+        step.tree_masks,
         int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
         step.num_seqs,
         step.max_blocks,

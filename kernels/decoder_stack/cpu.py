@@ -78,6 +78,7 @@ class StackStep:
     block_tables: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
+    tree_masks: torch.Tensor | None = None
 
 
 class CpuDecoderStack:
@@ -149,6 +150,7 @@ class CpuDecoderStack:
             step.block_tables.data_ptr(),
             step.query_starts.data_ptr(),
             step.context_lens.data_ptr(),
+            None if step.tree_masks is None else step.tree_masks.data_ptr(),
             num_tokens,
             len(step.context_lens),
             step.block_tables.shape[1],

@@ -77,6 +77,7 @@ class StepStructure(ctypes.Structure):
         ("block_tables", _POINTER),
         ("query_starts", _POINTER),
         ("context_lens", _POINTER),
+        ("tree_masks", _POINTER),
         ("num_tokens", _INT32),
         ("num_seqs", _INT32),
         ("max_blocks", _INT32),

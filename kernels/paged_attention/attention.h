@@ -15,6 +15,7 @@ struct AttentionArguments {
   const int32_t* block_tables;
   const int32_t* query_starts;
   const int32_t* context_lens;
+  const int64_t* tree_masks;  // Null where every query sees all before it.
   int64_t query_stride;  // Elements from one query token to the next.
   int32_t num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size;
   int32_t sliding_window;  // 0 is unlimited.

@@ -57,7 +57,9 @@ void begin_rows(const AttentionArguments& a, const Item& item, QueryRows<Word>& 
     const auto [token, head] = place_of(row, item, group);
     const int position = a.context_lens[item.sequence] - num_queries + token;
     rows.last_position[row] = position;
-    rows.first_position[row] = a.sliding_window ? std::max(position - a.sliding_window + 1, 0) : 0;
+    rows.hidden[row] = a.tree_masks ? ~a.tree_masks[a.query_starts[item.sequence] + token] : 0;
+    const int first_position = position - __builtin_popcountll(rows.hidden[row]) - a.sliding_window + 1;
+    rows.first_position[row] = a.sliding_window ? std::max(first_position, 0) : 0;
     rows.maximum[row] = -INFINITY;
     rows.sum[row] = Floats{};
     const int64_t offset = (a.query_starts[item.sequence] + token) * a.query_stride + int64_t{head} * a.head_dim;
@@ -134,7 +136,8 @@ void attend(const AttentionArguments& a, const Item& item) {
   QueryRows<Word> rows;
   PackedSpan<Word> packed;
   begin_rows<Query>(a, item, rows);
-  const Sequence<Cache> sequence(a, item, rows.first_position[0], rows.last_position[rows.count - 1]);
+  const int first_position = *std::min_element(rows.first_position, rows.first_position + rows.count);
+  const Sequence<Cache> sequence(a, item, first_position, rows.last_position[rows.count - 1]);
   const int rows_per_head = rows.count / item.num_kv_heads, last = sequence.span_of(sequence.end - 1);
   for (int number = sequence.span_of(sequence.begin); number <= last; ++number) {
     const Span<Cache> span = sequence.span(number);
@@ -234,12 +237,12 @@ void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dt
 
 extern "C" __attribute__((visibility("default"))) void headrace_paged_attention(
     const char* query, void* result, const char* key_cache, const char* value_cache, const int32_t* kv_scales,
-    const int32_t* block_tables, const int32_t* query_starts, const int32_t* context_lens, int64_t query_stride, int32_t num_seqs,
-    int32_t max_blocks, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
+    const int32_t* block_tables, const int32_t* query_starts, const int32_t* context_lens,
+    const int64_t* tree_masks, int64_t query_stride, int32_t num_seqs, int32_t max_blocks, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
     int32_t sliding_window, float scale, int32_t query_dtype, int32_t cache_dtype, int32_t num_threads) {
   using namespace headrace;
   const AttentionArguments a{query, result, key_cache, value_cache, kv_scales, block_tables, query_starts,
-                    context_lens, query_stride, num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size, sliding_window, scale};
+                    context_lens, tree_masks, query_stride, num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size, sliding_window, scale};
   const auto query_type = static_cast<DType>(query_dtype), cache_type = static_cast<DType>(cache_dtype);
   Operation operation;
   if (is_serial(a, num_threads)) return attend_items(a, query_type, cache_type, operation);

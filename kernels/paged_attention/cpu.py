@@ -32,6 +32,7 @@ def paged_attention_cpu(
     scale: float,
     sliding_window: int | None,
     kv_scales: torch.Tensor | None = None,
+    tree_masks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises; caches and integer tensors are contiguous."""
     _, num_heads, head_dim = query.shape
@@ -51,6 +52,7 @@ def paged_attention_cpu(
         block_tables.data_ptr(),
         query_starts.data_ptr(),
         context_lens.data_ptr(),
+        None if tree_masks is None else tree_masks.data_ptr(),
         token_stride,
         num_seqs,
         max_blocks,

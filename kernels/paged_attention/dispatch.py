@@ -23,8 +23,9 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
+    tree_masks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend from each query token to its sequence's cached tokens, causally.
+    """Attend from each query token to its sequence's cached tokens, causally, or to those that its mask lets it see.
 
     Sequence `s` owns query rows `query_starts[s] : query_starts[s + 1]`, which are its last tokens, ending at
     `context_lens[s]`; their keys and values must already be in the cache.
@@ -42,6 +43,10 @@ def paged_attention(
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
         soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
         kv_scales: Of a cache in eight bits (`kernels.quantized_kv`); None of any other.
+        tree_masks: For each query, where guesses of how its sequence goes on are computed as a tree, which tokens it
+            sees: bit `i` is the token that lies `i` before it, bit 0 itself. Tokens 64 and more before it are seen, as
+            is everything with a mask of -1. Those that it does not see do not count in its window either, which is
+            exact for windows of 64 and more. None means -1 for all.
 
     Shapes:
         query, result: `[num_tokens, num_heads, head_dim]`
@@ -50,8 +55,9 @@ def paged_attention(
         query_starts: `[num_seqs + 1]` int32
         context_lens: `[num_seqs]` int32
         kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
+        tree_masks: `[num_tokens]` int64
     """
-    if query.is_cuda and is_triton_installed():
+    if query.is_cuda and tree_masks is None and is_triton_installed():
         from kernels.paged_attention import triton_attention
 
         if triton_attention.can_run(query, key_cache):
@@ -63,7 +69,7 @@ def paged_attention(
             )
     if soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
-        return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales)
+        return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales, tree_masks)
     return paged_attention_reference(
         query,
         key_cache,
@@ -77,4 +83,5 @@ def paged_attention(
         sliding_window,
         soft_cap,
         kv_scales,
+        tree_masks,
     )

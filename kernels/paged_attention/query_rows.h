@@ -16,6 +16,7 @@ struct QueryRows {
   int width;                     // Elements of a row: head_dim up to whole panels.
   int first_position[kMaxRows];  // First key each row sees,
   int last_position[kMaxRows];   // and the last: its own.
+  uint64_t hidden[kMaxRows];     // Those between that it does not see: bit i is the key i before its own.
   float maximum[kMaxRows];
   float scale;
   alignas(64) Floats sum[kMaxRows];
@@ -34,6 +35,14 @@ inline Floats put_weights(bfloat16* target, Floats weights) {
   return load(target);
 }
 
+// Which of the keys from `distance` before a row's own on are hidden.
+inline Ints hidden_lanes(uint64_t hidden, int distance) {
+  constexpr Ints kBits = make_ints([](int lane) { return 1 << (kLanes - 1 - lane); });
+  const int last = distance - (kLanes - 1);
+  if (last <= -kLanes || last >= 64) return Ints{};
+  return (static_cast<int>(last < 0 ? hidden << -last : hidden >> last) & kBits) != 0;
+}
+
 // Brings a row's maximum, sum and output up to date with its scores of a span; stores the keys' weights. In eight bits
 // the scale of a key multiplies its scores, the scale of a value its weights.
 template <typename Word, typename Cache>
@@ -45,7 +54,8 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const
     const Tile<Cache>& tile = span.tiles[t];
     const int begin = rows.first_position[row] - tile.start;
     const int end = std::min(rows.last_position[row] + 1 - tile.start, tile.count);
-    const Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
+    Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
+    if (rows.hidden[row]) seen &= ~hidden_lanes(rows.hidden[row], rows.last_position[row] - tile.start);
     if constexpr (EightBits<Cache>::kIs) scores[t] *= packed.scales[t].key;
     scores[t] = seen ? scores[t] * rows.scale : unseen;
     best = scores[t] > best ? scores[t] : best;

@@ -20,6 +20,7 @@ def paged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
+    tree_masks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32.
 
@@ -37,19 +38,42 @@ def paged_attention_reference(
             keys, values = dequantize_heads(keys, key_scales), dequantize_heads(values, value_scales)
         keys, values = (cached.flatten(0, 1)[:context_len] for cached in (keys, values))
         if context_len > 0 and starts[sequence] < starts[sequence + 1]:
-            result[rows] = _attend(query[rows], keys, values, scale, sliding_window, soft_cap)
+            masks = None if tree_masks is None else tree_masks[rows]
+            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, masks, query.device)
+            result[rows] = _attend(query[rows], keys, values, hidden, scale, soft_cap)
     return result
+
+
+def _hidden(
+    num_queries: int,
+    context_len: int,
+    sliding_window: int | None,
+    masks: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return which of a sequence's tokens its last ones do not see, `[num_queries, context_len]`."""
+    slots = torch.arange(context_len - num_queries, context_len, device=device)[:, None]
+    distance = slots - torch.arange(context_len, device=device)
+    hidden = distance < 0
+    num_skipped = torch.zeros_like(slots)
+    if masks is not None:
+        is_skipped = masks[:, None] >> torch.arange(64, device=device) & 1 == 0
+        num_skipped = is_skipped.sum(1, keepdim=True)
+        hidden |= is_skipped.gather(1, distance.clamp(0, 63)) & (distance < 64)
+    if sliding_window is not None:
+        hidden |= distance >= sliding_window + num_skipped
+    return hidden
 
 
 def _attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    hidden: torch.Tensor,
     scale: float,
-    sliding_window: int | None,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    """Attend from the last `len(query)` tokens of a sequence to all of its `len(keys)` tokens."""
+    """Attend from the last `len(query)` tokens of a sequence to those of its `len(keys)` tokens that are not hidden."""
     num_queries, _, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
     # [kv_head, group * num_queries, head_dim]: the query heads that share a KV head are one matrix.
@@ -57,11 +81,6 @@ def _attend(
     scores = grouped @ keys.float().permute(1, 2, 0) * scale
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
-    distance = torch.arange(context_len - num_queries, context_len, device=query.device)[:, None]
-    distance = distance - torch.arange(context_len, device=query.device)
-    hidden = distance < 0
-    if sliding_window is not None:
-        hidden |= distance >= sliding_window
     scores = scores.view(num_kv_heads, -1, num_queries, context_len).masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
     attended = weights.flatten(1, 2) @ values.float().transpose(0, 1)

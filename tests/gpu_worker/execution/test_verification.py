@@ -11,7 +11,7 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
 from gpu_worker.execution.model_runner import TorchModelRunner
-from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.draft import ROOT, Draft
 from gpu_worker.speculative.draft_model import DraftModelProposer
 from gpu_worker.speculative.ngram import NgramProposer
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
@@ -43,6 +43,28 @@ class KnowingProposer:
         right = self.right[sequence.id][sequence.num_output_tokens :][: self.random.randint(0, count)]
         wrong = [0, VOCAB - 1, VOCAB, -1, 10**9]
         return tuple(t if self.random.random() < self.share_right else self.random.choice(wrong) for t in right)
+
+
+class BranchingProposer(KnowingProposer):
+    """Hides how sequences go on among other ways."""
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        return [self._tree(request.sequence, request.num_tokens) for request in requests]
+
+    def _tree(self, sequence: Sequence, count: int) -> Draft:
+        right = self.right[sequence.id][sequence.num_output_tokens :]
+        token_ids: list[int] = []
+        parents: list[int] = []
+        way = [ROOT]
+        for guess in range(count):
+            is_right = len(way) <= len(right) and self.random.random() < 0.5
+            parent = way[-1] if is_right else self.random.randrange(ROOT, guess)
+            # A wrong guess may be a right one by chance; the first of two equal ones is the one that is taken.
+            token_ids.append(right[len(way) - 1] if is_right else self.random.randrange(VOCAB))
+            parents.append(parent)
+            if is_right:
+                way.append(guess)
+        return Draft(tuple(token_ids), tuple(parents))
 
 
 SAMPLINGS = [
@@ -106,6 +128,23 @@ def test_tokens_equal_those_without_drafts(runner: TorchModelRunner, plain: dict
     assert outcome.tokens == plain
     assert outcome.speculation is not None
     assert 50 < outcome.speculation.num_accepted_tokens < outcome.speculation.num_draft_tokens
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("depth", [2, 9])
+def test_tokens_equal_those_without_trees(
+    directory: Path, plain: dict[str, list[int]], depth: int, kv_cache_dtype: str
+) -> None:
+    if kv_cache_dtype != "auto":
+        runner = make_runner(directory, kv_cache_dtype=kv_cache_dtype)
+        plain = {k: v for s in sequences() for k, v in run(runner, [s]).tokens.items()}
+    proposer = BranchingProposer()
+    proposer.right |= plain
+    runner = make_runner(directory, proposer=proposer, kv_cache_dtype=kv_cache_dtype)
+    outcome = run(runner, sequences(), policy=FixedDepth(depth), token_budget=300, arrivals_per_step=3)
+    assert outcome.tokens == plain
+    assert outcome.speculation is not None
+    assert 50 < outcome.speculation.num_accepted_tokens < 0.6 * outcome.speculation.num_draft_tokens
 
 
 def test_right_drafts_save_steps(directory: Path, plain: dict[str, list[int]]) -> None:

@@ -196,6 +196,33 @@ def test_step_on_eight_bits_equals_the_layered_decoder(dtype: torch.dtype, cache
         torch.testing.assert_close(ours.scales, theirs.scales, rtol=0.05, atol=0, equal_nan=True)
 
 
+def one_prompt(length: int, cache_dtype: torch.dtype) -> tuple[torch.Tensor, AttentionContext]:
+    """The first of `two_prompts`, or its first tokens: their positions, and where they are."""
+    _, positions, context = two_prompts(cache_dtype)
+    return positions[:length], replace(
+        context,
+        slot_mapping=context.slot_mapping[:length],
+        block_tables=context.block_tables[:1],
+        query_starts=torch.tensor([0, length], dtype=torch.int32),
+        context_lens=torch.tensor([length], dtype=torch.int32),
+    )
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, *EIGHT_BITS], ids=str)
+def test_guesses_of_a_tree_equal_their_paths_alone(cache_dtype: torch.dtype) -> None:
+    tokens, positions, context = two_prompts(cache_dtype)
+    # The first prompt's last tokens are guesses: one, another in its place, and two ways on from that.
+    masks = torch.full((14,), -1)
+    masks[6:9] = torch.tensor([~0b10, ~0b100, ~0b1010])
+    positions[5:9] = torch.tensor([5, 5, 6, 6])
+    for decoder in make_decoders(Variant(), torch.float32):
+        result = decoder(tokens, positions, replace(context, tree_masks=masks))
+        for path in ([], [5], [6], [6, 7], [6, 8]):
+            places = [0, 1, 2, 3, 4, *path]
+            expected = decoder(tokens[places], *one_prompt(len(places), cache_dtype))
+            torch.testing.assert_close(result[places], expected, atol=1e-5, rtol=1e-5)
+
+
 def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
     fused, _ = make_decoders(Variant(), torch.float32)
     tokens, positions, context = two_prompts(torch.float32)
