@@ -15,7 +15,12 @@ import torch
 from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
 from gpu_worker.execution.memory_budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
-from gpu_worker.execution.memory_host import check_host_weights_fit, free_host_bytes, host_num_blocks
+from gpu_worker.execution.memory_host import (
+    ask_for_huge_pages,
+    check_host_weights_fit,
+    free_host_bytes,
+    host_num_blocks,
+)
 from gpu_worker.execution.memory_probe import CudaMemory, DeviceMemory, MemoryProbe
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
@@ -111,6 +116,7 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     num_threads = choose_num_threads(config.num_threads)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
+    ask_for_huge_pages()
     check_host_weights_fit(plan.weights, plan.dtype_name, free_host_bytes())
     model = _load(plan, start_up)
     if plan.fixed is None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,16 @@ from gpu_worker.execution.memory_host import (
 from shared.errors import ConfigError
 
 GIB = 1 << 30
+
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAKE_A_TENSOR = """
+import torch
+from gpu_worker.execution.memory_host import ask_for_huge_pages
+ask_for_huge_pages()
+tensor = torch.ones(16 << 20)
+print(open("/proc/self/smaps").read())
+"""
 
 
 def demand(block_bytes: int) -> CacheDemand:
@@ -68,3 +81,12 @@ def test_control_group_without_a_limit_bounds_nothing(tmp_path: Path, limit: str
         (tmp_path / name).write_text(text)
     assert control_group_free_bytes(tmp_path) > 1 << 60
     assert control_group_free_bytes(tmp_path / "absent") > 1 << 60
+
+
+@pytest.mark.skipif(
+    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="the kernel gives no huge pages"
+)
+def test_large_tensors_get_huge_pages_when_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", _MAKE_A_TENSOR], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sum(map(int, re.findall(r"AnonHugePages: +(\d+) kB", done.stdout))) > 32 << 10
