@@ -1,0 +1,82 @@
+"""Guesses by heads that each look a token further ahead, from the hidden vector that the model computed last.
+
+No pass of any model is needed, and no memory but one vector a sequence. The heads know nothing of each other, so what
+they say is made into a tree: of all ways to combine their candidates, those that are likeliest together.
+
+Source: Cai et al., "Medusa" (arXiv 2401.10774), sections 2.1 and 2.3; the tree is made anew for each draft, from the
+heads' probabilities then, where the paper fixes it beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from typing import Protocol
+
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.speculative.likeliest_tree import likeliest_tree
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+
+MAX_CANDIDATES = 8
+"""Of a head; a guess behind the eighth is rarely worth verifying."""
+
+
+class Heads(Protocol):
+    """Head `i` scores the token that lies `i + 2` behind the one whose hidden vector it is given."""
+
+    @property
+    def num_heads(self) -> int:
+        """How many there are."""
+        ...
+
+    def logits(self, hidden: torch.Tensor, num_heads: int) -> torch.Tensor:
+        """Score the vocabulary by the first `num_heads` heads: `[num_heads, num_rows, vocab_size]`."""
+        ...
+
+
+class MedusaProposer:
+    """Keeps what was computed last of each sequence."""
+
+    wants_hidden = True
+
+    def __init__(self, heads: Heads) -> None:
+        """Guess by `heads`."""
+        self._heads = heads
+        self._latest: dict[Sequence, ComputedTokens] = {}
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return the likeliest combinations of what the heads say."""
+        drafts = [NO_DRAFT] * len(requests)
+        latest = [self._latest.get(request.sequence) for request in requests]
+        known = [
+            (place, computed.hidden)
+            for place, computed in enumerate(latest)
+            if computed is not None and _reaches_end(computed, requests[place].sequence)
+        ]
+        if not known:
+            return drafts
+        most = max(requests[place].num_tokens for place, _ in known)
+        rows = known[0][1][-1:] if len(known) == 1 else torch.stack([hidden[-1] for _, hidden in known])
+        logits = self._heads.logits(rows, min(most, self._heads.num_heads))
+        scores, token_ids = logits.topk(min(most, MAX_CANDIDATES, logits.shape[-1]))
+        scores -= logits.logsumexp(dim=-1, keepdim=True)
+        by_row = zip(token_ids.transpose(0, 1).tolist(), scores.transpose(0, 1).tolist(), strict=True)
+        for (place, _), (candidates, probabilities) in zip(known, by_row, strict=True):
+            drafts[place] = likeliest_tree(candidates, probabilities, requests[place].num_tokens)
+        return drafts
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Keep the last hidden vectors; nothing is computed."""
+        for item in computed:
+            self._latest[item.sequence] = item
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence's vector."""
+        self._latest.pop(sequence, None)
+
+
+def _reaches_end(computed: ComputedTokens, sequence: Sequence) -> bool:
+    """Say whether the sequence's last token is the one that follows what was computed."""
+    return len(computed.hidden) > 0 and computed.start + len(computed.token_ids) == len(sequence.token_ids)
