@@ -27,7 +27,7 @@ from ops.quantize.folder import QuantizedFolder
 from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass
 from ops.quantize.layer_tensors import MATRICES, dense_tensors, other_tensors, with_matrices
-from ops.quantize.methods import Method, make_method
+from ops.quantize.methods import HEAD, Method, make_method
 from shared.errors import ConfigError
 
 
@@ -39,6 +39,7 @@ class QuantizeJob:
         calibration: Text that the methods which look at inputs run through the model.
         samples: Windows of it.
         window: Tokens of a window.
+        lm_head: The head is rounded too, to eight bits.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class QuantizeJob:
     samples: int
     window: int
     device: str
+    lm_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,8 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
             folder.write_layer(index, rounding.tensors(config))
             if layer_pass is not None:
                 layer_pass.advance(rounding.weights)
-    with Checkpoint(job.model, config.dtype, torch.device("cpu")) as checkpoint:
-        folder.write_rest(dense_tensors(config, checkpoint))
-    folder.finish(job.model, method.config())
+    folder.write_rest(_rest(job, config, method))
+    folder.finish(job.model, method.config(has_head=job.lm_head))
 
 
 class _LayerRounding:
@@ -125,11 +126,21 @@ def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -
     return LayerPass(config, torch.nn.functional.embedding(windows, embedding), torch.device(job.device))
 
 
+def _rest(job: QuantizeJob, config: ModelConfig, method: Method) -> dict[str, torch.Tensor]:
+    """Return what is outside the layers."""
+    with Checkpoint(job.model, config.dtype, torch.device("cpu")) as checkpoint:
+        tensors = dense_tensors(config, checkpoint, has_head=job.lm_head)
+        if job.lm_head:
+            head = checkpoint.take(f"{HEAD}.weight", config.vocab_size, config.hidden_size).float()
+            tensors |= {f"{HEAD}.{suffix}": tensor for suffix, tensor in method.head_tensors(head).items()}
+        return tensors
+
+
 def _finished_layer(
     job: QuantizeJob, config: ModelConfig, method: Method, folder: QuantizedFolder, index: int
 ) -> LayerWeights:
     """Read a layer back from the folder, as an engine would."""
-    reader = read_method({"quantization_config": method.config()})
+    reader = read_method({"quantization_config": method.config(has_head=job.lm_head)})
     assert reader is not None
     with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device)) as source:
         stored = take_layer(config, source, Projections(source, QuantizedLayers(reader, source)), index)
@@ -153,6 +164,15 @@ def _check(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
         raise ConfigError("HEADRACE_CALIBRATION", problem)
     if job.out.resolve() == job.model.resolve():
         raise ConfigError("HEADRACE_OUT", "is the model's own folder; name another one")
+    if job.lm_head and config.tie_word_embeddings:
+        raise ConfigError(
+            "HEADRACE_LM_HEAD", f"the head of {job.model} is its embedding, which stays as it is; leave it out"
+        )
+    if job.lm_head and not method.can_round_head:
+        problem = (
+            f"checkpoints of {job.method} have one precision, too low for a head; use rtn-int4 or gptq, or leave it out"
+        )
+        raise ConfigError("HEADRACE_LM_HEAD", problem)
     if method.group_size is None:
         return
     heads = config.num_heads * config.head_dim

@@ -78,13 +78,13 @@ def other_tensors(weights: LayerWeights, dtype: torch.dtype) -> dict[str, torch.
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def dense_tensors(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return what is outside the layers, by its name in the checkpoint."""
+def dense_tensors(config: ModelConfig, checkpoint: Checkpoint, *, has_head: bool) -> dict[str, torch.Tensor]:
+    """Return what is outside the layers, by its name in the checkpoint; of heads, those that are not rounded."""
     vocabulary = (config.vocab_size, config.hidden_size)
     tensors = {
         "model.embed_tokens.weight": checkpoint.take("model.embed_tokens.weight", *vocabulary),
         "model.norm.weight": checkpoint.take("model.norm.weight", config.hidden_size),
     }
-    if not config.tie_word_embeddings:
+    if not (has_head or config.tie_word_embeddings):
         tensors["lm_head.weight"] = checkpoint.take("lm_head.weight", *vocabulary)
     return tensors

@@ -18,6 +18,9 @@ from ops.quantize.layer_inputs import InputMoments, LayerInputs
 from ops.quantize.rows import ScaledRows, float8_rows, int8_rows
 
 BITS = 4
+# Of the head: what its rounding changes is not mended by anything behind it.
+HEAD_BITS = 8
+HEAD = "lm_head"
 
 
 class Rounded(Protocol):
@@ -45,6 +48,11 @@ class Method(Protocol):
         """Input features that share a scale; None where a row does."""
         ...
 
+    @property
+    def can_round_head(self) -> bool:
+        """Whether the checkpoint can hold a head in eight bits."""
+        ...
+
     def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
         """Change a layer, without changing what it computes, so that rounding harms less."""
         ...
@@ -57,8 +65,12 @@ class Method(Protocol):
         """Return what the checkpoint stores of a matrix, by what follows its module's name and a dot."""
         ...
 
-    def config(self) -> dict[str, object]:
-        """Return the checkpoint's `quantization_config`."""
+    def head_tensors(self, weight: torch.Tensor) -> Tensors:
+        """Return what the checkpoint stores of the head, rounded to eight bits, by what follows `lm_head.`."""
+        ...
+
+    def config(self, *, has_head: bool) -> dict[str, object]:
+        """Return the `quantization_config` of a checkpoint whose head is rounded, or left alone."""
         ...
 
 
@@ -77,6 +89,7 @@ class Rows(_Plain):
     is_float8: bool
     needs_inputs: bool = False
     group_size: int | None = None
+    can_round_head: bool = True
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> ScaledRows:
         """Round to the row's scale."""
@@ -87,20 +100,23 @@ class Rows(_Plain):
         assert isinstance(matrix, ScaledRows)
         return scaled_row_tensors(matrix)
 
-    def config(self) -> dict[str, object]:
+    def head_tensors(self, weight: torch.Tensor) -> Tensors:
+        """Round the head like other matrices."""
+        return self.tensors(self.round(HEAD, weight, None))
+
+    def config(self, *, has_head: bool) -> dict[str, object]:
         """Return compressed-tensors' description."""
-        kind = "float" if self.is_float8 else "int"
-        weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
-        inputs = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
-        return _compressed_config(f"{kind}-quantized", weights, inputs)
+        group = _row_group("float" if self.is_float8 else "int", ["Linear", HEAD] if has_head else ["Linear"])
+        return _compressed_config(str(group["format"]), [group], has_head)
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest(_Plain):
-    """4-bit groups, each weight rounded to the nearest level."""
+    """4-bit groups, each weight rounded to the nearest level; the head in int8, a scale a row."""
 
     group_size: int
     needs_inputs: bool = False
+    can_round_head: bool = True
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Round to the nearest level."""
@@ -111,7 +127,11 @@ class Nearest(_Plain):
         assert isinstance(matrix, QuantizedMatrix)
         return pack_quantized_tensors(matrix)
 
-    def config(self) -> dict[str, object]:
+    def head_tensors(self, weight: torch.Tensor) -> Tensors:
+        """Round each row to its scale."""
+        return scaled_row_tensors(int8_rows(weight))
+
+    def config(self, *, has_head: bool) -> dict[str, object]:
         """Return compressed-tensors' description."""
         weights = {
             "num_bits": BITS,
@@ -121,15 +141,19 @@ class Nearest(_Plain):
             "group_size": self.group_size,
             "dynamic": False,
         }
-        return _compressed_config("pack-quantized", weights, None)
+        group = _group("pack-quantized", ["Linear"], weights, None)
+        if not has_head:
+            return _compressed_config("pack-quantized", [group], has_head)
+        return _compressed_config("mixed-precision", [_row_group("int", [HEAD]), group], has_head)
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq(_Plain):
-    """4-bit groups, rounded so that later columns make up for earlier ones."""
+    """4-bit groups, rounded so that later columns make up for earlier ones; the head to the nearest of 8 bits."""
 
     group_size: int
     needs_inputs: bool = True
+    can_round_head: bool = True
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Round by the inputs' second moments."""
@@ -141,8 +165,13 @@ class Gptq(_Plain):
         assert isinstance(matrix, QuantizedMatrix)
         return gptq_tensors(matrix)
 
-    def config(self) -> dict[str, object]:
+    def head_tensors(self, weight: torch.Tensor) -> Tensors:
+        """Round to the nearest level: in eight bits there is little to make up for."""
+        return gptq_tensors(round_to_nearest(weight, HEAD_BITS, self.group_size, is_symmetric=True))
+
+    def config(self, *, has_head: bool) -> dict[str, object]:
         """Return GPTQ's description; groups are stored in order, so to readers there is no act-order."""
+        rules = {"dynamic": {f"+:{HEAD}": {"bits": HEAD_BITS}}} if has_head else {}
         return {
             "quant_method": "gptq",
             "bits": BITS,
@@ -151,8 +180,9 @@ class Gptq(_Plain):
             "desc_act": False,
             "static_groups": True,
             "damp_percent": 0.01,
-            "lm_head": False,
+            "lm_head": has_head,
             "checkpoint_format": "gptq",
+            **rules,
         }
 
 
@@ -162,6 +192,7 @@ class Awq:
 
     group_size: int
     needs_inputs: bool = True
+    can_round_head: bool = False
 
     def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
         """Scale inputs up and their sources down."""
@@ -180,7 +211,11 @@ class Awq:
         assert isinstance(matrix, QuantizedMatrix)
         return awq_tensors(matrix)
 
-    def config(self) -> dict[str, object]:
+    def head_tensors(self, weight: torch.Tensor) -> Tensors:
+        """Refuse: the convention has one precision for all."""
+        raise NotImplementedError
+
+    def config(self, *, has_head: bool) -> dict[str, object]:
         """Return AWQ's description."""
         return {
             "quant_method": "awq",
@@ -188,7 +223,7 @@ class Awq:
             "group_size": self.group_size,
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": ["lm_head"],
+            "modules_to_not_convert": [HEAD],
         }
 
 
@@ -200,14 +235,25 @@ def make_method(name: str, group_size: int) -> Method:
     return grouped[name](group_size)
 
 
-def _compressed_config(
-    format_name: str, weights: dict[str, object], inputs: dict[str, object] | None
+def _row_group(kind: str, targets: list[str]) -> dict[str, object]:
+    """Describe layers of 8-bit rows whose inputs are quantized per token."""
+    common = {"num_bits": 8, "type": kind, "symmetric": True}
+    weights = {**common, "strategy": "channel", "dynamic": False}
+    return _group(f"{kind}-quantized", targets, weights, {**common, "strategy": "token", "dynamic": True})
+
+
+def _group(
+    layout: str, targets: list[str], weights: dict[str, object], inputs: dict[str, object] | None
 ) -> dict[str, object]:
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    activations = {"input_activations": inputs, "output_activations": None}
+    return {"targets": targets, "format": layout, "weights": weights, **activations}
+
+
+def _compressed_config(layout: str, groups: list[dict[str, object]], has_head: bool) -> dict[str, object]:
     return {
         "quant_method": "compressed-tensors",
-        "format": format_name,
+        "format": layout,
         "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
+        "ignore": [] if has_head else [HEAD],
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
     }

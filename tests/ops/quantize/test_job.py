@@ -40,6 +40,14 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return directory
 
 
+@pytest.fixture(scope="module")
+def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("untied")
+    save_model(directory, tie_word_embeddings=False)
+    (directory / "text.txt").write_text(TEXT)
+    return directory
+
+
 def job_for(model: Path, out: Path, method: str) -> QuantizeJob:
     return QuantizeJob(model, out, method, 32, model / "text.txt", samples=8, window=32, device="cpu")
 
@@ -49,11 +57,12 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def unpacked(packed: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """Take eight 4-bit values out of each word of a row, of which the `i`-th belongs at `order[i]`."""
+    """Take equally wide values out of each word of a row, of which the `i`-th belongs at `order[i]`."""
     words = packed.to(torch.int64) & 0xFFFFFFFF
-    values = torch.zeros(*packed.shape, 8)
+    levels = 2 ** (32 // len(order))
+    values = torch.zeros(*packed.shape, len(order))
     for place, target in enumerate(order):
-        values[..., target] = (words // 16**place % 16).float()
+        values[..., target] = (words // levels**place % levels).float()
     return values.flatten(-2)
 
 
@@ -61,7 +70,8 @@ def dense_by_formula(method: str, tensors: dict[str, torch.Tensor], module: str)
     """Read a matrix by the plain formula of its method's convention, `[out_features, in_features]`."""
     part = {name.removeprefix(f"{module}."): t for name, t in tensors.items() if name.startswith(f"{module}.")}
     if method == "gptq":
-        values, zeros = unpacked(part["qweight"].T).T, unpacked(part["qzeros"]) + 1
+        order = tuple(range(4 if module == "lm_head" else 8))
+        values, zeros = unpacked(part["qweight"].T, order).T, unpacked(part["qzeros"], order) + 1
         groups = part["g_idx"].long()
     else:
         order = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -86,18 +96,73 @@ def test_checkpoint_computes_what_its_formula_says(method: str, model: Path, tmp
     assert_same_logits(oracle, tmp_path / "out")
 
 
+def test_head_of_gptq_computes_what_its_formula_says(untied_model: Path, tmp_path: Path) -> None:
+    list(quantize(replace(job_for(untied_model, tmp_path / "out", "gptq"), lm_head=True)))
+
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert settings["lm_head"] is True
+    assert settings["dynamic"] == {"+:lm_head": {"bits": 8}}
+    dense = load_file(untied_model / "model.safetensors")["lm_head.weight"]
+    stored = dense_by_formula("gptq", tensors_of(tmp_path / "out"), "lm_head")
+    # Half a level of 255 at most, and as much again at the largest value, whose level lies beyond the end.
+    assert float((stored - dense).abs().max()) <= 1.01 * float(dense.abs().max()) / 127.5
+    config = read_model_config(tmp_path / "out")
+    assert config.quantization is not None
+    with Checkpoint(tmp_path / "out", torch.float32, CPU) as checkpoint:
+        ours = config.quantization.take(checkpoint, "lm_head", *dense.shape)
+        torch.testing.assert_close(ours.dequantize(), stored, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["int8", "fp8", "rtn-int4"])
+def test_head_is_read_alike_by_transformers(method: str, untied_model: Path, tmp_path: Path) -> None:
+    list(quantize(replace(job_for(untied_model, tmp_path / "out", method), lm_head=True)))
+
+    assert_layers_are_read_alike(tmp_path / "out", has_head=True)
+    dense = load_file(untied_model / "model.safetensors")["lm_head.weight"]
+    assert tensors_of(tmp_path / "out")["lm_head.weight"].itemsize == 1
+    with torch.inference_mode():
+        oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+        oracle(torch.tensor([[1, 2, 3]]))
+    assert float((oracle.lm_head.weight.data - dense).norm() / dense.norm()) < 0.03
+
+
+@pytest.mark.parametrize("method", ["int8", "rtn-int4", "gptq"])
+def test_models_with_a_rounded_head_answer_nearly_alike(method: str, untied_model: Path, tmp_path: Path) -> None:
+    token_ids = list(range(3, 43))
+    job = job_for(untied_model, tmp_path / "plain", method)
+    list(quantize(job))
+    list(quantize(replace(job, out=tmp_path / "head", lm_head=True)))
+
+    expected, actual = (logits_of(tmp_path / name, token_ids) for name in ("plain", "head"))
+    assert float((actual - expected).norm() / expected.norm()) < 0.03
+
+
+@pytest.mark.parametrize(("method", "message"), [("int8", "its embedding"), ("awq", "one precision")])
+def test_heads_that_cannot_be_rounded_are_refused(
+    method: str, message: str, model: Path, untied_model: Path, tmp_path: Path
+) -> None:
+    source = model if method == "int8" else untied_model
+    with pytest.raises(ConfigError, match=f"HEADRACE_LM_HEAD.*{message}"):
+        next(quantize(replace(job_for(source, tmp_path / "out", method), lm_head=True)))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("method", ["int8", "fp8", "rtn-int4"])
 def test_checkpoint_is_read_alike_by_transformers(method: str, model: Path, tmp_path: Path) -> None:
     list(quantize(job_for(model, tmp_path / "out", method)))
 
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert_layers_are_read_alike(tmp_path / "out", has_head=False)
+
+
+def assert_layers_are_read_alike(directory: Path, *, has_head: bool) -> None:
+    oracle = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
         oracle(torch.tensor([[1, 2, 3]]))  # it dequantizes its weights when they are first used
-    config = read_model_config(tmp_path / "out")
+    config = read_model_config(directory)
     assert config.quantization is not None
-    with Checkpoint(tmp_path / "out", torch.float32, CPU) as checkpoint:
+    with Checkpoint(directory, torch.float32, CPU) as checkpoint:
         for name, module in oracle.named_modules():
-            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            if isinstance(module, torch.nn.Linear) and (has_head or name != "lm_head"):
                 ours = config.quantization.take(checkpoint, name, *module.weight.shape)
                 torch.testing.assert_close(ours.dequantize(), module.weight.data, rtol=1e-6, atol=0)
 
