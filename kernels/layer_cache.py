@@ -30,13 +30,14 @@ class LayerCache:
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy what tokens have left behind to other slots, `block * block_size + offset`.
+        """Copy what tokens have left behind to other slots, `block * block_size + offset`, which may be sources too.
 
         Shapes:
             source, target: `[num_tokens]` int64; no slot is twice in `target`
         """
         for tensor in (self.keys, self.values):
-            slots = tensor.view(-1, *tensor.shape[2:])
+            # As bytes: on CPUs torch does not copy every type by index.
+            slots = tensor.view(torch.uint8).flatten(0, 1)
             slots.index_copy_(0, target, slots.index_select(0, source))
         if self.scales is not None:
             block_size = self.keys.shape[1]
