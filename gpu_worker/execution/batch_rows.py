@@ -50,7 +50,7 @@ class BatchRows:
     def place(self, scheduled: Values[ScheduledSequence], upload: Upload) -> tuple[Int64s, list[Sequence]]:
         """Bring rows and block tables up to date with the scheduled sequences.
 
-        A block table only grows while its sequence is in the batch.
+        A block table only grows while its sequence is in the batch, but for the blocks of drafts (`lend`).
 
         Returns:
             The row of each sequence, and the sequences that are new in the batch.
@@ -66,6 +66,12 @@ class BatchRows:
         if len(grown):
             self._write([sequences[place].block_table for place in grown.tolist()], rows[grown], upload)
         return rows, newcomers
+
+    def lend(self, scheduled: Iterable[ScheduledSequence], block_size: int) -> None:
+        """Expect that the blocks behind a sequence's known tokens are others next time: they were for its drafts."""
+        for item in scheduled:
+            if item.num_draft_tokens:
+                self._num_placed[item.sequence.row] = -(-(item.start + item.num_tokens) // block_size)
 
     def _write(self, grown: list[list[int]], rows: Int64s, upload: Upload) -> None:
         """Add to block tables what their rows do not have yet."""

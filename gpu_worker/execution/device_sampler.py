@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from gpu_worker.execution.logprobs import Logprobs, LogprobTensors
+from gpu_worker.execution.row_copies import PenalisedCopies, RowCopies
 from gpu_worker.execution.row_parameters import Needs, RowParameters
-from gpu_worker.execution.step_layout import Int64s
+from gpu_worker.execution.sampled_rows import SampledRows
 from gpu_worker.execution.transfers import StagedArray, Upload
 from kernels.sampling import sample_tokens
 
@@ -23,6 +24,8 @@ class SamplingRequest:
 
     Attributes:
         needs: All that any row needs.
+        copies: Parameters of rows that verify drafts; None where each row has a sequence of its own.
+        penalised: Those of them that have penalties.
         bias_places: Flat indices into the logits, or None without bias.
         bias_values: What is added there.
         logprob_places: Rows of the logits that report log probabilities.
@@ -31,26 +34,57 @@ class SamplingRequest:
     """
 
     needs: Needs
+    copies: RowCopies | None = None
+    penalised: PenalisedCopies | None = None
     bias_places: StagedArray | None = None
     bias_values: StagedArray | None = None
     logprob_places: tuple[int, ...] = ()
     num_top: tuple[int, ...] = ()
     staged_places: StagedArray | None = None
 
+    @property
+    def may_truncate(self) -> bool:
+        """Say whether any row is drawn from a part of its distribution."""
+        return Needs.TRUNCATION in self.needs
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """What rows of logits led to, on the device.
+
+    Attributes:
+        token_ids: `[num_rows]` int64, `INVALID_TOKEN` where the logits are no distribution.
+        logprob_places: Rows that report log probabilities.
+        num_top: How many alternatives each of those reports.
+        logprobs: Of those, or None.
+    """
+
+    token_ids: torch.Tensor
+    logprob_places: tuple[int, ...] = ()
+    num_top: tuple[int, ...] = ()
+    logprobs: LogprobTensors | None = None
+
 
 class DeviceSampler:
     """Draws by the parameters of rows."""
 
     def __init__(self, parameters: RowParameters, vocab_size: int) -> None:
-        """Read `parameters`; what is drawn is added to its counts."""
+        """Read `parameters`; what is drawn is added to its counts, but for rows that verify drafts."""
         self._parameters = parameters
         self._vocab_size = vocab_size
 
-    def stage(self, rows: Int64s, upload: Upload) -> SamplingRequest:
-        """Prepare to sample logits that belong to `rows`."""
-        parameters = self._parameters
+    def stage(self, sampled: SampledRows, upload: Upload) -> SamplingRequest:
+        """Prepare to sample logits that belong to these rows."""
+        parameters, rows = self._parameters, sampled.rows
         row_needs = parameters.needs[rows]
         request = SamplingRequest(Needs(int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0))
+        if sampled.ahead is None:
+            parameters.num_counted[rows] += 1
+        else:
+            request.copies = RowCopies(parameters, rows, sampled.ahead.positions, upload)
+            if Needs.PENALTIES in request.needs:
+                places = np.flatnonzero(row_needs & Needs.PENALTIES)
+                request.penalised = PenalisedCopies(parameters, rows, sampled.ahead, places, upload)
         if Needs.BIAS in request.needs:
             biases = [(place, parameters.bias[rows[place]]) for place in np.flatnonzero(row_needs & Needs.BIAS)]
             request.bias_places = upload.add(
@@ -64,9 +98,7 @@ class DeviceSampler:
             request.staged_places = upload.add(places)
         return request
 
-    def sample(
-        self, logits: torch.Tensor, rows: torch.Tensor, request: SamplingRequest
-    ) -> tuple[torch.Tensor, LogprobTensors | None]:
+    def sample(self, logits: torch.Tensor, rows: torch.Tensor, request: SamplingRequest) -> DrawnTokens:
         """Draw a token for each row.
 
         Args:
@@ -77,19 +109,32 @@ class DeviceSampler:
         Shapes:
             logits: `[num_rows, vocab_size]` float32, contiguous
             rows: `[num_rows]` int64
-            result: `[num_rows]` int64, `INVALID_TOKEN` where the logits are no distribution
         """
         places = None if request.staged_places is None else request.staged_places.tensor
         logprobs = None if places is None else Logprobs(logits.index_select(0, places))
         if request.bias_places is not None and request.bias_values is not None:
             logits.view(-1).index_add_(0, request.bias_places.tensor, request.bias_values.tensor)
-        token_ids = sample_tokens(
-            logits,
-            rows,
-            self._parameters.values,
-            self._parameters.penalties if Needs.PENALTIES in request.needs else None,
-            may_truncate=Needs.TRUNCATION in request.needs,
-        )
+        if request.copies is None:
+            penalties = self._parameters.penalties if Needs.PENALTIES in request.needs else None
+            token_ids = sample_tokens(
+                logits, rows, self._parameters.values, penalties, may_truncate=request.may_truncate
+            )
+        else:
+            token_ids = _draw(logits, request.copies, request)
         if logprobs is None or places is None:
-            return token_ids, None
-        return token_ids, logprobs.report(token_ids.index_select(0, places).clamp_(min=0), max(request.num_top))
+            return DrawnTokens(token_ids)
+        report = logprobs.report(token_ids.index_select(0, places).clamp_(min=0), max(request.num_top))
+        return DrawnTokens(token_ids, request.logprob_places, request.num_top, report)
+
+
+def _draw(logits: torch.Tensor, copies: RowCopies, request: SamplingRequest) -> torch.Tensor:
+    """Draw for rows several of which belong to one sequence."""
+    token_ids = sample_tokens(logits, copies.slots, copies.values(), may_truncate=request.may_truncate)
+    penalised = request.penalised
+    if penalised is not None:
+        places, copies = penalised.places, penalised.copies
+        part = logits.index_select(0, places)
+        table = penalised.penalties()
+        drawn = sample_tokens(part, copies.slots, copies.values(), table, may_truncate=request.may_truncate)
+        token_ids.index_copy_(0, places, drawn)
+    return token_ids

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
+from gpu_worker.execution.device_sampler import DrawnTokens
 from gpu_worker.execution.logprobs import LogprobTensors
 from gpu_worker.execution.prompt_logprobs import PromptChunk, chunk_entries
 from gpu_worker.execution.token_choice import InvalidLogitsError
 from gpu_worker.execution.transfers import Download, Downloads
+from gpu_worker.execution.verification import Entries, accepted_tokens
+from gpu_worker.speculative.draft import Draft
 from kernels.sampling import INVALID_TOKEN
 
 _NOTHING_SAMPLED = SampledTokens()
@@ -23,35 +27,43 @@ class StepOutputs:
 
     Attributes:
         samples: For each scheduled sequence, whether it samples.
-        token_ids: `[num_sampled]` int64.
-        logprob_places: Sampled tokens that report log probabilities.
-        num_top: How many alternatives each of those reports.
-        logprobs: Of those, or None.
+        drawn: What was drawn for the rows of logits, in order.
         chunks: Parts of prompts whose log probabilities are wanted, with them.
+        drafts: Of each sequence that samples; None when the step verifies none.
     """
 
     samples: list[bool]
-    token_ids: torch.Tensor
-    logprob_places: tuple[int, ...]
-    num_top: tuple[int, ...]
-    logprobs: LogprobTensors | None
+    drawn: list[DrawnTokens]
     chunks: list[tuple[PromptChunk, list[LogprobTensors]]]
+    drafts: list[Draft] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors, in the order in which `DeviceStep` takes them up again."""
-        groups = [] if self.logprobs is None else [self.logprobs]
-        groups += [part for _, scores in self.chunks for part in scores]
-        columns = [tensor for group in groups for tensor in (group.chosen, group.top_ids, group.top_values)]
-        return [self.token_ids, *columns]
+        tensors: list[torch.Tensor] = []
+        for drawn in self.drawn:
+            tensors.append(drawn.token_ids)
+            if drawn.logprobs is not None:
+                tensors += _columns(drawn.logprobs)
+        for _, scores in self.chunks:
+            for part in scores:
+                tensors += _columns(part)
+        return tensors
 
 
 class DeviceStep:
     """The pending step of a device."""
 
-    def __init__(self, step: int, outputs: StepOutputs, downloads: Downloads) -> None:
-        """Start to copy the outputs of step number `step`."""
+    def __init__(
+        self,
+        step: int,
+        outputs: StepOutputs,
+        downloads: Downloads,
+        land: Callable[[list[SampledTokens]], None] | None = None,
+    ) -> None:
+        """Start to copy the outputs of step number `step`; `land` learns the result before anybody else does."""
         self._step = step
         self._outputs = outputs
+        self._land = land
         self._download: Download = downloads.start(outputs.tensors())
 
     def result(self) -> StepResult:
@@ -61,24 +73,45 @@ class DeviceStep:
             InvalidLogitsError: A row that was drawn from is no distribution.
         """
         outputs, tensors = self._outputs, iter(self._download.wait())
-        token_ids: list[int] = next(tensors).tolist()
-        if INVALID_TOKEN in token_ids:
-            raise InvalidLogitsError
-        drawn = [SampledTokens((token_id,)) for token_id in token_ids]
-        if outputs.logprobs is not None:
-            places = outputs.logprob_places
-            entries = _next(tensors).entries([token_ids[place] for place in places], outputs.num_top)
-            for place, entry in zip(places, entries, strict=True):
-                drawn[place] = SampledTokens((token_ids[place],), (entry,))
-        if len(drawn) == len(outputs.samples):
-            sampled = drawn
+        token_ids, entries = _taken_up(outputs.drawn, tensors)
+        if outputs.drafts is None:
+            sampled = [SampledTokens((token_id,)) for token_id in token_ids]
+            for row, entry in entries.items():
+                sampled[row] = SampledTokens((token_ids[row],), entry)
+            is_valid = INVALID_TOKEN not in token_ids
         else:
-            rest = iter(drawn)
+            # What follows a wrong guess may be anything.
+            sampled = accepted_tokens(outputs.drafts, token_ids, entries)
+            is_valid = all(INVALID_TOKEN not in tokens.token_ids for tokens in sampled)
+        if not is_valid:
+            raise InvalidLogitsError
+        if len(sampled) < len(outputs.samples):
+            rest = iter(sampled)
             sampled = [next(rest) if samples else _NOTHING_SAMPLED for samples in outputs.samples]
         for chunk, scores in outputs.chunks:
             entries_of_chunk = chunk_entries(chunk, [_next(tensors) for _ in scores])
             sampled[chunk.place] = _with_prompt(sampled[chunk.place], entries_of_chunk)
+        if self._land is not None:
+            self._land(sampled)
         return StepResult(self._step, sampled)
+
+
+def _taken_up(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:
+    """Return the tokens of all rows, and what those report that report log probabilities."""
+    token_ids: list[int] = []
+    entries: Entries = {}
+    for part in drawn:
+        first, new = len(token_ids), next(tensors).tolist()
+        token_ids += new
+        if part.logprobs is not None:
+            places = part.logprob_places
+            reported = _next(tensors).entries([new[place] for place in places], part.num_top)
+            entries |= {first + place: (entry,) for place, entry in zip(places, reported, strict=True)}
+    return token_ids, entries
+
+
+def _columns(group: LogprobTensors) -> list[torch.Tensor]:
+    return [group.chosen, group.top_ids, group.top_values]
 
 
 def _next(tensors: Iterator[torch.Tensor]) -> LogprobTensors:
@@ -86,4 +119,4 @@ def _next(tensors: Iterator[torch.Tensor]) -> LogprobTensors:
 
 
 def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> SampledTokens:
-    return SampledTokens(tokens.token_ids, tokens.logprobs, entries)
+    return msgspec.structs.replace(tokens, prompt_logprobs=entries)

@@ -16,6 +16,7 @@ from gpu_worker.execution.logprobs import Logprobs
 from gpu_worker.execution.penalties import apply_penalties
 from gpu_worker.execution.sampling_batch import RandomRows, SamplingBatch
 from gpu_worker.execution.token_choice import choose, choose_truncated
+from gpu_worker.execution.verification import accepted_tokens
 from gpu_worker.speculative.draft import Draft
 
 
@@ -72,16 +73,8 @@ class Sampler:
         rows = [sequence for sequence, draft in zip(sequences, drafts, strict=True) for _ in range(len(draft) + 1)]
         ahead = [path for draft in drafts for path in draft.paths()]
         token_ids, reported = self._sample_rows(logits, rows, ahead)
-        sampled, paths, row = [], [], 0
-        for draft in drafts:
-            path = draft.accepted(token_ids[row : row + len(draft) + 1])
-            chosen = (row, *(row + guess + 1 for guess in path))
-            entries = tuple(entry for place in chosen for entry in reported.get(place, ()))
-            new = tuple(token_ids[place] for place in chosen)
-            sampled.append(SampledTokens(new, entries, (), len(draft), path))
-            paths.append(path)
-            row += len(draft) + 1
-        return sampled, paths
+        sampled = accepted_tokens(drafts, token_ids, reported)
+        return sampled, [tokens.accepted for tokens in sampled]
 
     def _sample_rows(
         self, logits: torch.Tensor, sequences: list[Sequence], ahead: list[tuple[int, ...]] | None

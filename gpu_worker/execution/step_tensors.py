@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.execution.step_layout import Int64s, StepLayout
+from gpu_worker.execution.step_layout import Int32s, Int64s, StepLayout
 from gpu_worker.execution.transfers import Upload
 
 
@@ -27,6 +27,7 @@ class StepTensors:
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     output_positions: torch.Tensor
+    tree_masks: torch.Tensor | None = None
 
 
 class StagedStep:
@@ -34,7 +35,7 @@ class StagedStep:
 
     def __init__(self, layout: StepLayout, output_positions: Int64s, upload: Upload) -> None:
         """Add the arrays to the upload."""
-        arrays = (
+        arrays: list[Int32s | Int64s] = [
             layout.token_ids,
             layout.token_rows,
             layout.positions,
@@ -43,7 +44,9 @@ class StagedStep:
             layout.query_starts,
             layout.context_lens,
             output_positions,
-        )
+        ]
+        if layout.tree_masks is not None:
+            arrays.append(layout.tree_masks)
         self._staged = [upload.add(array) for array in arrays]
         self._max_query_len = layout.max_query_len
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Values
 import numpy as np
 import torch
 
-from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence
 from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.step_layout import StepLayout
 from gpu_worker.speculative.draft import Draft
@@ -16,6 +16,27 @@ from gpu_worker.speculative.proposer import ComputedTokens
 
 Accepted = Mapping[int, tuple[int, ...]]
 """The numbers of the right guesses, by the sequence's place in the step."""
+
+Entries = dict[int, tuple[LogprobEntry, ...]]
+"""The log probabilities of a row's token, for the rows that report them."""
+
+
+def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entries) -> list[SampledTokens]:
+    """Return the tokens of each sequence: those sampled behind right guesses, and at the end one more.
+
+    Args:
+        drafts: Of each sequence.
+        token_ids: What was sampled in the rows of these drafts.
+        entries: Of these rows.
+    """
+    sampled, first = [], 0
+    for draft in drafts:
+        path = draft.accepted(token_ids[first : first + len(draft) + 1])
+        rows = (first, *(first + guess + 1 for guess in path))
+        reported = tuple(entry for row in rows for entry in entries.get(row, ()))
+        sampled.append(SampledTokens(tuple(token_ids[row] for row in rows), reported, (), len(draft), path))
+        first += len(draft) + 1
+    return sampled
 
 
 def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], accepted: Accepted) -> None:

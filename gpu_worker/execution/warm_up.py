@@ -1,16 +1,20 @@
 """Steps that make everything happen which happens only once: kernels compiled, libraries loaded, memory taken.
 
 A kernel that is compiled while requests wait delays all of them by seconds. Which variants there are depends on the
-number of sequences, on the largest number of query tokens of one, and on what is asked of the sampler.
+number of sequences, on the largest number of query tokens of one, on what is asked of the sampler, and on whether
+drafts are verified; these branch wherever they may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.speculative.draft import MAX_GUESSES, ROOT, Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 
 # Up to this, products of few rows may be divided among programs in a way that depends on the exact number.
@@ -34,31 +38,79 @@ class StepLimits:
     max_model_len: int
     max_num_batched_tokens: int
     block_size: int
+    max_draft_tokens: int = 0
+
+
+class WarmUpProposer:
+    """Proposes as many guesses as are asked for, all of which exclude each other."""
+
+    wants_hidden = False
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return trees without depth."""
+        return [Draft((0,) * request.num_tokens, (ROOT,) * request.num_tokens) for request in requests]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Ignore it."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Tokens of each sequence of a step, and drafts that each verifies."""
+
+    lengths: list[int]
+    sampling: Sampling
+    drafts: list[int]
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
     """Yield steps to execute, the largest first, and one at the end that only lets the last sequences depart."""
     departed: list[Sequence] = []
-    for lengths, sampling in _shapes(limits):
-        scheduled = [ScheduledSequence(_sequence(length, sampling, limits), 0, length, True) for length in lengths]
-        yield StepPlan(0, scheduled, sum(lengths), departed)
+    for shape in (*_plain_shapes(limits), *_draft_shapes(limits)):
+        scheduled = [
+            ScheduledSequence(_sequence(length, num_drafts, shape.sampling, limits), 0, length, True, num_drafts)
+            for length, num_drafts in zip(shape.lengths, shape.drafts, strict=True)
+        ]
+        yield StepPlan(0, scheduled, sum(shape.lengths), departed)
         departed = [item.sequence for item in scheduled]
     yield StepPlan(0, [], 0, departed)
 
 
-def _shapes(limits: StepLimits) -> Iterator[tuple[list[int], Sampling]]:
+def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
     max_query_len = min(limits.max_model_len, limits.max_num_batched_tokens)
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     largest = _spread(limits.max_num_batched_tokens, most, limits.max_model_len)
     for sampling in reversed(_SAMPLINGS):
-        yield largest, sampling
+        yield _Shape(largest, sampling, [0] * most)
     for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1):
-        yield [1] * count, _GREEDY
+        yield _Shape([1] * count, _GREEDY, [0] * count)
     for count in _powers_of_two(most):
         for query_len in _powers_of_two(max_query_len):
             is_distinct = query_len <= _MAX_DISTINCT_QUERY_LEN or count == 1
             if is_distinct and query_len + count - 1 <= limits.max_num_batched_tokens:
-                yield [query_len] + [1] * (count - 1), _GREEDY
+                yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
+
+
+def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
+    """Yield steps that verify drafts, the largest first."""
+    most_drafts = min(limits.max_draft_tokens, MAX_GUESSES, limits.max_model_len - 1, limits.max_num_batched_tokens - 1)
+    if most_drafts < 1:
+        return
+    most = min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + most_drafts))
+    for sampling in reversed(_SAMPLINGS):
+        yield _Shape([1] * most, sampling, [most_drafts] * most)
+    for num_rows in range(2, min(most * (1 + most_drafts), _MAX_DISTINCT_ROWS) + 1):
+        # As many drafts to the first ones as they may have.
+        count = -(-num_rows // (1 + most_drafts))
+        rows = _spread(num_rows, count, 1 + most_drafts)
+        yield _Shape([1] * count, _GREEDY, [num_tokens - 1 for num_tokens in rows])
+    for count in _powers_of_two(limits.max_num_seqs):
+        for query_len in _powers_of_two(1 + most_drafts)[1:]:
+            if query_len + count - 1 <= limits.max_num_batched_tokens:
+                yield _Shape([1] * count, _GREEDY, [query_len - 1] + [0] * (count - 1))
 
 
 def _spread(num_tokens: int, count: int, max_len: int) -> list[int]:
@@ -75,7 +127,7 @@ def _powers_of_two(most: int) -> list[int]:
     return [*(1 << exponent for exponent in range((most - 1).bit_length())), most]
 
 
-def _sequence(length: int, sampling: Sampling, limits: StepLimits) -> Sequence:
+def _sequence(length: int, num_drafts: int, sampling: Sampling, limits: StepLimits) -> Sequence:
     """All of them use the same blocks: what they compute is of no interest."""
-    blocks = list(range(-(-length // limits.block_size)))
+    blocks = list(range(-(-(length + num_drafts) // limits.block_size)))
     return Sequence("warm-up", [0] * length, length, sampling, 1, block_table=blocks)

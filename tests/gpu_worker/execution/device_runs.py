@@ -25,19 +25,27 @@ def load(directory: Path, device: str, dtype: torch.dtype = torch.float32) -> Ca
     return load_model(directory, dtype, torch.device(device))
 
 
-def poisoned_cache(model: CausalLM, num_blocks: int) -> KVCache:
-    cache = allocate_kv_cache(num_blocks, BLOCK, model.config, model.dtype, model.device)
+def poisoned_cache(model: CausalLM, num_blocks: int, dtype: torch.dtype) -> KVCache:
+    cache = allocate_kv_cache(num_blocks, BLOCK, model.config, dtype, model.device)
     for layer in cache.layers:
         for tensor in layer.tensors:
-            tensor.fill_(float("nan"))
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
     return cache
 
 
 def make_device_runner(
-    model: CausalLM, *, is_graphed: bool, depth: int = 2, num_blocks: int = 400, max_num_seqs: int = 40
+    model: CausalLM,
+    *,
+    is_graphed: bool,
+    depth: int = 2,
+    num_blocks: int = 400,
+    max_num_seqs: int = 40,
+    max_draft_tokens: int = 0,
+    kv_cache_dtype: torch.dtype | None = None,
 ) -> DeviceModelRunner:
-    cache = poisoned_cache(model, num_blocks)
-    runner = DeviceModelRunner(model, cache, max_num_seqs, model.config.max_model_len, TOKEN_BUDGET)
+    cache = poisoned_cache(model, num_blocks, kv_cache_dtype or model.dtype)
+    max_model_len = model.config.max_model_len
+    runner = DeviceModelRunner(model, cache, max_num_seqs, max_model_len, TOKEN_BUDGET, max_draft_tokens)
     runner.max_steps_in_flight = depth
     if is_graphed:
         runner.capture_graphs()

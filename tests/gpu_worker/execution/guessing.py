@@ -1,0 +1,87 @@
+"""Proposers that know how sequences go on, and mix right guesses with wrong ones, in chains or trees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Values
+
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.speculative.draft import ROOT, Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from tests.gpu_worker.execution.engine_run import VOCAB
+
+
+class ChainProposer:
+    """Guesses the next tokens, each rightly with a set probability."""
+
+    wants_hidden = False
+
+    def __init__(self, right: dict[str, list[int]], share_right: float) -> None:
+        self.right = right
+        self.share_right = share_right
+        self.random = random.Random(3)
+        self.running: set[Sequence] = set()
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        self.running |= {request.sequence for request in requests}
+        return [self.draft(self.next_tokens(request.sequence), request.num_tokens) for request in requests]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        raise AssertionError("it does not want to know")
+
+    def forget(self, sequence: Sequence) -> None:
+        self.running.discard(sequence)
+
+    def next_tokens(self, sequence: Sequence) -> list[int]:
+        return self.right[sequence.id][sequence.num_output_tokens :]
+
+    def guess(self, token_id: int) -> int:
+        return token_id if self.random.random() < self.share_right else self.random.randrange(VOCAB)
+
+    def draft(self, coming: list[int], count: int) -> Draft:
+        return Draft(tuple(self.guess(token_id) for token_id in coming[: self.random.randint(0, count)]))
+
+
+class TreeProposer(ChainProposer):
+    """Grows trees at random, whose guesses are right, where their parents are, with a set probability."""
+
+    def draft(self, coming: list[int], count: int) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        for guess in range(self.random.randint(0, count)):
+            parent = self.random.choice([ROOT, *range(max(0, guess - 3), guess)])
+            depth = 0 if parent == ROOT else depths[parent] + 1
+            if depth < len(coming):
+                tokens.append(self.guess(coming[depth]))
+                parents.append(parent if parent < len(tokens) - 1 else ROOT)
+                depths.append(0 if parents[-1] == ROOT else depths[parents[-1]] + 1)
+        return Draft(tuple(tokens), tuple(parents))
+
+
+class HostileProposer(ChainProposer):
+    """Proposes what is no token, no tree, or too much."""
+
+    def draft(self, coming: list[int], count: int) -> Draft:
+        token_ids = tuple(self.random.choice([0, VOCAB - 1, VOCAB, -1, 10**12, *coming[:1]]) for _ in range(count + 2))
+        parents = tuple(self.random.choice([ROOT, 0, guess, guess - 1, -7, 99]) for guess in range(count + 2))
+        return Draft(token_ids, self.random.choice([None, parents, parents[:1]]))
+
+
+class WatchingProposer(TreeProposer):
+    """Keeps the hidden vectors that it was shown of each sequence, by position."""
+
+    wants_hidden = True
+
+    def __init__(self, right: dict[str, list[int]], share_right: float) -> None:
+        super().__init__(right, share_right)
+        self.seen: dict[str, dict[int, tuple[int, torch.Tensor]]] = {}
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        for part in computed:
+            of_sequence = self.seen.setdefault(part.sequence.id, {})
+            assert len(part.hidden) == len(part.token_ids) - 1
+            for offset, (token_id, row) in enumerate(zip(part.token_ids[:-1], part.hidden, strict=True)):
+                of_sequence[part.start + offset] = (token_id, row)
