@@ -57,12 +57,12 @@ def paged_attention(
         kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
         tree_masks: `[num_tokens]` int64
     """
-    if query.is_cuda and tree_masks is None and is_triton_installed():
+    if query.is_cuda and is_triton_installed():
         from kernels.paged_attention import triton_attention
 
         if triton_attention.can_run(query, key_cache):
             batch = triton_attention.PagedAttentionBatch(
-                query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales
+                query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales, tree_masks
             )
             return triton_attention.paged_attention_triton(
                 batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)

@@ -18,6 +18,7 @@ from kernels.paged_attention.triton_config import (
     split_config,
 )
 from kernels.paged_attention.triton_split import reduce_splits_kernel, split_attention_kernel
+from kernels.paged_attention.triton_tiles import MASK_BITS
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 128
@@ -25,7 +26,7 @@ MAX_QUERY_HEADS_PER_KV_HEAD = 128
 _MAX_SPLIT_ROWS = 64
 # The least rows that a tensor core multiplies.
 _MIN_ROWS = 16
-_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "HEAD_DIM", "SLIDING_WINDOW", "BLOCK_D")
+_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "HEAD_DIM", "REACH", "BLOCK_D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class PagedAttentionBatch:
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     kv_scales: torch.Tensor | None = None
+    tree_masks: torch.Tensor | None = None
 
     @property
     def scale_pairs(self) -> torch.Tensor | None:
@@ -123,6 +125,7 @@ def _constants(
     batch: PagedAttentionBatch, padded_head_dim: int, scale: float, sliding_window: int | None, soft_cap: float | None
 ) -> _Constants:
     _, block_size, num_kv_heads, head_dim = batch.key_cache.shape
+    num_hidden = 0 if batch.tree_masks is None else MASK_BITS.value - 1
     return _Constants(
         scale / soft_cap if soft_cap else scale * math.log2(math.e),
         {
@@ -131,6 +134,8 @@ def _constants(
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": block_size,
             "SLIDING_WINDOW": sliding_window or 0,
+            # How far back rows see with a window whose tokens are not all hidden.
+            "REACH": sliding_window + num_hidden if sliding_window else 0,
             "SOFT_CAP": soft_cap or 0.0,
             # Full precision where fp32 was asked for; 16-bit products are exact either way.
             "PRECISION": "ieee",
@@ -155,18 +160,21 @@ def _launch_split(
     partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     min_tiles = -(-config.min_split_tokens // config.block_n)
+    block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
+    # Hopper's tensor cores take operands from shared memory; elsewhere so many rows need the registers of more warps.
+    is_roomy = gpu.generation is GpuGeneration.HOPPER or block_m < _MAX_SPLIT_ROWS
     splits = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n}
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
-        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths, batch.tree_masks),
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
         num_splits,
         IS_SPLIT=num_splits > 1,
-        BLOCK_M=max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len)),
-        num_warps=config.num_warps,
+        BLOCK_M=block_m,
+        num_warps=config.num_warps if is_roomy else 2 * config.num_warps,
         num_stages=config.num_stages,
         **constants.shared,
         **splits,
@@ -198,6 +206,7 @@ def _launch_chunk(
         batch.block_tables,
         batch.query_starts,
         batch.context_lens,
+        batch.tree_masks,
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),

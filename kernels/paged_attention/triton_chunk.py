@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_tiles import attend_tiles, finish_rows
+from kernels.paged_attention.triton_tiles import MASK_BITS, attend_tiles, finish_rows, load_hidden
 
 
 @triton.jit
@@ -41,6 +41,7 @@ def chunk_attention_kernel(
     block_tables_ptr,
     query_starts_ptr,
     context_lens_ptr,
+    tree_masks_ptr,
     score_scale,
     query_stride,
     table_stride,
@@ -51,6 +52,7 @@ def chunk_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     MIN_QUERY_LEN: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -84,6 +86,7 @@ def chunk_attention_kernel(
     query_offsets = (result_rows * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
     query = tl.load(query_ptr + query_offsets, mask=mask, other=0.0)
     row_positions = tl.where(is_row, context_len - query_len + tokens, -1)
+    hidden = load_hidden(tree_masks_ptr, result_rows, is_row)
     key_ptr += kv_head * HEAD_DIM
     value_ptr += kv_head * HEAD_DIM
     if scales_ptr is not None:
@@ -93,28 +96,32 @@ def chunk_attention_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
 
-    # Tiles in three runs: those that the window cuts, those that every row sees in full, those on the diagonal.
+    # Tiles in three runs: those that the window cuts, those that every row sees in full, those on the diagonal and
+    # those before it that masks speak of.
     first_position = context_len - query_len + first_token
     last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
     end_tile = last_position // BLOCK_N + 1
     full_tile = 0
     if SLIDING_WINDOW > 0:
-        first_tile = tl.maximum(first_position - SLIDING_WINDOW + 1, 0) // BLOCK_N
+        first_tile = tl.maximum(first_position - REACH + 1, 0) // BLOCK_N
         full_tile = tl.minimum(tl.cdiv(tl.maximum(last_position - SLIDING_WINDOW + 1, 0), BLOCK_N), end_tile)
         accumulator, row_max, row_sum = attend_tiles(
             query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, first_tile, full_tile,
-            row_positions, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
+            row_positions, hidden, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
             SLIDING_WINDOW, SOFT_CAP, PRECISION, BLOCK_N, BLOCK_D,
         )  # fmt: skip
-    diagonal_tile = tl.maximum((first_position + 1) // BLOCK_N, full_tile)
+    first_hidden = first_position + 1
+    if hidden is not None:
+        first_hidden = tl.maximum(first_hidden - MASK_BITS, 0)
+    diagonal_tile = tl.maximum(first_hidden // BLOCK_N, full_tile)
     accumulator, row_max, row_sum = attend_tiles(
         query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, full_tile, diagonal_tile,
-        row_positions, context_len, score_scale, False, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
+        row_positions, hidden, context_len, score_scale, False, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
         SLIDING_WINDOW, SOFT_CAP, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     accumulator, row_max, row_sum = attend_tiles(
         query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, diagonal_tile, end_tile,
-        row_positions, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
+        row_positions, hidden, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
         SLIDING_WINDOW, SOFT_CAP, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_tiles import attend_tiles, finish_rows
+from kernels.paged_attention.triton_tiles import attend_tiles, finish_rows, load_hidden
 
 
 @triton.jit
@@ -18,14 +18,14 @@ def split_tiles(
     context_len,
     query_len,
     num_splits,
-    SLIDING_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Return the first tile that a sequence's queries see, the end of its tiles, and how many each split takes."""
     first_tile = 0
-    if SLIDING_WINDOW > 0:
-        first_tile = tl.maximum(context_len - query_len + 1 - SLIDING_WINDOW, 0) // BLOCK_N
+    if REACH > 0:
+        first_tile = tl.maximum(context_len - query_len + 1 - REACH, 0) // BLOCK_N
     end_tile = tl.cdiv(context_len, BLOCK_N)
     tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
     return first_tile, end_tile, tiles_per_split
@@ -54,6 +54,7 @@ def split_attention_kernel(
     block_tables_ptr,
     query_starts_ptr,
     context_lens_ptr,
+    tree_masks_ptr,
     score_scale,
     query_stride,
     table_stride,
@@ -64,6 +65,7 @@ def split_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     MAX_QUERY_LEN: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -83,9 +85,7 @@ def split_attention_kernel(
     context_len = tl.load(context_lens_ptr + sequence)
     if (query_len == 0) | (query_len > MAX_QUERY_LEN):
         return
-    first_tile, end_tile, tiles_per_split = split_tiles(
-        context_len, query_len, num_splits, SLIDING_WINDOW, MIN_TILES, BLOCK_N
-    )
+    first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, REACH, MIN_TILES, BLOCK_N)
     first_tile += split * tiles_per_split
     # The first split always writes, so that an empty context yields zeros.
     if (split > 0) & (first_tile >= end_tile):
@@ -115,6 +115,7 @@ def split_attention_kernel(
         first_tile,
         end_tile,
         tl.where(is_row, context_len - query_len + tokens, -1),
+        load_hidden(tree_masks_ptr, result_rows, is_row),
         context_len,
         score_scale,
         True,
@@ -151,7 +152,7 @@ def reduce_splits_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MAX_QUERY_LEN: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -165,9 +166,7 @@ def reduce_splits_kernel(
     context_len = tl.load(context_lens_ptr + sequence)
     if (query_len > MAX_QUERY_LEN) | (row // GROUP >= query_len):
         return
-    first_tile, end_tile, tiles_per_split = split_tiles(
-        context_len, query_len, num_splits, SLIDING_WINDOW, MIN_TILES, BLOCK_N
-    )
+    first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, REACH, MIN_TILES, BLOCK_N)
     num_written = tl.maximum(tl.cdiv(end_tile - first_tile, tiles_per_split), 1)
 
     splits = tl.arange(0, BLOCK_S)

@@ -36,6 +36,28 @@ def load_scales(
     return key_scales.to(tl.float32), value_scales.to(tl.float32)
 
 
+# Tokens before its own that a row's mask speaks of, itself included: those before them are seen.
+MASK_BITS = tl.constexpr(64)
+
+
+@triton.jit
+def is_seen(row_positions, positions, hidden, SLIDING_WINDOW: tl.constexpr):
+    """Return which positions rows see, `[BLOCK_M, BLOCK_N]`; the arguments are those of `attend_tiles`."""
+    if hidden is None:
+        seen = positions[None, :] <= row_positions[:, None]
+        if SLIDING_WINDOW > 0:
+            seen = seen & (positions[None, :] > row_positions[:, None] - SLIDING_WINDOW)
+    else:
+        distance = row_positions[:, None] - positions[None, :]
+        word = tl.where(distance < 32, hidden.to(tl.int32)[:, None], (hidden >> 32).to(tl.int32)[:, None])
+        is_hidden = (word >> (distance & 31)) & 1
+        seen = (distance >= 0) & ((distance >= MASK_BITS) | (is_hidden == 0))
+        if SLIDING_WINDOW > 0:
+            num_hidden = tl.sum(((hidden[:, None] >> tl.arange(0, MASK_BITS)[None, :]) & 1).to(tl.int32), 1)
+            seen = seen & (distance < SLIDING_WINDOW + num_hidden[:, None])
+    return seen
+
+
 @triton.jit
 def attend_tiles(
     query,
@@ -49,6 +71,7 @@ def attend_tiles(
     first_tile,
     end_tile,
     row_positions,
+    hidden,
     context_len,
     score_scale,
     MASKED: tl.constexpr,
@@ -75,6 +98,8 @@ def attend_tiles(
         first_tile: In units of BLOCK_N tokens.
         end_tile: Likewise.
         row_positions: `[BLOCK_M]` int32, position of each row's token in its sequence; -1 for a row that is padding.
+        hidden: `[BLOCK_M]` int64, of each row the tokens that it does not see: bit `i` is the one `i` before its own;
+            None where rows see all before them.
         context_len: Tokens in the cache; beyond them nothing is read.
         score_scale: With a soft cap, what the scores are multiplied with before tanh; else their scale times log2(e).
         MASKED: False where every row sees every token of the tiles.
@@ -123,9 +148,7 @@ def attend_tiles(
             capped = (1.0 - decay) / (1.0 + decay) * (SOFT_CAP * 1.4426950408889634)
             scores = tl.where(scores < 0, -capped, capped)
         if MASKED:
-            is_visible = positions[None, :] <= row_positions[:, None]
-            if SLIDING_WINDOW > 0:
-                is_visible = is_visible & (positions[None, :] > row_positions[:, None] - SLIDING_WINDOW)
+            is_visible = is_seen(row_positions, positions, hidden, SLIDING_WINDOW)
             scores = tl.where(is_visible, scores, float("-inf"))
 
         new_max = tl.maximum(row_max, tl.max(scores, 1))
@@ -140,6 +163,15 @@ def attend_tiles(
         accumulator = tl.dot(weights.to(query.dtype), value.to(query.dtype), accumulator, input_precision=PRECISION)
         row_max = new_max
     return accumulator, row_max, row_sum
+
+
+@triton.jit
+def load_hidden(tree_masks_ptr, rows, is_row):
+    """Return what `attend_tiles` takes as `hidden`."""
+    hidden = None
+    if tree_masks_ptr is not None:
+        hidden = ~tl.load(tree_masks_ptr + rows, mask=is_row, other=-1)
+    return hidden
 
 
 @triton.jit

@@ -22,6 +22,7 @@ def launch(
     num_kv_heads: int = 8,
     block_size: int = 16,
     cache_dtype: torch.dtype = torch.bfloat16,
+    has_trees: bool = False,
 ) -> torch.Tensor:
     """Launch attention over caches that are never read, of as few blocks as will do."""
     cache = torch.empty(2, block_size, num_kv_heads, head_dim, dtype=cache_dtype)
@@ -35,6 +36,7 @@ def launch(
         torch.empty(scales_shape(2, block_size, num_kv_heads), dtype=torch.float16)
         if is_quantized(cache_dtype)
         else None,
+        torch.empty(num_seqs * query_len, dtype=torch.int64) if has_trees else None,
     )
     return paged_attention_triton(batch, query_len, head_dim**-0.5, sliding_window, soft_cap, gpu)
 
@@ -47,9 +49,15 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "decode_256": partial(launch, gpu, 64, 1, 256, 1024, 50.0),
         "decode_80": partial(launch, gpu, 256, 1, 80),
         "verify": partial(launch, gpu, 256, 5, 128),
+        "verify_trees": partial(launch, gpu, 256, 16, 128, has_trees=True),
+        "verify_trees_256": partial(launch, gpu, 64, 16, 256, 1024, 50.0, has_trees=True),
         "chunk_64": partial(launch, gpu, 1, chunk, 64),
         "chunk_128": partial(launch, gpu, 1, chunk, 128),
         "chunk_128_window": partial(launch, gpu, 1, chunk, 128, 4096),
         "chunk_256": partial(launch, gpu, 1, chunk, 256),
         "chunk_256_capped": partial(launch, gpu, 1, chunk, 256, 1024, 50.0),
+        "chunk_64_trees": partial(launch, gpu, 1, chunk, 64, has_trees=True),
+        "chunk_128_trees": partial(launch, gpu, 1, chunk, 128, has_trees=True),
+        "chunk_128_window_trees": partial(launch, gpu, 1, chunk, 128, 4096, has_trees=True),
+        "chunk_256_capped_trees": partial(launch, gpu, 1, chunk, 256, 1024, 50.0, has_trees=True),
     }

@@ -30,5 +30,9 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     found: dict[str, Callable[[], torch.Tensor]] = {}
     for name, dtype in dtypes.items():
         found |= {f"{label}_{name}": partial(launch, gpu, *shape, cache_dtype=dtype) for label, shape in shapes.items()}
+        found |= {
+            f"verify_trees_{name}": partial(launch, gpu, 256, 16, 128, cache_dtype=dtype, has_trees=True),
+            f"chunk_128_trees_{name}": partial(launch, gpu, 1, 64, 128, cache_dtype=dtype, has_trees=True),
+        }
         found[f"rope_{name}"] = partial(launch_rope, gpu, True, dtype)
     return found

@@ -14,6 +14,7 @@ from kernels.paged_attention.triton_attention import PagedAttentionBatch, can_ru
 from kernels.paged_attention.triton_config import MAX_SPLITS, ChunkConfig, SplitConfig, choose_num_splits
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.token_trees import Tree, attend_to_paths, random_tree, tree_batch
 from tests.kernels.tolerances import assert_close
 
 # With one multiprocessor a sequence is not divided; with 64, as often as its shortest splits allow.
@@ -49,11 +50,12 @@ GPU_SHAPES += [
 SMALL, INT8, FP8 = SHAPES[0], SHAPES[7], SHAPES[8]
 
 
-def on_device(batch: PagedBatch, device: torch.device) -> PagedAttentionBatch:
+def on_device(batch: PagedBatch, device: torch.device, tree_masks: torch.Tensor | None = None) -> PagedAttentionBatch:
     tensors = (batch.query, batch.key_cache, batch.value_cache)
     integers = (batch.block_tables, batch.query_starts, batch.context_lens)
     scales = None if batch.kv_scales is None else batch.kv_scales.to(device)
-    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)), scales)
+    masks = None if tree_masks is None else tree_masks.to(device)
+    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)), scales, masks)
 
 
 def check(
@@ -90,6 +92,48 @@ def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> Non
 @pytest.mark.parametrize("shape", [SMALL, SHAPES[1], SHAPES[4]], ids=str)
 def test_verified_drafts_equal_reference(shape: Shape, device: torch.device) -> None:
     check(batch_of(shape, [70, 3, 40], [3, 3, 2]), device)
+
+
+def check_trees(
+    trees: list[Tree],
+    shape: Shape,
+    device: torch.device,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> None:
+    batch, masks = tree_batch(trees, shape)
+    options = (sliding_window, soft_cap)
+    with poisoned_memory():
+        actual = paged_attention_triton(
+            on_device(batch, device, masks), batch.max_query_len, batch.scale, *options, SPLITS, SPLIT, CHUNK
+        )
+    assert_close(actual, attend_to_paths(trees, shape, *options))
+
+
+# The first are few enough for the kernel of decodes; of the second some go to either kernel.
+TREES = [
+    [random_tree(130, 7, seed=1), Tree(80), Tree(20, [None] * 7)],
+    [random_tree(110, 20, seed=2), random_tree(90, 4, seed=3), Tree(33, num_before=12), Tree(70, [None, None, 0], 5)],
+]
+
+
+@pytest.mark.parametrize("trees", TREES, ids=["few", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paths_of_trees_equal_sequences_of_their_own(shape: Shape, trees: list[Tree], device: torch.device) -> None:
+    check_trees(trees, shape, device)
+
+
+@pytest.mark.parametrize("sliding_window", [64, 75])
+@pytest.mark.parametrize("trees", TREES, ids=["few", "mixed"])
+def test_windows_over_trees_equal_sequences_of_their_own(
+    trees: list[Tree], sliding_window: int, device: torch.device
+) -> None:
+    check_trees(trees, SMALL, device, sliding_window, 2.0)
+
+
+def test_one_large_tree_equals_sequences_of_its_own(device: torch.device) -> None:
+    check_trees([random_tree(150, 63, seed=4)], SMALL, device)
+    check_trees([random_tree(64, 63, seed=5)], SMALL, device)
 
 
 def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.device) -> None:
@@ -204,10 +248,14 @@ def test_unsupported_shapes_are_refused() -> None:
 
 
 def check_dispatched(
-    batch: PagedBatch, device: torch.device, sliding_window: int | None, soft_cap: float | None
+    batch: PagedBatch,
+    device: torch.device,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    tree_masks: torch.Tensor | None = None,
 ) -> None:
     """Compare with the tiles of the launch tables."""
-    moved = on_device(batch, device)
+    moved = on_device(batch, device, tree_masks)
     arguments = (batch.max_query_len, batch.max_context_len, batch.scale, sliding_window, soft_cap)
     with poisoned_memory():
         actual = paged_attention(
@@ -219,8 +267,10 @@ def check_dispatched(
             moved.context_lens,
             *arguments,
             moved.kv_scales,
+            moved.tree_masks,
         )
-    assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales))
+    expected = paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales, tree_masks)
+    assert_close(actual, expected)
 
 
 @pytest.mark.gpu
@@ -233,6 +283,18 @@ def test_bfloat16_batch_equals_reference(
     shape: Shape, query_lens: list[int], sliding_window: int | None, soft_cap: float | None, device: torch.device
 ) -> None:
     check_dispatched(batch_of(shape, [2500, 700, 17, 1333], query_lens), device, sliding_window, soft_cap)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (100, None), (1000, 30.0)])
+@pytest.mark.parametrize("num_guesses", [7, 63])
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
+def test_bfloat16_trees_equal_reference(
+    shape: Shape, num_guesses: int, sliding_window: int | None, soft_cap: float | None, device: torch.device
+) -> None:
+    trees = [random_tree(length, num_guesses, seed=length) for length in (2500, 700, 1333)]
+    batch, masks = tree_batch([*trees, Tree(17)], shape)
+    check_dispatched(batch, device, sliding_window, soft_cap, masks)
 
 
 @pytest.mark.gpu
