@@ -111,7 +111,7 @@ def _load_model(
     runner = build_runner(runner_config, start_up)
     if config.speculative != "off":
         assert isinstance(runner, TorchModelRunner)
-        runner.verify_drafts_of(build_proposer(config, runner_config))
+        runner.verify_drafts_of(build_proposer(config, runner_config, runner))
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
 
 

@@ -57,6 +57,16 @@ class TorchModelRunner:
         return self._model.config
 
     @property
+    def model(self) -> CausalLM:
+        """The model."""
+        return self._model
+
+    @property
+    def cache(self) -> KVCache:
+        """The blocks; proposers may read them, and write where the tokens of a plan are about to be written."""
+        return self._cache
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
         return self._model.dtype

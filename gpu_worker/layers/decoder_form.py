@@ -20,3 +20,7 @@ class DecoderForm(Protocol):
             result: `[num_tokens, hidden_size]`, normalised
         """
         ...
+
+    def first(self, num_layers: int) -> DecoderForm:
+        """Return the decoder without the layers behind the first ones; weights are shared."""
+        ...

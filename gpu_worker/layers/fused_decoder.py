@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -66,6 +67,12 @@ class FusedDecoder:
                 context.tree_masks,
             )
         )
+
+    def first(self, num_layers: int) -> FusedDecoder:
+        """Do what `DecoderForm` promises."""
+        short = copy.copy(self)
+        short._stack = self._stack.first(num_layers)
+        return short
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 
 import torch
@@ -93,3 +94,9 @@ class LayeredDecoder:
         for layer in self._layers:
             x, residual = layer(x, residual, positions, self._cos_sin, context)
         return self._norm(x) if residual is None else self._norm.add(x, residual)
+
+    def first(self, num_layers: int) -> LayeredDecoder:
+        """Do what `DecoderForm` promises."""
+        short = copy.copy(self)
+        short._layers = self._layers[:num_layers]
+        return short

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
@@ -64,6 +67,19 @@ class CausalLM:
             result: `[num_tokens, hidden_size]`, normalised for `logits()`
         """
         return self._decoder(token_ids, positions, context)
+
+    def early_exit(self, num_layers: int) -> CausalLM:
+        """Return the model that ends after its first layers, with the same normalisation and head; weights are shared.
+
+        Either may be called by the thread that calls the other.
+        """
+        config = self.config
+        short = copy.copy(self)
+        short.config = dataclasses.replace(
+            config, num_layers=num_layers, layer_windows=config.layer_windows[:num_layers]
+        )
+        short._decoder = self._decoder.first(num_layers)
+        return short
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Look tokens up, `[num_tokens]` int64: `[num_tokens, hidden_size]`."""

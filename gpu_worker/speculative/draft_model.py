@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 from typing import Protocol
 
-import msgspec
-
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, ScheduledSequence, StepPlan
 from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.plain_sampling import plain_sampling
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 
@@ -44,15 +43,7 @@ class _Double:
 
     def __init__(self, original: Sequence) -> None:
         self.num_known = 0
-        # Penalties look at counts that only grow, but guesses are taken back; a guess can do without.
-        sampling = msgspec.structs.replace(
-            original.sampling,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-            repetition_penalty=1.0,
-            logprobs=None,
-            prompt_logprobs=None,
-        )
+        sampling = plain_sampling(original.sampling)
         self.sequence = Sequence(original.id, [], original.num_prompt_tokens, sampling, 0)
 
     def follow(self, token_ids: list[int]) -> list[int]:

@@ -101,7 +101,7 @@ class CpuDecoderStack:
             cos_sin: `[max_positions, rotated_dim]` float32
         """
         self._library = library
-        self._tensors = (embedding, layers, final_norm, cos_sin)  # Kept alive: the structures hold addresses only.
+        self._parts = (shape, embedding, layers, final_norm, cos_sin)  # The structures hold addresses only.
         self._size = shape.hidden_size
         self._dtype = embedding.dtype
         self._layers = (LayerStructure * len(layers))(*map(_layer_structure, layers))
@@ -161,6 +161,11 @@ class CpuDecoderStack:
         if fault:
             raise IndexError(_FAULTS[fault])
         return result
+
+    def first(self, num_layers: int) -> CpuDecoderStack:
+        """Return the stack without the layers behind the first ones; weights are shared, scratch memory is not."""
+        shape, embedding, layers, final_norm, cos_sin = self._parts
+        return CpuDecoderStack(self._library, shape, embedding, layers[:num_layers], final_norm, cos_sin)
 
     def _place_caches(self, step: StackStep) -> None:
         """Tell the kernel where the caches are, when they are others than before."""

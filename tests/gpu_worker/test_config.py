@@ -58,8 +58,8 @@ def test_value_out_of_bounds_names_the_variable_and_what_is_allowed(name: str, v
         ("--dtype auto|float32|bfloat16|float16", "HEADRACE_DTYPE; default auto"),
         ("--num-blocks N", "HEADRACE_NUM_BLOCKS; at least 1"),
         ("--kv-cache-bytes N", "HEADRACE_KV_CACHE_BYTES; at least 1"),
-        ("--speculative off|ngram|draft", "HEADRACE_SPECULATIVE; default off"),
-        ("--num-speculative-tokens N", "HEADRACE_NUM_SPECULATIVE_TOKENS; default 5; 1 to 64"),
+        ("--speculative off|ngram|draft|self|medusa|eagle", "HEADRACE_SPECULATIVE; default off"),
+        ("--num-speculative-tokens N", "HEADRACE_NUM_SPECULATIVE_TOKENS; default 5; 1 to 63"),
     ],
 )
 def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) -> None:

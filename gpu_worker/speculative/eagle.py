@@ -1,0 +1,206 @@
+"""Guesses by a layer that foretells hidden vectors, whose KV cache has the blocks of the model's own.
+
+A sequence's entries lie in the blocks of its block table, so what is found in the prefix cache has entries already, and
+preemption and resumption need nothing. Steps leave hidden vectors behind; their entries are computed when guesses are
+asked for next, for all sequences at once, so that a batch that drafts nothing pays next to nothing. An entry that was
+never computed is what memory held, which is a number: guesses get worse by it, no more. So is the last entry of a block
+that several sequences share, where their next tokens differ.
+
+Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, with drafts that are chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from typing import Protocol
+
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.speculative.pending_entries import PendingEntries
+from gpu_worker.speculative.plain_sampling import takes_most_likely
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.speculative.single_steps import SingleSteps
+
+
+class Layer(Protocol):
+    """Foretells hidden vectors."""
+
+    def forward(
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        """Write entries into the cache, and return the next hidden vectors, `[num_tokens, hidden_size]`."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Score the vocabulary, `[num_rows, vocab_size]` float32."""
+        ...
+
+
+class Inputs(Protocol):
+    """What the layer computes at once: tokens, positions, and the batch as attention sees it."""
+
+    @property
+    def token_ids(self) -> torch.Tensor: ...  # noqa: D102
+
+    @property
+    def positions(self) -> torch.Tensor: ...  # noqa: D102
+
+    @property
+    def context(self) -> AttentionContext: ...  # noqa: D102
+
+
+class Assembler(Protocol):
+    """Lays scheduled tokens end to end, over the cache of the layer."""
+
+    def assemble(self, scheduled: Values[ScheduledSequence]) -> Inputs:
+        """Make the inputs of a step."""
+        ...
+
+
+class Chooser(Protocol):
+    """Draws tokens as requests want it."""
+
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledTokens]:
+        """Draw the next token of each sequence; overwrites the logits."""
+        ...
+
+
+class EagleProposer:
+    """Keeps the hidden vectors of the batch's sequences until their entries are computed."""
+
+    wants_hidden = True
+
+    def __init__(
+        self,
+        layer: Layer,
+        assembler: Assembler,
+        chooser: Chooser,
+        *,
+        max_num_batched_tokens: int,
+        max_num_kept: int = 8192,
+    ) -> None:
+        """Guess by `layer`.
+
+        Args:
+            layer: Foretells hidden vectors.
+            assembler: Of steps of that layer, whose cache holds numbers only.
+            chooser: Draws the guesses.
+            max_num_batched_tokens: Entries to compute at once.
+            max_num_kept: Hidden vectors to keep. Of more, those of prompts are computed, and those of decodes, for
+                which no guess was wanted for long, go.
+        """
+        self._layer = layer
+        self._assembler = assembler
+        self._chooser = chooser
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_kept = max_num_kept
+        self._pending: dict[Sequence, PendingEntries] = {}
+        self._num_kept = 0
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Keep the hidden vectors; nothing is computed, unless they are too many."""
+        for item in computed:
+            pending = self._pending.get(item.sequence)
+            if pending is None:
+                pending = self._pending[item.sequence] = PendingEntries(item.sequence)
+            pending.add(item)
+            self._num_kept += len(item.token_ids)
+        if self._num_kept > self._max_num_kept:
+            self._make_room()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence's vectors."""
+        self._pending.pop(sequence, None)
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return chains of what the layer foretells."""
+        drafts = [NO_DRAFT] * len(requests)
+        places = [place for place, request in enumerate(requests) if self._reaches_end(request.sequence)]
+        if not places:
+            return drafts
+        places.sort(key=lambda place: -requests[place].num_tokens)
+        chains = self._chains([requests[place] for place in places])
+        for place, chain in zip(places, chains, strict=True):
+            drafts[place] = Draft(tuple(chain))
+        return drafts
+
+    def _reaches_end(self, sequence: Sequence) -> bool:
+        """Say whether the last vector is the one before the sequence's last token."""
+        pending = self._pending.get(sequence)
+        return pending is not None and pending.count > 0 and pending.end == len(sequence.token_ids) - 1
+
+    def _chains(self, requests: list[DraftRequest]) -> list[list[int]]:
+        """Return the guesses of sequences whose end is pending, the longest drafts first."""
+        sequences = [request.sequence for request in requests]
+        hidden, context = self._catch_up(sequences)
+        shifted = [self._pending[sequence].shifted for sequence in sequences]
+        guesses = [self._choose(hidden, shifted)]
+        steps = SingleSteps(context, len(requests), requests[0].num_tokens - 1)
+        for depth in range(1, requests[0].num_tokens):
+            count = sum(request.num_tokens > depth for request in requests)
+            positions, step = steps.step(depth - 1, count)
+            hidden = self._layer.forward(guesses[-1][:count], hidden[:count], positions, step)
+            guesses.append(self._choose(hidden, shifted[:count]))
+        chains: list[list[int]] = [[] for _ in requests]
+        for tokens in guesses:
+            for chain, token_id in zip(chains, tokens.tolist(), strict=False):
+                chain.append(token_id)
+        return chains
+
+    def _choose(self, hidden: torch.Tensor, shifted: list[Sequence]) -> torch.Tensor:
+        """Return a guess a row; the next draw goes by how many tokens there are."""
+        logits = self._layer.logits(hidden)
+        if all(takes_most_likely(sequence.sampling) for sequence in shifted):
+            return logits.argmax(dim=-1)
+        token_ids = [tokens.token_ids[0] for tokens in self._chooser.sample(logits, shifted)]
+        for sequence, token_id in zip(shifted, token_ids, strict=True):
+            sequence.token_ids.append(token_id)
+        return torch.tensor(token_ids, dtype=torch.int64, device=hidden.device)
+
+    def _catch_up(self, asked: list[Sequence]) -> tuple[torch.Tensor, AttentionContext]:
+        """Compute all entries that are pending.
+
+        Returns:
+            What the last entry of each sequence that was asked for yielded; and the batch of the step that did it,
+            where these sequences come first.
+        """
+        first = set(asked)
+        sequences = asked + [s for s, pending in self._pending.items() if pending.count and s not in first]
+        if sum(self._pending[sequence].count for sequence in sequences) > self._max_num_batched_tokens:
+            self._compute_all_but_last(sequences)
+        output, context = self._compute([(sequence, self._pending[sequence].count) for sequence in sequences])
+        self._num_kept = 0
+        last = context.query_starts[1 : len(asked) + 1].long() - 1
+        return output[last], context
+
+    def _make_room(self) -> None:
+        """Compute the entries of prompts, less the last, and let all others go."""
+        prompts = [sequence for sequence, pending in self._pending.items() if pending.has_prompt]
+        for pending in self._pending.values():
+            if not pending.has_prompt:
+                pending.clear()
+        self._compute_all_but_last(prompts)
+        self._num_kept = len(prompts)
+
+    def _compute_all_but_last(self, sequences: list[Sequence]) -> None:
+        """Compute the pending entries of each sequence but its last one, as many at once as a step may have."""
+        while True:
+            left, shares = self._max_num_batched_tokens, []
+            for sequence in sequences:
+                if (count := min(self._pending[sequence].count - 1, left)) > 0:
+                    shares.append((sequence, count))
+                    left -= count
+            if not shares:
+                return
+            self._compute(shares)
+
+    def _compute(self, shares: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, AttentionContext]:
+        """Compute the first pending entries of sequences; return what they yield, and the step's batch."""
+        taken = [self._pending[sequence].take(count) for sequence, count in shares]
+        inputs = self._assembler.assemble([item for item, _ in taken])
+        hidden = torch.cat([rows for _, rows in taken])
+        return self._layer.forward(inputs.token_ids, hidden, inputs.positions, inputs.context), inputs.context

@@ -1,0 +1,69 @@
+"""Hidden vectors of a sequence that a layer of EAGLE has not seen yet."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.speculative.plain_sampling import plain_sampling
+from gpu_worker.speculative.proposer import ComputedTokens
+
+
+class PendingEntries:
+    """Owns the vectors, and the sequence as the layer sees it: entry `i` goes with token `i + 1`.
+
+    Attributes:
+        shifted: Has that token at place `i`; behind the known ones, guesses of the last time.
+        start: Position of the first vector.
+        count: Vectors that are kept.
+        has_prompt: Some came several at a time.
+    """
+
+    __slots__ = ("_chunks", "_num_known", "_original", "count", "has_prompt", "shifted", "start")
+
+    def __init__(self, original: Sequence) -> None:
+        """Keep nothing."""
+        self.shifted = Sequence(original.id, [], original.num_prompt_tokens - 1, plain_sampling(original.sampling), 0)
+        self._original = original
+        self._num_known = 0
+        self.clear()
+
+    @property
+    def end(self) -> int:
+        """Position behind the last vector."""
+        return self.start + self.count
+
+    def clear(self) -> None:
+        """Let all vectors go."""
+        self._chunks: list[torch.Tensor] = []
+        self.start = self.count = 0
+        self.has_prompt = False
+
+    def add(self, computed: ComputedTokens) -> None:
+        """Keep what a step computed; vectors that it does not follow go."""
+        num_rows = len(computed.token_ids) - 1
+        if num_rows <= 0:
+            return
+        if computed.start != self.end:
+            self.clear()
+            self.start = computed.start
+        self._chunks.append(computed.hidden)
+        self.count += num_rows
+        self.has_prompt |= num_rows > 1
+        known, token_ids = min(self._num_known, computed.start), self.shifted.token_ids
+        token_ids[known:] = self._original.token_ids[known + 1 : computed.start + 1]
+        token_ids += computed.token_ids[1:]
+        self._num_known = len(token_ids)
+
+    def take(self, count: int) -> tuple[ScheduledSequence, torch.Tensor]:
+        """Take the first `count` vectors, as the sequence's share of a step of the layer."""
+        del self.shifted.token_ids[self._num_known :]
+        self.shifted.block_table = self._original.block_table
+        rows = self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
+        item = ScheduledSequence(self.shifted, self.start, count, False)
+        self._chunks = [rows[count:]] if count < self.count else []
+        self.start += count
+        self.count -= count
+        self.has_prompt = self.count > 1
+        return item, rows[:count]

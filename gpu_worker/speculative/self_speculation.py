@@ -1,0 +1,86 @@
+"""Guesses by the model's own first layers, read by its own final normalisation and head.
+
+What these layers write into the KV cache is what the whole model writes there when it verifies, so they work on the
+sequences' own blocks: no memory, no weights, and no prompt to catch up with.
+
+Source: the drafts of Elhoushi et al., "LayerSkip" (arXiv 2404.16710), section 3.3; a model that was not trained to exit
+early guesses worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from typing import Protocol
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import CompletedStep, ScheduledSequence, StepPlan
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.plain_sampling import plain_sampling
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+
+
+class EarlyExitRunner(Protocol):
+    """Executes plans on the first layers, with the model's KV cache."""
+
+    def submit(self, plan: StepPlan) -> CompletedStep:
+        """Compute the plan's tokens and sample where it says so."""
+        ...
+
+
+class _Double:
+    """A sequence with guesses behind its tokens, in the sequence's own blocks."""
+
+    __slots__ = ("_num_known", "sequence")
+
+    def __init__(self, original: Sequence) -> None:
+        self.sequence = Sequence(original.id, [], original.num_prompt_tokens, plain_sampling(original.sampling), 0)
+        self._num_known = 0
+
+    def follow(self, original: Sequence) -> Sequence:
+        """Take over the sequence's tokens in place of guesses, and its blocks."""
+        known = self._num_known
+        self.sequence.token_ids[known:] = original.token_ids[known:]
+        self._num_known = len(original.token_ids)
+        self.sequence.block_table = original.block_table
+        return self.sequence
+
+
+class SelfSpeculationProposer:
+    """Keeps a double of each sequence of the batch."""
+
+    wants_hidden = False
+
+    def __init__(self, runner: EarlyExitRunner) -> None:
+        """Guess with `runner`."""
+        self._runner = runner
+        self._doubles: dict[Sequence, _Double] = {}
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return what the first layers would go on with, drawn as the requests' tokens are."""
+        doubles = [self._double(request.sequence) for request in requests]
+        for depth in range(max(request.num_tokens for request in requests)):
+            places = [place for place, request in enumerate(requests) if request.num_tokens > depth]
+            scheduled = [
+                ScheduledSequence(double, len(double.token_ids) - 1, 1, True)
+                for double in (doubles[place] for place in places)
+            ]
+            result = self._runner.submit(StepPlan(0, scheduled, len(scheduled))).result()
+            for place, tokens in zip(places, result.sampled, strict=True):
+                doubles[place].token_ids += tokens.token_ids
+        return [
+            Draft(tuple(double.token_ids[len(request.sequence.token_ids) :]))
+            for double, request in zip(doubles, requests, strict=True)
+        ]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Ignore it."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence's double."""
+        self._doubles.pop(sequence, None)
+
+    def _double(self, original: Sequence) -> Sequence:
+        double = self._doubles.get(original)
+        if double is None:
+            double = self._doubles[original] = _Double(original)
+        return double.follow(original)

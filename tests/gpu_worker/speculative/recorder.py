@@ -1,0 +1,60 @@
+"""Proposers as a worker builds them, and what they propose while the engine runs on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Values
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.proposer_setup import build_proposer
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Proposer
+from tests.gpu_worker.execution.engine_run import BLOCK, make_runner
+
+Listener = Callable[[DraftRequest, Draft], None]
+
+
+class Recorder:
+    """Passes everything on, lets no failure pass, and shows each draft to a listener."""
+
+    def __init__(self, proposer: Proposer, listener: Listener) -> None:
+        self.proposer = proposer
+        self.listener = listener
+        self.wants_hidden = proposer.wants_hidden
+        self.failures: list[Exception] = []
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        try:
+            drafts = self.proposer.propose(requests)
+            for request, draft in zip(requests, drafts, strict=True):
+                self.listener(request, draft)
+        except (Exception, AssertionError) as error:
+            self.failures.append(error)
+            raise
+        return drafts
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        try:
+            self.proposer.observe(computed)
+        except Exception as error:
+            self.failures.append(error)
+            raise
+
+    def forget(self, sequence: Sequence) -> None:
+        self.proposer.forget(sequence)
+
+
+def recorded_runner(
+    directory: Path, listener: Listener, *, token_budget: int = 64, **settings: Any
+) -> tuple[TorchModelRunner, Recorder]:
+    """Build a runner with the proposer that the worker's settings ask for."""
+    runner = make_runner(directory)
+    config = RunnerConfig(directory, block_size=BLOCK, max_num_seqs=40, max_num_batched_tokens=token_budget)
+    recorder = Recorder(build_proposer(WorkerConfig(**settings), config, runner), listener)
+    runner.verify_drafts_of(recorder)
+    return runner, recorder

@@ -1,0 +1,156 @@
+"""What an EAGLE layer proposes while the engine runs, against a dense computation of the whole sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import FixedDepth
+from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.speculative.eagle import EagleProposer
+from gpu_worker.speculative.proposer import DraftRequest
+from shared.messages import Sampling
+from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
+from tests.gpu_worker.models.draft_files import Tensors, eagle_config, eagle_outputs, eagle_tensors, save_draft
+from tests.gpu_worker.speculative.recorder import recorded_runner
+
+SIZE = 48
+GREEDY = Sampling(max_tokens=20, temperature=0.0)
+
+
+class Oracle:
+    """Knows the model, as `transformers` has it, and the layer's tensors."""
+
+    def __init__(self, model: Any, tensors: Tensors) -> None:
+        self.model = model
+        self.tensors = tensors
+        self.num_checked = 0
+
+    @torch.no_grad()
+    def check(self, request: DraftRequest, draft: Draft) -> None:
+        """Assert that a draft is what the layer foretells from the whole sequence.
+
+        Of a prompt that was found in the cache but for its last token, no hidden vector was ever seen.
+        """
+        if request.sequence.num_output_tokens == 0:
+            assert draft == NO_DRAFT
+            return
+        token_ids = torch.tensor(request.sequence.token_ids)
+        hidden = self.model.model(token_ids[None]).last_hidden_state[0, :-1]
+        guesses: list[int] = []
+        for _ in range(request.num_tokens):
+            embedded = self.model.model.embed_tokens(token_ids[1:])
+            hidden = torch.cat((hidden, eagle_outputs(self.tensors, embedded, hidden)[-1:]))
+            logits = self.model.lm_head(hidden[-1])
+            guesses.append(int(logits.argmax()))
+            token_ids = torch.cat((token_ids, logits.argmax()[None]))
+        assert draft == Draft(tuple(guesses))
+        self.num_checked += 1
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def oracle(directory: Path) -> Oracle:
+    model = save_tiny_model(directory / "model")
+    torch.manual_seed(3)
+    tensors = eagle_tensors(SIZE)
+    save_draft(directory / "eagle", eagle_config(SIZE, VOCAB), tensors)
+    return Oracle(model, tensors)
+
+
+def sequences(sampling: Sampling = GREEDY) -> list[Sequence]:
+    return [make_sequence(str(index), random_prompt(2 + 7 * index, seed=index), sampling) for index in range(6)]
+
+
+def settings(directory: Path) -> dict[str, Any]:
+    return {"speculative": "eagle", "draft_model": directory / "eagle"}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"token_budget": 200},
+        {"token_budget": 21, "arrivals_per_step": 1, "max_num_seqs": 5},
+        {"num_blocks": 36, "headroom_tokens": 0, "token_budget": 64},
+    ],
+    ids=["together", "prompts in chunks", "preempted"],
+)
+def test_guesses_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
+    oracle.num_checked = 0
+    runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
+    outcome = run(runner, sequences(), policy=FixedDepth(3), **how)
+    assert not recorder.failures
+    assert oracle.num_checked > 50
+    assert outcome.tokens == run(make_runner(directory / "model"), sequences()).tokens
+    assert (outcome.num_preemptions > 0) == ("num_blocks" in how)
+
+
+def test_prompt_found_in_the_prefix_cache_has_its_entries_already(directory: Path, oracle: Oracle) -> None:
+    runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
+    prompt = random_prompt(33, seed=4)
+    twice = [make_sequence(name, prompt, GREEDY) for name in "ab"]
+    outcome = run(runner, twice, policy=FixedDepth(2), arrivals_per_step=1)
+    assert outcome.num_prefix_hits >= 32 - 4
+    assert not recorder.failures
+    assert outcome.tokens["a"] == outcome.tokens["b"]
+
+
+def test_more_entries_than_a_step_may_have_are_computed_in_several(directory: Path, oracle: Oracle) -> None:
+    runner, recorder = recorded_runner(directory / "model", oracle.check, token_budget=16, **settings(directory))
+    run(runner, sequences(), policy=FixedDepth(3), token_budget=200)
+    assert not recorder.failures
+
+
+class LateDepth(FixedDepth):
+    """No drafts at first."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(3)
+        object.__setattr__(self, "left", after)
+
+    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+        object.__setattr__(self, "left", self.left - 1)
+        return super().depths(sequences, limits) if self.left < 0 else [0] * len(limits)
+
+
+def test_drafts_that_begin_late_know_all_that_came_before(directory: Path, oracle: Oracle) -> None:
+    oracle.num_checked = 0
+    runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
+    run(runner, sequences(), policy=LateDepth(9), token_budget=200)
+    assert not recorder.failures
+    assert oracle.num_checked > 20
+
+
+def test_vectors_beyond_the_limit_cost_guesses_but_no_harm(directory: Path, oracle: Oracle) -> None:
+    drafts: list[Draft] = []
+    runner, recorder = recorded_runner(
+        directory / "model", lambda _, draft: drafts.append(draft), **settings(directory)
+    )
+    assert isinstance(recorder.proposer, EagleProposer)
+    recorder.proposer._max_num_kept = 20
+    outcome = run(runner, sequences(), policy=LateDepth(9), token_budget=30)
+    assert not recorder.failures
+    assert outcome.tokens == run(make_runner(directory / "model"), sequences()).tokens
+    assert all(token_id in range(VOCAB) for draft in drafts for token_id in draft.token_ids)
+    assert sum(map(len, drafts)) > 20
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2}]
+)
+def test_drawn_tokens_stay_what_they_are(directory: Path, oracle: Oracle, options: dict[str, float]) -> None:
+    sampling = Sampling(max_tokens=20, seed=11, **options)  # type: ignore[arg-type]
+    runner, recorder = recorded_runner(directory / "model", lambda *_: None, **settings(directory))
+    outcome = run(runner, sequences(sampling), policy=FixedDepth(3), token_budget=200)
+    assert not recorder.failures
+    assert outcome.tokens == run(make_runner(directory / "model"), sequences(sampling)).tokens
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_draft_tokens > 100
