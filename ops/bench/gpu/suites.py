@@ -14,6 +14,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         small_gemm.SMALL_GEMM,
         steps.DECODE_32B,
         steps.PREFILL_8B,
+        steps.VERIFICATION,
         attention.CHUNK_ATTENTION,
         logits.SAMPLING,
         steps.THROUGHPUT,

@@ -19,12 +19,14 @@ from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSu
 from ops.bench.gpu.cases import steps
 from ops.bench.gpu.run import check_op
 from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
-from ops.bench.gpu.step import correctness, decode, prefill, serving
+from ops.bench.gpu.step import correctness, decode, prefill, serving, verification
 from ops.bench.gpu.step.decode import DecodeLoad, decode_case
 from ops.bench.gpu.step.prefill import prefill_case
 from ops.bench.gpu.step.random_model import random_model
+from ops.bench.gpu.step.scripted_drafts import ScriptedProposer
 from ops.bench.gpu.step.serving import Load, prefix_cache_case, throughput_case
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.verification import PLAIN, ScriptedLoad, VerificationLoad, scripted_case, verification_case
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.table import check_lines
 from ops.bench.gpu.timer import Timing
@@ -42,6 +44,8 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "prefill": partial(prefill_case, shape=LLAMA, num_tokens=40, num_prompts=2),
     "throughput": partial(throughput_case, shape=QWEN, load=Load(3, 20, 5), has_peer=True),
     "large throughput": partial(throughput_case, shape=QWEN, load=Load(2, 20, 3), has_peer=False),
+    "verification": partial(verification_case, shape=QWEN, load=VerificationLoad(3, 24, 8, 4)),
+    "scripted drafts": partial(scripted_case, shape=LLAMA, load=ScriptedLoad(2, 12, 10, 3, 0.7)),
     "prefix cache": partial(prefix_cache_case, shape=QWEN, num_tokens=400, num_prompts=2),
 }
 
@@ -147,9 +151,28 @@ def test_prompt_in_the_cache_computes_only_its_end() -> None:
     assert sequence.num_cached_tokens == 384
 
 
+def test_steps_with_scripted_drafts_make_as_many_tokens_as_the_script_says() -> None:
+    model, _ = random_model(QWEN, 400, CPU)
+    engine = StepEngine(model, EngineSizes(4, 400, num_drafts=4), ScriptedProposer(0.7, QWEN.vocab_size))
+    engine.fill(4, 20)
+    made = [sum(len(event.token_ids) for event in engine.step()) for _ in range(60)]
+    assert sum(made) / (4 * 60) == pytest.approx(sum(0.7**number for number in range(5)), rel=0.1)
+
+
+def test_steps_whose_drafts_are_all_wrong_make_a_token_a_sequence() -> None:
+    case = CASES["verification"](CPU)
+    assert {OURS, OURS_ON_DEVICE, PLAIN, f"{PLAIN}/device"} == case.candidates.keys()
+    assert [len(case.candidates[name](0)) for name in (OURS_ON_DEVICE, f"{PLAIN}/device")] == [15, 3]
+
+
 @pytest.mark.parametrize("suite", [suite for suite in all_suites() if "step" in suite.name], ids=lambda s: s.name)
 def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((decode, "decode_case"), (prefill, "prefill_case")):
+    for module, name in (
+        (decode, "decode_case"),
+        (prefill, "prefill_case"),
+        (verification, "verification_case"),
+        (verification, "scripted_case"),
+    ):
         monkeypatch.setattr(module, name, create_autospec(getattr(module, name), return_value="built"))
     assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
 
@@ -174,7 +197,7 @@ def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
     code = """
 from ops.bench.gpu.cases.steps import load_step_module
-for name in ("correctness", "decode", "prefill", "serving"):
+for name in ("correctness", "decode", "prefill", "serving", "verification"):
     load_step_module(name)
 """
     done = run_without(blocked, code)

@@ -1,4 +1,4 @@
-"""Whole steps of the engine: decodes, prefills, loads of both, and the prefix cache."""
+"""Whole steps of the engine: decodes, with drafts and without, prefills, loads of both, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _PEER_STEPS = 32
 _PEER_BATCHES = (1, 64)
 _PREFILL_TOKENS = 8192
 _SAMPLES = 7
+_DRAFTS = 4
+_SHARE_RIGHT = 0.7
 
 
 class MissingPackageError(ImportError):
@@ -107,6 +109,28 @@ def _prefix_cache() -> OpSuite:
     return _suite("prefix_cache", LLAMA3_8B, [CaseSpec(f"{LLAMA3_8B.name} {_PREFILL_TOKENS} 0% hits", build)])
 
 
+def _verification() -> OpSuite:
+    def verify(num_seqs: int) -> CaseSpec:
+        def make(verification: Any) -> dict[str, object]:
+            load = verification.VerificationLoad(num_seqs, _CONTEXT, _DECODE_STEPS, _DRAFTS)
+            return {"shape": LLAMA3_8B, "load": load}
+
+        build = partial(_build, module="verification", function="verification_case", make=make)
+        return CaseSpec(f"{LLAMA3_8B.name} {num_seqs} x {_CONTEXT}, {_DRAFTS} drafts", build)
+
+    def serve(num_seqs: int, prompt: int, new: int) -> CaseSpec:
+        def make(verification: Any) -> dict[str, object]:
+            load = verification.ScriptedLoad(num_seqs, prompt, new, _DRAFTS, _SHARE_RIGHT)
+            return {"shape": LLAMA3_8B, "load": load}
+
+        build = partial(_build, module="verification", function="scripted_case", make=make)
+        label = f"{LLAMA3_8B.name} {num_seqs} x {prompt} in {new} out, {_DRAFTS} drafts, {_SHARE_RIGHT:.0%} scripted"
+        return CaseSpec(label, build)
+
+    cases = [*(verify(num_seqs) for num_seqs in (1, 8, 64, 256)), *(serve(num_seqs, 128, 256) for num_seqs in (1, 64))]
+    return _suite("verification_step", LLAMA3_8B, cases)
+
+
 DECODE_8B = _decode("8b", LLAMA3_8B, (1, 8, 64, 256), has_peer=True)
 DECODE_06B = _decode("0.6b", QWEN3_06B, (1, 8, 64, 256), has_peer=True)
 DECODE_4B = _decode("4b", QWEN3_4B, (1, 8, 64, 256), has_peer=False)
@@ -115,5 +139,6 @@ PREFILL_8B = _prefill("8b", LLAMA3_8B)
 PREFILL_06B = _prefill("0.6b", QWEN3_06B)
 PREFILL_4B = _prefill("4b", QWEN3_4B)
 PREFILL_32B = _prefill("32b", QWEN3_32B)
+VERIFICATION = _verification()
 THROUGHPUT = _throughput()
 PREFIX_CACHE = _prefix_cache()

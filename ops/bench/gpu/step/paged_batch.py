@@ -57,7 +57,15 @@ class PagedBatch:
 class StaticStep:
     """One step of a model, again and again on the same tensors, so that it can be captured in a graph."""
 
-    def __init__(self, model: CausalLM, cache: KVCache, lengths: list[tuple[int, int]], max_len: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        lengths: list[tuple[int, int]],
+        max_len: int,
+        *,
+        samples_all: bool = False,
+    ) -> None:
         """Make the inputs.
 
         Args:
@@ -65,15 +73,17 @@ class StaticStep:
             cache: Is read as it is, and written to.
             lengths: As `PagedBatch.step` takes them.
             max_len: Tokens that a row of the block table has room for, on which the launch of attention depends.
+            samples_all: Sample behind every token, as where drafts are verified, not behind each sequence's last.
         """
         device = model.device
         self._model = model
         batch = PagedBatch(cache, len(lengths), max_len)
         self._positions, self._context = batch.step(lengths)
         self._token_ids = torch.randint(model.config.vocab_size, self._positions.shape, device=device)
-        self._last_rows = self._context.query_starts[1:].long() - 1
-        self._slots = torch.arange(len(lengths), device=device)
-        zeros = torch.zeros(len(lengths), device=device)
+        last_rows = self._context.query_starts[1:].long() - 1
+        self._sampled_rows = torch.arange(len(self._token_ids), device=device) if samples_all else last_rows
+        self._slots = torch.arange(len(self._sampled_rows), device=device)
+        zeros = torch.zeros(len(self._sampled_rows), device=device)
         # A temperature of zero, and nothing truncated.
         self._greedy = SamplingParameters(zeros, zeros - torch.inf, zeros.int(), zeros + 1, zeros.long(), zeros.long())
 
@@ -81,6 +91,6 @@ class StaticStep:
     def __call__(self, _: int) -> torch.Tensor:
         """Compute the step up to its tokens, which stay on the device."""
         hidden = self._model.forward(self._token_ids, self._positions, self._context)
-        if len(hidden) != len(self._last_rows):
-            hidden = hidden[self._last_rows]
+        if len(hidden) != len(self._sampled_rows):
+            hidden = hidden[self._sampled_rows]
         return sample_tokens(self._model.logits(hidden), self._slots, self._greedy, may_truncate=False)

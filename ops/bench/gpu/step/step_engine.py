@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import FixedDepth, Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine import Engine
 from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.kv_cache import allocate_kv_cache
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
 BLOCK_SIZE = 16
@@ -31,6 +33,7 @@ class EngineSizes:
         has_graphs: Decodes are captured in graphs first.
         is_warm: All kernels that any step may need are compiled first, which takes a while.
         has_prefix_cache: Prompts that begin alike share blocks.
+        num_drafts: Drafts that each sequence verifies in a step, where there is a proposer.
     """
 
     max_num_seqs: int
@@ -39,21 +42,24 @@ class EngineSizes:
     has_graphs: bool = True
     is_warm: bool = False
     has_prefix_cache: bool = False
+    num_drafts: int = 0
 
 
 class StepEngine:
     """Owns an engine, and the sequences that it is given."""
 
-    def __init__(self, model: CausalLM, sizes: EngineSizes) -> None:
+    def __init__(self, model: CausalLM, sizes: EngineSizes, proposer: Proposer | None = None) -> None:
         """Allocate the cache, make the runner."""
         num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
         self.cache = allocate_kv_cache(num_blocks, BLOCK_SIZE, model.config, model.dtype, model.device)
         budget = max(sizes.token_budget, sizes.max_num_seqs)
-        runner = DeviceModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget)
+        runner = DeviceModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget, sizes.num_drafts)
         if sizes.is_warm:
             runner.warm_up()
         if sizes.has_graphs:
             runner.capture_graphs()
+        if proposer is not None:
+            runner.verify_drafts_of(proposer)
         config = SchedulerConfig(
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
@@ -62,7 +68,8 @@ class StepEngine:
             max_model_len=sizes.max_model_len,
             enable_prefix_caching=sizes.has_prefix_cache,
         )
-        self._engine = Engine(Scheduler(config), runner)
+        speculation = None if proposer is None else Speculation(FixedDepth(sizes.num_drafts))
+        self._engine = Engine(Scheduler(config, speculation), runner)
         self._vocabulary = range(model.config.vocab_size)
         self._random = random.Random(0)
         self._num_added = 0

@@ -1,0 +1,52 @@
+"""Drafts that are right as often as a script says, whatever the model thinks: what verification costs and could bring.
+
+The script takes the place of a proposer's skill, which random weights cannot show, and of its time, which is none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Values
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+
+
+class ScriptedDraft(Draft, frozen=True, gc=False):
+    """A chain whose first `num_right` guesses count as right; the tokens are those that were sampled all the same."""
+
+    num_right: int = 0
+
+    def accepted(self, sampled: Values[int]) -> tuple[int, ...]:
+        """Return what the script says."""
+        return tuple(range(self.num_right))
+
+
+class ScriptedProposer:
+    """Makes each guess that follows right ones right with a set probability."""
+
+    wants_hidden = False
+
+    def __init__(self, share_right: float, vocab_size: int) -> None:
+        """Guess tokens below `vocab_size`."""
+        self._share_right = share_right
+        self._vocab_size = vocab_size
+        self._random = random.Random(0)
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return as many guesses as are asked for."""
+        return [self._draft(request.num_tokens) for request in requests]
+
+    def observe(self, computed: Values[ComputedTokens]) -> None:
+        """Ignore it."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Ignore it."""
+
+    def _draft(self, count: int) -> Draft:
+        num_right = 0
+        while num_right < count and self._random.random() < self._share_right:
+            num_right += 1
+        token_ids = tuple(self._random.randrange(self._vocab_size) for _ in range(count))
+        return ScriptedDraft(token_ids, num_right=num_right)
