@@ -7,11 +7,23 @@ import importlib.metadata
 
 import click
 
-_COMMANDS = ("up", "gateway", "worker", "setup", "chat", "publish", "keys", "quantize", "perplexity", "bench")
+_COMMANDS = (
+    "up",
+    "gateway",
+    "worker",
+    "setup",
+    "chat",
+    "publish",
+    "keys",
+    "quantize",
+    "perplexity",
+    "train-draft",
+    "bench",
+)
 
 
 class LazyGroup(click.Group):
-    """Finds the command `NAME` as `ops.cli.NAME.command`."""
+    """Finds the command `some-name` as `ops.cli.some_name.command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which one meets them."""
@@ -21,7 +33,7 @@ class LazyGroup(click.Group):
         """Import the command."""
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"ops.cli.{cmd_name}").command
+        command = importlib.import_module(f"ops.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -144,11 +144,16 @@ class Llama(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits `[batch, length, vocab_size]` for `ids: [batch, length]`."""
+        return F.linear(self.hidden(ids), self.embed_tokens.weight)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return what the head is given, `[batch, length, hidden_size]`, for `ids: [batch, length]`."""
         cos, sin = _rotary_tables(ids.shape[1], self.shape)
         x: Tensor = self.embed_tokens(ids)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return F.linear(self.norm(x), self.embed_tokens.weight)
+        normalised: Tensor = self.norm(x)
+        return normalised
 
 
 def _rotary_tables(length: int, shape: LlamaShape) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,52 @@
+"""How many guesses of a draft would have been accepted, had the target verified them greedily."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ops.train_draft.rows import Rows
+from ops.train_draft.student import Student
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What was measured.
+
+    Attributes:
+        by_position: For each guess of a draft, in order, the share of drafts of which it and all before were right.
+        num_drafts: Drafts that were looked at.
+    """
+
+    by_position: tuple[float, ...]
+    num_drafts: int
+
+    @property
+    def mean_length(self) -> float:
+        """Right guesses of a draft, on average; a step makes one token more."""
+        return sum(self.by_position)
+
+
+@torch.inference_mode()
+def measure(student: Student, rows: Rows, own_from: torch.Tensor, count: int) -> Acceptance:
+    """Measure a student on what the target wrote greedily, where the right token is the next one.
+
+    Args:
+        student: Guesses at each place of each row.
+        rows: Each ends with what the target wrote.
+        own_from: `[num_rows]`, where that begins.
+        count: Guesses of a draft.
+    """
+    right, num_drafts = torch.zeros(0, dtype=torch.int64), 0
+    for number, begin in enumerate(own_from.tolist()):
+        batch = rows.batch(torch.tensor([number]))
+        guesses = student.guesses(batch, count)[0]
+        first, depth = student.first_guess, guesses.shape[1]
+        # A draft hangs behind a token that the target wrote, and ends before the row does.
+        places = torch.arange(max(0, begin + 1 - first), batch.token_ids.shape[1] - first - depth + 1)
+        wanted = batch.token_ids[0][places[:, None] + first + torch.arange(depth)]
+        proved_right = (guesses[places] == wanted).long().cumprod(1).sum(0)
+        right = proved_right if num_drafts == 0 else right + proved_right
+        num_drafts += len(places)
+    return Acceptance(tuple((right / max(1, num_drafts)).tolist()), num_drafts)

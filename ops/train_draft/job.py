@@ -1,0 +1,140 @@
+"""The job of training one draft: prepares the material, trains, measures, and writes the folder."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.model_file import find_gguf
+from ops.train_draft.acceptance import Acceptance, measure
+from ops.train_draft.eagle import EagleStudent
+from ops.train_draft.folder import check_new, write_draft
+from ops.train_draft.material import Material, MaterialPlan, Progress, prepare
+from ops.train_draft.medusa import MedusaStudent
+from ops.train_draft.optimization import Length, train
+from ops.train_draft.rows import Rows
+from ops.train_draft.small_model import SmallModelStudent, small_shape
+from ops.train_draft.student import Student
+from ops.train_draft.target import read_vocabulary
+from shared.errors import ConfigError
+
+KINDS = ("model", "medusa", "eagle")
+_TOKENS_PER_STEP = 2048
+_MEASURED_GUESSES = 6
+_SAMPLED_ROWS = 64
+_SHARES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """Sizes of a draft; those of other kinds do not matter.
+
+    Attributes:
+        hidden_size: Of a small model; None is about a quarter of the target's.
+        num_layers: Likewise; None is about an eighth.
+        num_heads: Of Medusa: tokens to guess.
+        head_layers: Of Medusa: residual blocks of a head.
+        shares_head: Of Medusa: heads use the target's vocabulary matrix and have none of their own.
+        num_steps: Of EAGLE: guesses to unroll in training.
+    """
+
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    num_heads: int = 3
+    head_layers: int = 1
+    shares_head: bool = False
+    num_steps: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TrainDraftJob:
+    """What to do.
+
+    Attributes:
+        kind: One of `KINDS`.
+        out: New folder for the draft.
+        length: When to stop.
+        material: What to learn from; its seed is that of the draft's first weights, too.
+    """
+
+    kind: str
+    out: Path
+    length: Length
+    material: MaterialPlan
+    shape: DraftShape
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a training came to."""
+
+    steps: int
+    num_tokens: int
+    seconds: float
+    first_loss: float
+    last_loss: float
+    acceptance: Acceptance
+
+
+def train_draft(job: TrainDraftJob, progress: Progress) -> Training:
+    """Do the job.
+
+    Raises:
+        ConfigError: A setting, a text or the target cannot be used.
+        HeadraceError: The target cannot be loaded.
+    """
+    check_job(job)
+    return train_on(prepare(job.material, progress), job, progress)
+
+
+def check_job(job: TrainDraftJob) -> None:
+    """Refuse what cannot work before anything is computed.
+
+    Raises:
+        ConfigError: Says which setting is wrong and what is allowed.
+    """
+    if job.kind not in KINDS:
+        raise ConfigError("HEADRACE_KIND", f"{job.kind[:40]!r} is not one of {', '.join(KINDS)}")
+    if job.length.steps is None and job.length.seconds is None:
+        raise ConfigError("HEADRACE_MINUTES", "is needed, or HEADRACE_STEPS: they say how long to train")
+    if not job.material.text:
+        raise ConfigError("HEADRACE_TEXT", "is required: text files like what the target will work on")
+    if find_gguf(job.material.target) is not None:
+        raise ConfigError("HEADRACE_TARGET", f"{job.material.target} is a GGUF file; name a Hugging Face directory")
+    check_new(job.out)
+
+
+def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Training:
+    """Train on material that is there, measure, and write the folder."""
+    torch.manual_seed(job.material.seed)
+    student = _make_student(job, read_model_config(job.material.target), material.training)
+    rows_per_step = max(1, _TOKENS_PER_STEP // job.material.window)
+    generator = torch.Generator().manual_seed(job.material.seed)
+    losses: list[float] = []
+    num_tokens, started = 0, time.monotonic()
+    for step in train(student, material.training.batches(rows_per_step, generator), job.length):
+        losses.append(step.loss)
+        num_tokens += step.num_tokens
+        progress("training", int(step.fraction * _SHARES), _SHARES, f"loss {step.loss:.3f}")
+    seconds = time.monotonic() - started
+    progress("training", _SHARES, _SHARES, f"loss {losses[-1]:.3f}")
+    acceptance = measure(student, material.held_out, material.own_from, _MEASURED_GUESSES)
+    write_draft(student, job.material.target, job.out)
+    return Training(len(losses), num_tokens, seconds, losses[0], losses[-1], acceptance)
+
+
+def _make_student(job: TrainDraftJob, target: ModelConfig, rows: Rows) -> Student:
+    shape, model = job.shape, job.material.target
+    vocabulary = read_vocabulary(model)
+    if job.kind == "model":
+        return SmallModelStudent(target, vocabulary, small_shape(target, shape.hidden_size, shape.num_layers))
+    if job.kind == "medusa":
+        heads, layers = shape.num_heads, shape.head_layers
+        return MedusaStudent(target, vocabulary, heads, layers, shares_head=shape.shares_head)
+    sample = rows.batch(torch.arange(min(_SAMPLED_ROWS, len(rows.token_ids))))
+    return EagleStudent(target, vocabulary, model, shape.num_steps, sample)

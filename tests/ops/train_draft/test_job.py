@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.models.loader import load_model
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.train_draft.job import KINDS, check_job, train_draft
+from ops.train_draft.optimization import Length
+from shared.errors import ConfigError
+from tests.ops.train_draft.conftest import JobMaker
+
+
+def ignore(stage: str, done: int, total: int, note: str = "") -> None:
+    """Take no notice."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_steps_lower_the_loss(job: JobMaker, kind: str) -> None:
+    training = train_draft(job(kind), ignore)
+
+    assert training.steps == 24
+    assert training.last_loss < 0.95 * training.first_loss
+    assert all(0 <= share <= 1 for share in training.acceptance.by_position)
+    assert list(training.acceptance.by_position) == sorted(training.acceptance.by_position, reverse=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_trains_the_same_weights_and_another_one_others(job: JobMaker, kind: str) -> None:
+    jobs = [job(kind, "a", steps=2), job(kind, "b", steps=2), job(kind, "c", steps=2, seed=1)]
+    for one in jobs:
+        train_draft(one, ignore)
+
+    first, same, other = (load_file(one.out / "model.safetensors") for one in jobs)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_small_model_is_computed_alike_by_transformers_and_by_the_engine(job: JobMaker, target: Path) -> None:
+    one = job("model", steps=2, hidden_size=32, num_layers=2)
+    train_draft(one, ignore)
+
+    token_ids = torch.arange(5, 25)
+    oracle = AutoModelForCausalLM.from_pretrained(one.out, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = oracle(token_ids[None]).logits[0]
+    ours = _logits(one.out, token_ids)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    tokenizers = [ModelTokenizer(read_model_directory(folder)) for folder in (one.out, target)]
+    assert tokenizers[0].has_vocabulary_of(tokenizers[1])
+
+
+def _logits(folder: Path, token_ids: torch.Tensor) -> torch.Tensor:
+    from gpu_worker.models.registry import read_model_config
+    from ops.train_draft.target import HiddenVectors
+
+    vectors = HiddenVectors(folder, torch.float32, len(token_ids))
+    model = load_model(folder, torch.float32, torch.device("cpu"))
+    assert read_model_config(folder).num_layers == 2
+    with torch.inference_mode():
+        return model.logits(vectors.of(token_ids))
+
+
+def test_medusa_heads_have_matrices_of_their_own_unless_they_share_the_targets(job: JobMaker) -> None:
+    own, shared = job("medusa", "own", steps=1, head_layers=2), job("medusa", "shared", steps=1, shares_head=True)
+    for one in (own, shared):
+        train_draft(one, ignore)
+
+    blocks = {f"{head}.{layer}.linear.{part}" for head in range(3) for layer in range(2) for part in ("weight", "bias")}
+    assert set(load_file(own.out / "model.safetensors")) == blocks | {f"{head}.2.weight" for head in range(3)}
+    assert set(load_file(shared.out / "model.safetensors")) == {name for name in blocks if ".0." in name}
+    config = json.loads((own.out / "config.json").read_text())
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "variable", "problem"),
+    [
+        ({"kind": "magic"}, "HEADRACE_KIND", "'magic' is not one of model, medusa, eagle"),
+        ({"length": Length(None, None)}, "HEADRACE_MINUTES", "is needed, or HEADRACE_STEPS"),
+    ],
+)
+def test_jobs_that_cannot_work_are_refused(
+    job: JobMaker, change: dict[str, object], variable: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_job(replace(job("eagle"), **change))  # type: ignore[arg-type]
+
+    assert raised.value.variable == variable
+    assert problem in raised.value.problem
+
+
+def test_folder_with_something_in_it_is_not_overwritten(job: JobMaker) -> None:
+    one = job("eagle")
+    one.out.mkdir()
+    (one.out / "precious").write_text("mine")
+
+    with pytest.raises(ConfigError, match="exists and is not empty; name a new folder"):
+        check_job(one)
+
+
+@pytest.mark.parametrize(
+    ("text", "window", "problem"),
+    [
+        ("", 32, "has 0 tokens in all; training needs at least 64"),
+        ("short", 32, "training needs at least 64: give more text, or less window"),
+        ("any", 64, "is 64; this target takes less than 64 tokens"),
+    ],
+)
+def test_text_and_window_must_do(job: JobMaker, tmp_path: Path, text: str, window: int, problem: str) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    one = job("eagle")
+
+    with pytest.raises(ConfigError, match=problem):
+        train_draft(replace(one, material=replace(one.material, text=(file,), window=window)), ignore)
+    assert not one.out.exists()
