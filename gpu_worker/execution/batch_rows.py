@@ -33,7 +33,8 @@ class BatchRows:
         self.tables: Int32s = np.zeros((max_num_seqs + 1, width), dtype=np.int32)
         self.device_tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
         self._free = list(range(max_num_seqs - 1, -1, -1))
-        self._num_placed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._placed: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._num_placed = [0] * max_num_seqs
 
     @property
     def num_rows(self) -> int:
@@ -50,7 +51,7 @@ class BatchRows:
     def place(self, scheduled: Values[ScheduledSequence], upload: Upload) -> tuple[Int64s, list[Sequence]]:
         """Bring rows and block tables up to date with the scheduled sequences.
 
-        A block table only grows while its sequence is in the batch, but for the blocks of drafts (`lend`).
+        A block table only grows; a sequence that got other blocks has a new list.
 
         Returns:
             The row of each sequence, and the sequences that are new in the batch.
@@ -59,29 +60,27 @@ class BatchRows:
         newcomers = [sequence for sequence in sequences if sequence.row is None]
         for sequence in newcomers:
             sequence.row = self._free.pop()
-            self._num_placed[sequence.row] = 0
-        rows = np.array([sequence.row for sequence in sequences], dtype=np.int64)
-        sizes = np.array([len(sequence.block_table) for sequence in sequences], dtype=np.int64)
-        grown = np.flatnonzero(self._num_placed[rows] != sizes)
-        if len(grown):
-            self._write([sequences[place].block_table for place in grown.tolist()], rows[grown], upload)
-        return rows, newcomers
+        rows = [row for sequence in sequences if (row := sequence.row) is not None]
+        placed, num_placed = self._placed, self._num_placed
+        changed = [
+            (row, sequence.block_table)
+            for row, sequence in zip(rows, sequences, strict=True)
+            if placed[row] is not sequence.block_table or num_placed[row] != len(sequence.block_table)
+        ]
+        if changed:
+            self._write(changed, upload)
+        return np.array(rows, dtype=np.int64), newcomers
 
-    def lend(self, scheduled: Iterable[ScheduledSequence], block_size: int) -> None:
-        """Expect that the blocks behind a sequence's known tokens are others next time: they were for its drafts."""
-        for item in scheduled:
-            if item.num_draft_tokens:
-                self._num_placed[item.sequence.row] = -(-(item.start + item.num_tokens) // block_size)
-
-    def _write(self, grown: list[list[int]], rows: Int64s, upload: Upload) -> None:
+    def _write(self, changed: list[tuple[int, list[int]]], upload: Upload) -> None:
         """Add to block tables what their rows do not have yet."""
         width = self.tables.shape[1]
         places: list[int] = []
         blocks: list[int] = []
-        for table, row, known in zip(grown, rows.tolist(), self._num_placed[rows].tolist(), strict=True):
+        for row, table in changed:
+            known = self._num_placed[row] if self._placed[row] is table else 0
             places += range(row * width + known, row * width + len(table))
             blocks += table[known:]
-            self._num_placed[row] = len(table)
+            self._placed[row], self._num_placed[row] = table, len(table)
         staged_places = upload.add(np.array(places, dtype=np.int64))
         staged_blocks = upload.add(np.array(blocks, dtype=np.int32))
         self.tables.reshape(-1)[staged_places.array] = staged_blocks.array

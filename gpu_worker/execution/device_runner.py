@@ -92,6 +92,16 @@ class DeviceModelRunner:
         return self._model.config
 
     @property
+    def model(self) -> CausalLM:
+        """The model."""
+        return self._model
+
+    @property
+    def cache(self) -> KVCache:
+        """The blocks; proposers may read them, and write where the tokens of a plan are about to be written."""
+        return self._cache
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
         return self._model.dtype
@@ -171,7 +181,6 @@ class DeviceModelRunner:
         rows, newcomers = self._rows.place(scheduled, upload)
         self._parameters.assign(newcomers, upload)
         if drafting is not None:
-            self._rows.lend(scheduled, self._cache.block_size)
             self._parameters.catch_up([item.sequence for item in scheduled], rows, upload)
         layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts)
         return AssembledStep(scheduled, layout, drafts)

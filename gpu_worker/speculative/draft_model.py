@@ -12,14 +12,22 @@ from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import CompletedStep, ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
 from gpu_worker.speculative.draft import Draft
 from gpu_worker.speculative.plain_sampling import plain_sampling
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 
+class PendingStep(Protocol):
+    """A step that was submitted."""
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        ...
+
+
 class DraftRunner(Protocol):
-    """Executes plans of doubles on the smaller model, at once."""
+    """Executes plans of doubles on the smaller model."""
 
     @property
     def block_size(self) -> int:
@@ -31,7 +39,7 @@ class DraftRunner(Protocol):
         """Blocks of its cache."""
         ...
 
-    def submit(self, plan: StepPlan) -> CompletedStep:
+    def submit(self, plan: StepPlan) -> PendingStep:
         """Compute the plan's tokens and sample where it says so."""
         ...
 
@@ -86,6 +94,7 @@ class DraftModelProposer:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._pool = BlockPool(runner.num_blocks)
         self._doubles: dict[Sequence, _Double | None] = {}
+        self._departed: list[Sequence] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the smaller model's guesses."""
@@ -103,7 +112,7 @@ class DraftModelProposer:
         """Drop a sequence's double and take its blocks back."""
         double = self._doubles.pop(sequence, None)
         if double is not None:
-            self._pool.release(double.sequence.block_table)
+            self._drop(double)
 
     def _double(self, request: DraftRequest) -> Sequence | None:
         """Return the double, up to date and with blocks for the guesses; None when it cannot guess."""
@@ -115,7 +124,7 @@ class DraftModelProposer:
         if double is None or num_tokens > self._max_model_len:
             return None
         if max(double.follow(original.token_ids), default=0) >= self._vocab_size:
-            self._pool.release(double.sequence.block_table)
+            self._drop(double)
             self._doubles[original] = None
             return None
         table = double.sequence.block_table
@@ -124,6 +133,10 @@ class DraftModelProposer:
             return None
         table += self._pool.allocate(max(0, missing))
         return double.sequence
+
+    def _drop(self, double: _Double) -> None:
+        self._pool.release(double.sequence.block_table)
+        self._departed.append(double.sequence)
 
     def _run(self, places: list[int], doubles: list[Sequence | None], guesses: list[list[int]]) -> list[int]:
         """Compute what these doubles lack, as far as a step goes; add a guess where that is all, and return where."""
@@ -142,7 +155,8 @@ class DraftModelProposer:
             scheduled_places.append(place)
         if not scheduled:
             return []
-        plan = StepPlan(0, scheduled, self._max_num_batched_tokens - left)
+        plan = StepPlan(0, scheduled, self._max_num_batched_tokens - left, self._departed)
+        self._departed = []
         guessed = []
         for place, item, sampled in zip(
             scheduled_places, scheduled, self._runner.submit(plan).result().sampled, strict=True

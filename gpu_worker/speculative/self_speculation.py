@@ -13,8 +13,9 @@ from collections.abc import Sequence as Values
 from typing import Protocol
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import CompletedStep, ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.draft_model import PendingStep
 from gpu_worker.speculative.plain_sampling import plain_sampling
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
@@ -22,7 +23,7 @@ from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 class EarlyExitRunner(Protocol):
     """Executes plans on the first layers, with the model's KV cache."""
 
-    def submit(self, plan: StepPlan) -> CompletedStep:
+    def submit(self, plan: StepPlan) -> PendingStep:
         """Compute the plan's tokens and sample where it says so."""
         ...
 
@@ -54,6 +55,7 @@ class SelfSpeculationProposer:
         """Guess with `runner`."""
         self._runner = runner
         self._doubles: dict[Sequence, _Double] = {}
+        self._departed: list[Sequence] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return what the first layers would go on with, drawn as the requests' tokens are."""
@@ -64,7 +66,9 @@ class SelfSpeculationProposer:
                 ScheduledSequence(double, len(double.token_ids) - 1, 1, True)
                 for double in (doubles[place] for place in places)
             ]
-            result = self._runner.submit(StepPlan(0, scheduled, len(scheduled))).result()
+            plan = StepPlan(0, scheduled, len(scheduled), self._departed)
+            self._departed = []
+            result = self._runner.submit(plan).result()
             for place, tokens in zip(places, result.sampled, strict=True):
                 doubles[place].token_ids += tokens.token_ids
         return [
@@ -77,7 +81,9 @@ class SelfSpeculationProposer:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence's double."""
-        self._doubles.pop(sequence, None)
+        double = self._doubles.pop(sequence, None)
+        if double is not None:
+            self._departed.append(double.sequence)
 
     def _double(self, original: Sequence) -> Sequence:
         double = self._doubles.get(original)
