@@ -146,7 +146,6 @@ def _medusa(directory: Path, runner: TorchModelRunner) -> Proposer:
 
 def _eagle(directory: Path, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
     from gpu_worker.execution.kv_cache import allocate_kv_cache
-    from gpu_worker.execution.sampler import Sampler
     from gpu_worker.execution.step_inputs import StepAssembler
     from gpu_worker.models.eagle_layer import load_eagle_layer
     from gpu_worker.speculative.eagle import EagleProposer
@@ -158,7 +157,6 @@ def _eagle(directory: Path, runner_config: RunnerConfig, runner: TorchModelRunne
     return EagleProposer(
         layer,
         StepAssembler(cache, runner_config.max_num_seqs, runner.max_model_len, layer.device),
-        Sampler(layer.device),
         max_num_batched_tokens=runner_config.max_num_batched_tokens,
     )
 

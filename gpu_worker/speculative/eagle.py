@@ -6,7 +6,11 @@ asked for next, for all sequences at once, so that a batch that drafts nothing p
 never computed is what memory held, which is a number: guesses get worse by it, no more. So is the last entry of a block
 that several sequences share, where their next tokens differ.
 
-Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, with drafts that are chains.
+Drafts are the likeliest chain, and other candidates beside it, which cost no pass of the layer; how far to go on is
+settled by the layer's own probabilities.
+
+Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, and "EAGLE-2" (arXiv 2406.16858), section 4.2, whose
+trees grow behind several guesses of a depth, where ours go on behind the likeliest only.
 """
 
 from __future__ import annotations
@@ -17,13 +21,16 @@ from typing import Protocol
 import torch
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.speculative.likeliest_tree import BranchingChain
 from gpu_worker.speculative.pending_entries import PendingEntries
-from gpu_worker.speculative.plain_sampling import takes_most_likely
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.single_steps import SingleSteps
+
+MAX_CANDIDATES = 8
+"""Of a place in a draft."""
 
 
 class Layer(Protocol):
@@ -61,14 +68,6 @@ class Assembler(Protocol):
         ...
 
 
-class Chooser(Protocol):
-    """Draws tokens as requests want it."""
-
-    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledTokens]:
-        """Draw the next token of each sequence; overwrites the logits."""
-        ...
-
-
 class EagleProposer:
     """Keeps the hidden vectors of the batch's sequences until their entries are computed."""
 
@@ -78,7 +77,6 @@ class EagleProposer:
         self,
         layer: Layer,
         assembler: Assembler,
-        chooser: Chooser,
         *,
         max_num_batched_tokens: int,
         max_num_kept: int = 8192,
@@ -88,14 +86,12 @@ class EagleProposer:
         Args:
             layer: Foretells hidden vectors.
             assembler: Of steps of that layer, whose cache holds numbers only.
-            chooser: Draws the guesses.
             max_num_batched_tokens: Entries to compute at once.
             max_num_kept: Hidden vectors to keep. Of more, those of prompts are computed, and those of decodes, for
                 which no guess was wanted for long, go.
         """
         self._layer = layer
         self._assembler = assembler
-        self._chooser = chooser
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_kept = max_num_kept
         self._pending: dict[Sequence, PendingEntries] = {}
@@ -117,15 +113,13 @@ class EagleProposer:
         self._pending.pop(sequence, None)
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return chains of what the layer foretells."""
+        """Return chains of what the layer foretells, with branches where it was in two minds."""
         drafts = [NO_DRAFT] * len(requests)
         places = [place for place, request in enumerate(requests) if self._reaches_end(request.sequence)]
         if not places:
             return drafts
-        places.sort(key=lambda place: -requests[place].num_tokens)
-        chains = self._chains([requests[place] for place in places])
-        for place, chain in zip(places, chains, strict=True):
-            drafts[place] = Draft(tuple(chain))
+        for place, draft in zip(places, self._drafts([requests[place] for place in places]), strict=True):
+            drafts[place] = draft
         return drafts
 
     def _reaches_end(self, sequence: Sequence) -> bool:
@@ -133,33 +127,32 @@ class EagleProposer:
         pending = self._pending.get(sequence)
         return pending is not None and pending.count > 0 and pending.end == len(sequence.token_ids) - 1
 
-    def _chains(self, requests: list[DraftRequest]) -> list[list[int]]:
-        """Return the guesses of sequences whose end is pending, the longest drafts first."""
-        sequences = [request.sequence for request in requests]
-        hidden, context = self._catch_up(sequences)
-        shifted = [self._pending[sequence].shifted for sequence in sequences]
-        guesses = [self._choose(hidden, shifted)]
-        steps = SingleSteps(context, len(requests), requests[0].num_tokens - 1)
-        for depth in range(1, requests[0].num_tokens):
-            count = sum(request.num_tokens > depth for request in requests)
-            positions, step = steps.step(depth - 1, count)
-            hidden = self._layer.forward(guesses[-1][:count], hidden[:count], positions, step)
-            guesses.append(self._choose(hidden, shifted[:count]))
-        chains: list[list[int]] = [[] for _ in requests]
-        for tokens in guesses:
-            for chain, token_id in zip(chains, tokens.tolist(), strict=False):
-                chain.append(token_id)
-        return chains
+    def _drafts(self, requests: list[DraftRequest]) -> list[Draft]:
+        """Return the drafts of sequences whose end is pending."""
+        hidden, context = self._catch_up([request.sequence for request in requests])
+        chains = [BranchingChain(request.num_tokens) for request in requests]
+        most = max(request.num_tokens for request in requests)
+        steps = SingleSteps(context, len(requests), most - 1)
+        rows = list(range(len(requests)))
+        for depth in range(most):
+            token_ids, going_on = self._grow([chains[row] for row in rows], hidden, min(most, MAX_CANDIDATES))
+            if not any(going_on):
+                break
+            if not all(going_on):
+                kept = torch.tensor([i for i, goes_on in enumerate(going_on) if goes_on], device=hidden.device)
+                token_ids, hidden = token_ids[kept], hidden[kept]
+                rows = [row for row, goes_on in zip(rows, going_on, strict=True) if goes_on]
+            chosen = None if len(rows) == len(requests) else torch.tensor(rows, device=hidden.device)
+            hidden = self._layer.forward(token_ids, hidden, *steps.step(depth, chosen))
+        return [chain.draft() for chain in chains]
 
-    def _choose(self, hidden: torch.Tensor, shifted: list[Sequence]) -> torch.Tensor:
-        """Return a guess a row; the next draw goes by how many tokens there are."""
+    def _grow(self, chains: list[BranchingChain], hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, list[bool]]:
+        """Add to each chain what its hidden vector foretells; return the likeliest tokens, and which chains go on."""
         logits = self._layer.logits(hidden)
-        if all(takes_most_likely(sequence.sampling) for sequence in shifted):
-            return logits.argmax(dim=-1)
-        token_ids = [tokens.token_ids[0] for tokens in self._chooser.sample(logits, shifted)]
-        for sequence, token_id in zip(shifted, token_ids, strict=True):
-            sequence.token_ids.append(token_id)
-        return torch.tensor(token_ids, dtype=torch.int64, device=hidden.device)
+        scores, token_ids = logits.topk(min(width, logits.shape[1]))
+        scores -= logits.logsumexp(dim=-1, keepdim=True)
+        going_on = map(BranchingChain.grow, chains, token_ids.tolist(), scores.tolist())
+        return token_ids[:, 0].contiguous(), list(going_on)
 
     def _catch_up(self, asked: list[Sequence]) -> tuple[torch.Tensor, AttentionContext]:
         """Compute all entries that are pending.

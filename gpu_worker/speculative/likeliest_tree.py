@@ -1,17 +1,22 @@
-"""Trees of guesses where what is likely at a depth does not depend on the guesses before it."""
+"""Trees of the guesses that are likeliest to become tokens, those before them considered.
+
+The likeliest chain is numbered first: where it is right, nothing has to be moved in the KV cache.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence as Values
 
 from gpu_worker.speculative.draft import ROOT, Draft
 
+_LEAST_WORTH = math.log(0.1)
+"""What a chain must have as a chance to be right for a pass to go on with it: that is about what a pass costs."""
+
 
 def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Values[float]], count: int) -> Draft:
-    """Return the `count` guesses that are likeliest to become tokens, those before them considered.
-
-    The likeliest chain is numbered first: where it is right, nothing has to be moved in the KV cache.
+    """Return the likeliest tree where what is likely at a depth does not depend on the guesses before it.
 
     Args:
         token_ids: By depth, candidates, likely ones first.
@@ -30,6 +35,40 @@ def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Val
             heapq.heappush(open_guesses, (cost - log_probabilities[depth + 1][0], len(taken), depth + 1, 0))
         taken.append((parent, depth, rank))
     return _numbered([token_ids[depth][rank] for _, depth, rank in taken], [parent for parent, _, _ in taken])
+
+
+class BranchingChain:
+    """Grows a chain, and with each guess of it the other candidates of its place, which nothing follows."""
+
+    def __init__(self, max_guesses: int) -> None:
+        """Start with nothing; the draft has at most `max_guesses`."""
+        self._max_guesses = max_guesses
+        self._depth = 0
+        self._chain = 0.0
+        # Less the joint log probability, depth, rank there, token.
+        self._candidates: list[tuple[float, int, int, int]] = []
+
+    def grow(self, token_ids: Values[int], log_probabilities: Values[float]) -> bool:
+        """Take in what may follow the chain, likely ones first; the first goes on with it.
+
+        Returns:
+            Whether what follows that may be in the draft, and likely enough to be worth finding out.
+        """
+        for rank, (token_id, score) in enumerate(zip(token_ids, log_probabilities, strict=True)):
+            self._candidates.append((-self._chain - score, self._depth, rank, token_id))
+        self._candidates.sort()
+        del self._candidates[self._max_guesses :]
+        self._chain += log_probabilities[0]
+        self._depth += 1
+        if self._depth >= self._max_guesses or self._chain < _LEAST_WORTH:
+            return False
+        return len(self._candidates) < self._max_guesses or -self._candidates[-1][0] < self._chain
+
+    def draft(self) -> Draft:
+        """Return the likeliest guesses."""
+        chain = {depth: place for place, (_, depth, rank, _) in enumerate(self._candidates) if rank == 0}
+        parents = [ROOT if depth == 0 else chain[depth - 1] for _, depth, _, _ in self._candidates]
+        return _numbered([token_id for _, _, _, token_id in self._candidates], parents)
 
 
 def _numbered(token_ids: list[int], parents: list[int]) -> Draft:

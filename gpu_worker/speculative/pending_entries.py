@@ -6,7 +6,6 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.speculative.plain_sampling import plain_sampling
 from gpu_worker.speculative.proposer import ComputedTokens
 
 
@@ -14,19 +13,18 @@ class PendingEntries:
     """Owns the vectors, and the sequence as the layer sees it: entry `i` goes with token `i + 1`.
 
     Attributes:
-        shifted: Has that token at place `i`; behind the known ones, guesses of the last time.
+        shifted: Has that token at place `i`.
         start: Position of the first vector.
         count: Vectors that are kept.
         has_prompt: Some came several at a time.
     """
 
-    __slots__ = ("_chunks", "_num_known", "_original", "count", "has_prompt", "shifted", "start")
+    __slots__ = ("_chunks", "_original", "count", "has_prompt", "shifted", "start")
 
     def __init__(self, original: Sequence) -> None:
         """Keep nothing."""
-        self.shifted = Sequence(original.id, [], original.num_prompt_tokens - 1, plain_sampling(original.sampling), 0)
+        self.shifted = Sequence(original.id, [], original.num_prompt_tokens - 1, original.sampling, 0)
         self._original = original
-        self._num_known = 0
         self.clear()
 
     @property
@@ -51,14 +49,13 @@ class PendingEntries:
         self._chunks.append(computed.hidden)
         self.count += num_rows
         self.has_prompt |= num_rows > 1
-        known, token_ids = min(self._num_known, computed.start), self.shifted.token_ids
+        token_ids = self.shifted.token_ids
+        known = min(len(token_ids), computed.start)
         token_ids[known:] = self._original.token_ids[known + 1 : computed.start + 1]
         token_ids += computed.token_ids[1:]
-        self._num_known = len(token_ids)
 
     def take(self, count: int) -> tuple[ScheduledSequence, torch.Tensor]:
         """Take the first `count` vectors, as the sequence's share of a step of the layer."""
-        del self.shifted.token_ids[self._num_known :]
         self.shifted.block_table = self._original.block_table
         rows = self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
         item = ScheduledSequence(self.shifted, self.start, count, False)

@@ -17,8 +17,3 @@ def plain_sampling(sampling: Sampling) -> Sampling:
         logprobs=None,
         prompt_logprobs=None,
     )
-
-
-def takes_most_likely(sampling: Sampling) -> bool:
-    """Say whether the most likely token is the guess, without another look at the parameters."""
-    return sampling.temperature == 0.0 and not sampling.logit_bias

@@ -17,7 +17,7 @@ class SingleSteps:
         tables, block_size = context.block_tables[:num_sequences], context.caches[0].keys.shape[1]
         lengths = context.context_lens[:num_sequences].long()
         positions = lengths + torch.arange(num_steps, device=lengths.device)[:, None]
-        # Sequences that take no part in the last steps may have no place there.
+        # Sequences that take no part in the last steps may have no block there.
         blocks = (positions // block_size).clamp_(max=tables.shape[1] - 1)
         self._positions = positions
         self._slots = (tables.gather(1, blocks.T).T * block_size + positions % block_size).contiguous()
@@ -29,14 +29,18 @@ class SingleSteps:
             max_query_len=1,
         )
 
-    def step(self, number: int, num_sequences: int) -> tuple[torch.Tensor, AttentionContext]:
-        """Return the positions and the batch of a step with the first `num_sequences` sequences."""
-        context = self._context
-        return self._positions[number, :num_sequences], dataclasses.replace(
+    def step(self, number: int, rows: torch.Tensor | None) -> tuple[torch.Tensor, AttentionContext]:
+        """Return the positions and the batch of a step with these sequences, by their numbers; None is all."""
+        context, positions, slots = self._context, self._positions[number], self._slots[number]
+        lengths, tables, starts = self._context_lens[number], context.block_tables, context.query_starts
+        if rows is not None:
+            positions, slots, lengths, tables = (part[rows] for part in (positions, slots, lengths, tables))
+            starts = starts[: len(rows) + 1]
+        return positions, dataclasses.replace(
             context,
-            slot_mapping=self._slots[number, :num_sequences],
-            block_tables=context.block_tables[:num_sequences],
-            query_starts=context.query_starts[: num_sequences + 1],
-            context_lens=self._context_lens[number, :num_sequences],
+            slot_mapping=slots,
+            block_tables=tables,
+            query_starts=starts,
+            context_lens=lengths,
             max_context_len=context.max_context_len + number + 1,
         )

@@ -12,6 +12,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
 from gpu_worker.speculative.draft import NO_DRAFT, Draft
 from gpu_worker.speculative.eagle import EagleProposer
+from gpu_worker.speculative.likeliest_tree import BranchingChain
 from gpu_worker.speculative.proposer import DraftRequest
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
@@ -29,6 +30,7 @@ class Oracle:
         self.model = model
         self.tensors = tensors
         self.num_checked = 0
+        self.num_deep = 0
 
     @torch.no_grad()
     def check(self, request: DraftRequest, draft: Draft) -> None:
@@ -41,14 +43,15 @@ class Oracle:
             return
         token_ids = torch.tensor(request.sequence.token_ids)
         hidden = self.model.model(token_ids[None]).last_hidden_state[0, :-1]
-        guesses: list[int] = []
-        for _ in range(request.num_tokens):
+        chain, goes_on = BranchingChain(request.num_tokens), True
+        while goes_on:
             embedded = self.model.model.embed_tokens(token_ids[1:])
             hidden = torch.cat((hidden, eagle_outputs(self.tensors, embedded, hidden)[-1:]))
-            logits = self.model.lm_head(hidden[-1])
-            guesses.append(int(logits.argmax()))
-            token_ids = torch.cat((token_ids, logits.argmax()[None]))
-        assert draft == Draft(tuple(guesses))
+            scores, candidates = self.model.lm_head(hidden[-1]).log_softmax(-1).topk(min(request.num_tokens, 8))
+            goes_on = chain.grow(candidates.tolist(), scores.tolist())
+            token_ids = torch.cat((token_ids, candidates[:1]))
+        assert draft == chain.draft()
+        self.num_deep += len(draft.chain()) > 2
         self.num_checked += 1
 
 
@@ -84,11 +87,12 @@ def settings(directory: Path) -> dict[str, Any]:
     ids=["together", "prompts in chunks", "preempted"],
 )
 def test_guesses_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
-    oracle.num_checked = 0
+    oracle.num_checked = oracle.num_deep = 0
     runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
-    outcome = run(runner, sequences(), policy=FixedDepth(3), **how)
+    outcome = run(runner, sequences(), policy=FixedDepth(4), **how)
     assert not recorder.failures
     assert oracle.num_checked > 50
+    assert oracle.num_deep > 10
     assert outcome.tokens == run(make_runner(directory / "model"), sequences()).tokens
     assert (outcome.num_preemptions > 0) == ("num_blocks" in how)
 
