@@ -5,6 +5,8 @@ the first window that reaches it, so that all but those of the first window have
 before them. The perplexity is the exponential of the mean negative log probability of the scored tokens, which are all
 but the very first. This is the sliding window that the documentation of `transformers` describes under "Perplexity of
 fixed-length models".
+
+The tokens that are most likely at the same places say how often two models choose alike.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence as EngineSequence
+from gpu_worker.core.step import LogprobEntry
 from gpu_worker.engine import Engine
 from gpu_worker.execution.build import BuiltRunner
 from shared.messages import Sampling
@@ -67,7 +70,27 @@ def score(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: i
     Raises:
         RuntimeError: The engine failed; the cause says why.
     """
-    engine = Engine(
+    engine = _engine(runner)
+    nats, num_tokens = 0.0, 0
+    for window in windows(token_ids, context, stride):
+        nats -= math.fsum(entry.logprob for entry in _scored(engine, window, num_top=0))
+        num_tokens += window.num_scored
+        yield Score(nats, num_tokens)
+
+
+def most_likely_tokens(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: int) -> list[int]:
+    """Return, for each token of a text but the first, the one that the model takes for most likely in its place.
+
+    Raises:
+        RuntimeError: The engine failed; the cause says why.
+    """
+    engine = _engine(runner)
+    scored = (_scored(engine, window, num_top=1) for window in windows(token_ids, context, stride))
+    return [entry.top[0][0] for entries in scored for entry in entries]
+
+
+def _engine(runner: BuiltRunner) -> Engine:
+    return Engine(
         Scheduler(
             SchedulerConfig(
                 block_size=runner.block_size,
@@ -81,22 +104,17 @@ def score(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: i
         ),
         runner,
     )
-    nats, num_tokens = 0.0, 0
-    for window in windows(token_ids, context, stride):
-        logprobs = _prompt_logprobs(engine, list(window.token_ids))
-        nats -= math.fsum(logprobs[-window.num_scored :])
-        num_tokens += window.num_scored
-        yield Score(nats, num_tokens)
 
 
-def _prompt_logprobs(engine: Engine, token_ids: list[int]) -> list[float]:
-    """Return the log probability of each token after the first."""
-    sampling = Sampling(prompt_logprobs=0)
+def _scored(engine: Engine, window: Window, num_top: int) -> list[LogprobEntry]:
+    """Return an entry of each token that the window scores, with so many alternatives."""
+    token_ids = list(window.token_ids)
+    sampling = Sampling(prompt_logprobs=num_top)
     engine.add(EngineSequence("window", token_ids, len(token_ids), sampling, max_tokens=0))
-    found: list[float] = []
+    found: list[LogprobEntry] = []
     while engine.has_work():
         for event in engine.step():
-            found += [entry.logprob for entry in event.prompt_logprobs]
+            found += event.prompt_logprobs
         if engine.last_error is not None:
             raise RuntimeError("the engine failed") from engine.last_error
-    return found
+    return found[-window.num_scored :]

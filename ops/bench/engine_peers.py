@@ -227,6 +227,7 @@ def _run(command: list[str], timeout_s: float, environ: Mapping[str, str] | None
             command,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=timeout_s,
             env={**os.environ, **(environ or {})},

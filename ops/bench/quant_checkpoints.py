@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker.models.registry import read_model_config
 from ops.demo_model.corpus import training_files
 from ops.quantize.job import QuantizeJob, quantize
 
 PLAIN = "bf16"
 METHODS = ("int8", "fp8", "rtn-int4", "gptq", "awq")
+# After a method's name: the head is rounded too.
+HEAD = "+head"
+_METHODS_WITH_HEAD = tuple(f"{name}{HEAD}" for name in METHODS if name != "awq")
 GROUP_SIZE = 64
 _NUM_TRAINING_CHARACTERS = 400_000
 
@@ -25,18 +29,23 @@ class Calibration:
     window: int
 
 
+def all_methods(model: Path) -> list[str]:
+    """Return every method by its name, and again with a rounded head where the model has one of its own."""
+    is_tied = read_model_config(model).tie_word_embeddings
+    return [*METHODS] if is_tied else [*METHODS, *_METHODS_WITH_HEAD]
+
+
 def make_checkpoints(
     model: Path, folder: Path, methods: list[str], calibration: Calibration
 ) -> Iterator[tuple[str, Path]]:
     """Quantize a model by each method, one after another; yields name and directory of each."""
-    for method in methods:
-        out = folder / method
-        job = QuantizeJob(
-            model, out, method, GROUP_SIZE, calibration.text, calibration.samples, calibration.window, "cpu"
-        )
+    for name in methods:
+        out, method = folder / name, name.removesuffix(HEAD)
+        windows = (calibration.text, calibration.samples, calibration.window)
+        job = QuantizeJob(model, out, method, GROUP_SIZE, *windows, "cpu", lm_head=method != name)
         for _ in quantize(job):
             pass
-        yield method, out
+        yield name, out
 
 
 def random_words(vocab_size: int, target: Path) -> Calibration:

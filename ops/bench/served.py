@@ -22,12 +22,13 @@ from statistics import median
 from ops.bench.engine import Load
 from ops.bench.engine_peers import PeerUnavailableError, Task, measure_ours
 from ops.bench.make_model import SHAPES, Shape, Size, make_model
-from ops.bench.quant_checkpoints import make_checkpoints, random_words
+from ops.bench.quant_checkpoints import HEAD, make_checkpoints, random_words
 from ops.bench.record import append_record
 from ops.bench.served_servers import OURS, Server, max_tokens, servers
 from ops.bench.served_streams import Address, Served, StreamError, serve_streams
 
-# By the name of a precision: the method of ours, whose checkpoint vLLM reads too, and llama.cpp's own.
+# By the name of a precision: the method of ours, whose checkpoint vLLM reads too, and llama.cpp's own, which rounds the
+# head as well.
 PRECISIONS = {"bfloat16": (None, "BF16"), "int8": ("int8", "Q8_0"), "int4": ("rtn-int4", "Q4_0")}
 
 
@@ -180,7 +181,8 @@ def _compare(size: Size, precision: str, loads: list[Load], options: argparse.Na
 
 def _quantized(shape: Shape, plain: Path, folder: Path, method: str) -> Path:
     calibration = random_words(shape.vocab_size, folder / "calibration.txt")
-    return next(path for _, path in make_checkpoints(plain, folder, [method], calibration))
+    name = method if shape.is_tied else f"{method}{HEAD}"
+    return next(path for _, path in make_checkpoints(plain, folder, [name], calibration))
 
 
 def _options() -> argparse.Namespace:

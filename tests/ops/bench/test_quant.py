@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,18 @@ from ops.bench.engine import Load, Measurement
 from ops.bench.engine_compare import Row
 from ops.bench.engine_peers import Task, measure_ours
 from ops.bench.make_model import Shape, make_model
-from ops.bench.quant import Result, measure, print_table
-from ops.bench.quant_checkpoints import METHODS, PLAIN, make_checkpoints, random_words, training_text, weight_bytes
+from ops.bench.quant import measure, print_table
+from ops.bench.quant_checkpoints import (
+    METHODS,
+    PLAIN,
+    all_methods,
+    make_checkpoints,
+    random_words,
+    training_text,
+    weight_bytes,
+)
+from ops.bench.quant_quality import most_likely, quality
+from ops.bench.quant_result import Quality, Result
 
 TINY = Shape(
     vocab_size=160, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, is_tied=True
@@ -24,6 +35,31 @@ def test_every_method_makes_a_smaller_model(tmp_path: Path) -> None:
     made = dict(make_checkpoints(tmp_path / PLAIN, tmp_path, list(METHODS), calibration))
     assert list(made) == list(METHODS)
     assert all(weight_bytes(path) < weight_bytes(tmp_path / PLAIN) for path in made.values())
+
+
+def test_heads_are_rounded_where_models_have_their_own(tmp_path: Path) -> None:
+    make_model(TINY, tmp_path / "tied")
+    make_model(replace(TINY, is_tied=False), tmp_path / PLAIN)
+    assert all_methods(tmp_path / "tied") == list(METHODS)
+    assert "rtn-int4+head" in all_methods(tmp_path / PLAIN)
+    calibration = random_words(TINY.vocab_size, tmp_path / "text")
+    made = dict(make_checkpoints(tmp_path / PLAIN, tmp_path, ["rtn-int4", "rtn-int4+head"], calibration))
+    saved = weight_bytes(made["rtn-int4"]) - weight_bytes(made["rtn-int4+head"])
+    # A byte less for each of the head's weights, less its scales.
+    assert 0.8 * 160 * 64 < saved < 160 * 64
+
+
+def test_quality_of_a_model_beside_itself_and_beside_another(tmp_path: Path) -> None:
+    make_model(TINY, tmp_path / PLAIN)
+    calibration = random_words(TINY.vocab_size, tmp_path / "text")
+    made = dict(make_checkpoints(tmp_path / PLAIN, tmp_path, ["rtn-int4"], calibration))
+    text = [index * 7 % 160 for index in range(600)]
+    reference = most_likely(tmp_path / PLAIN, text, 1)
+    same, rounded = (quality(path, text, reference, 1) for path in (tmp_path / PLAIN, made["rtn-int4"]))
+    assert same.same_token == 1.0
+    assert same.num_tokens == 599
+    assert 0.2 < rounded.same_token < 1.0
+    assert rounded.perplexity != same.perplexity
 
 
 @pytest.mark.slow
@@ -47,15 +83,19 @@ def test_figures_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
         "decode_tokens_per_s_at_4": 30.0,
         "prefill_tokens_per_s": 60,
     }
-    assert Result("KV fp8", 2, [], 17.5).figures()["perplexity"] == 17.5
+    figures = Result("KV fp8", 2, [], Quality(17.5, 0.98765, 500)).figures()
+    assert (figures["perplexity"], figures["same_token_percent"], figures["held_out_tokens"]) == (17.5, 98.77, 500)
 
 
 def test_table_has_rates_beside_those_of_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("a", 1, 50.0, 10.0)]
-    print_table("model", [Result("bf16", 4, rows, 17.0), Result("int8", 2, [Row("b", 1, 50.0, 25.0)], 17.25)])
+    print_table(
+        "model", [Result("bf16", 4, rows), Result("int8", 2, [Row("b", 1, 50.0, 25.0)], Quality(17.25, 0.9, 9))]
+    )
     last = capsys.readouterr().out.splitlines()[-1]
     assert "2.50x" in last
     assert "17.250" in last
+    assert "90.00%" in last
 
 
 def test_calibration_text_is_of_the_corpus(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""The quality of quantized models on the demo model's held-out text, through the engine that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.bench.quant_checkpoints import PLAIN
+from ops.bench.quant_result import Quality, Result
+from ops.demo_model.heldout import held_out_documents
+from ops.perplexity import most_likely_tokens, score
+
+KV_FORMATS = ("fp8", "int8")
+# As `headrace perplexity` has them if not told otherwise.
+_CONTEXT, _STRIDE = 1024, 512
+_BLOCK_SIZE = 16
+
+
+def with_quality(results: list[Result], models: dict[str, Path], num_threads: int) -> list[Result]:
+    """Add the quality of every model, and of the plain one over a KV cache in eight bits.
+
+    Raises:
+        StopIteration: The plain model is not among the results.
+    """
+    text = ModelTokenizer(read_model_directory(models[PLAIN])).encode_text("".join(held_out_documents()))
+    reference = most_likely(models[PLAIN], text, num_threads)
+
+    def measured(model: Path, kv_dtype: str = "auto") -> Quality:
+        return quality(model, text, reference, num_threads, kv_dtype)
+
+    scored = [
+        replace(result, quality=measured(models[result.name])) if result.name in models else result
+        for result in results
+    ]
+    num_bytes = next(result.num_bytes for result in results if result.name == PLAIN)
+    caches = [Result(f"{PLAIN}, KV {name}", num_bytes, [], measured(models[PLAIN], name)) for name in KV_FORMATS]
+    return scored + caches
+
+
+def quality(
+    model: Path, text: Sequence[int], reference: Sequence[int], num_threads: int, kv_dtype: str = "auto"
+) -> Quality:
+    """Measure a model; `reference` is what `most_likely` returned for the plain one."""
+    runner = build_runner(_runner_config(model, num_threads, kv_dtype))
+    *_, last = score(runner, text, _CONTEXT, _STRIDE)
+    chosen = most_likely_tokens(runner, text, _CONTEXT, _STRIDE)
+    alike = sum(ours == theirs for ours, theirs in zip(chosen, reference, strict=True))
+    return Quality(last.perplexity, alike / len(reference), len(reference))
+
+
+def most_likely(model: Path, text: Sequence[int], num_threads: int) -> list[int]:
+    """Return the token that a model takes for most likely at each place of a text but the first."""
+    return most_likely_tokens(build_runner(_runner_config(model, num_threads, "auto")), text, _CONTEXT, _STRIDE)
+
+
+def _runner_config(model: Path, num_threads: int, kv_dtype: str) -> RunnerConfig:
+    return RunnerConfig(
+        model,
+        dtype="bfloat16",
+        kv_cache_dtype=kv_dtype,
+        block_size=_BLOCK_SIZE,
+        num_blocks=_CONTEXT // _BLOCK_SIZE + 1,
+        max_num_seqs=1,
+        max_model_len=_CONTEXT + 1,
+        num_threads=num_threads,
+    )
