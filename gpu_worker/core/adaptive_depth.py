@@ -11,7 +11,8 @@ expensive.
 from __future__ import annotations
 
 import itertools
-from operator import mul
+from collections import Counter
+from operator import itemgetter, mul
 
 from gpu_worker.core.sequence import Sequence
 
@@ -38,10 +39,16 @@ _GUESSED_SLOPE = 0.05
 _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
 
-_TRIAL_COST = 0.01
+_TRIAL_COST = 0.005
 """Share of all time that trials may lose."""
 
 _LEAST_TRIAL_INTERVAL = 32
+
+_STEPS_BETWEEN_LOOKS = 8
+"""Steps for which none remains none, since choosing takes time as well."""
+
+_LEVELS = 32
+"""Sequences whose acceptance rounds to the same of so many levels are treated alike."""
 
 
 class StepTimes:
@@ -52,6 +59,7 @@ class StepTimes:
         self._measured: list[float | None] = [None] * (max_depth + 1)
         self._first: list[list[float]] = [[] for _ in range(max_depth + 1)]
         self.until_trial = _LEAST_TRIAL_INTERVAL
+        self.until_next_look = 0
         self.num_trials = 0
 
     @property
@@ -120,16 +128,19 @@ class AdaptiveDepth:
         times = self._times_of(len(sequences))
         if not times.is_known:
             return [0] * len(sequences)
-        chances = self._chances(sequences, limits)
-        expected = times.all()
-        number = _best_number(len(sequences), [chance for chance, _ in chances], expected)
         times.until_trial -= 1
+        times.until_next_look -= 1
+        if times.until_trial >= 0 and times.until_next_look > 0:
+            return [0] * len(sequences)
+        levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
+        best = self._best_depths(Counter(levels), times.all())
         if times.until_trial < 0:
-            number = self._trial(times, number, len(sequences), expected)
-        depths = [0] * len(sequences)
-        for _, place in chances[:number]:
-            depths[place] += 1
-        return depths
+            depth = self._trial(times, sum(map(best.__getitem__, levels)), len(sequences))
+            return [min(depth, max(0, limit)) for limit in limits]
+        if not any(best.values()):
+            # Without drafts nothing is learned that would change it.
+            times.until_next_look = _STEPS_BETWEEN_LOOKS
+        return [min(best[level], max(0, limit)) for level, limit in zip(levels, limits, strict=True)]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Move the sequence's share of right drafts, and the engine's, which new sequences begin with."""
@@ -153,48 +164,50 @@ class AdaptiveDepth:
             self._times[size] = StepTimes(self._max_depth)
         return self._times[size]
 
-    def _chances(self, sequences: list[Sequence], limits: list[int]) -> list[tuple[float, int]]:
-        """Return for every draft there could be how likely it is to become a token, and its place, likely ones first.
+    def _best_depths(self, counts: Counter[int], times: list[float]) -> Counter[int]:
+        """Return the depths that make the most tokens a second.
 
-        The drafts of a sequence come in their order, since each is less likely than the one before.
+        Args:
+            counts: Sequences, by the level of their acceptance.
+            times: Of a step, by drafts a sequence.
+
+        Returns:
+            Depths, by the same levels.
         """
-        chances = []
         factors = self._factors.all()
-        for place, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            acceptance, foretold, chance = self._acceptance_of(sequence), 1.0, _BEST_CHANCE
-            for factor in factors[: max(0, limit)]:
-                foretold *= acceptance
+        chances = []
+        for level in counts:
+            foretold, chance = 1.0, _BEST_CHANCE
+            for factor in factors:
+                foretold *= level / _LEVELS
+                # Those of a sequence come in their order, since each is at most as likely as the one before.
                 chance = min(chance, foretold * factor)
-                chances.append((chance, place))
-        chances.sort(reverse=True)
-        return chances
+                chances.append((chance, level))
+        chances.sort(key=itemgetter(0), reverse=True)
+        num_sequences = counts.total()
+        num_best, fastest = 0, num_sequences / times[0] * _LEAST_GAIN
+        num_tokens, num_drafted = float(num_sequences), 0
+        for place, (chance, level) in enumerate(chances, start=1):
+            num_tokens += chance * counts[level]
+            num_drafted += counts[level]
+            speed = num_tokens / times[_mean_depth(num_drafted, num_sequences)]
+            if speed > fastest:
+                num_best, fastest = place, speed
+        return Counter(level for _, level in chances[:num_best])
 
     def _acceptance_of(self, sequence: Sequence) -> float:
         own = self._acceptance if sequence.acceptance is None else sequence.acceptance
         return own + _SHARED * (self._acceptance - own)
 
-    def _trial(self, times: StepTimes, best: int, num_sequences: int, expected: list[float]) -> int:
-        """Return another number of drafts to try now, and put the next trial as far off as this one is expensive."""
+    def _trial(self, times: StepTimes, num_best: int, num_sequences: int) -> int:
+        """Return another depth to try now, and put the next trial as far off as this one is expensive."""
         times.num_trials += 1
         # Where drafts pay, what they are compared with; else each depth in turn.
-        depth = 0 if best else 1 + (times.num_trials - 1) % self._max_depth
-        usual = expected[_mean_depth(best, num_sequences)]
-        excess = abs(expected[depth] / usual - 1.0)
+        depth = 0 if num_best else 1 + (times.num_trials - 1) % self._max_depth
+        expected = times.all()
+        excess = abs(expected[depth] / expected[_mean_depth(num_best, num_sequences)] - 1.0)
         times.until_trial = max(_LEAST_TRIAL_INTERVAL, round(excess / _TRIAL_COST))
-        return depth * num_sequences
-
-
-def _best_number(num_sequences: int, chances: list[float], times: list[float]) -> int:
-    """Return how many of the likeliest drafts make the most tokens a second; `times` is by drafts a sequence."""
-    best, fastest = 0, num_sequences / times[0] * _LEAST_GAIN
-    step = max(1, num_sequences // 8)
-    num_tokens = float(num_sequences)
-    for number in range(step, len(chances) + 1, step):
-        num_tokens += sum(chances[number - step : number])
-        speed = num_tokens / times[_mean_depth(number, num_sequences)]
-        if speed > fastest:
-            best, fastest = number, speed
-    return best
+        return depth
 
 
 def _mean_depth(num_drafted: int, num_sequences: int) -> int:
