@@ -14,7 +14,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.model_runner import TorchModelRunner
+    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.runner_config import RunnerConfig
 
 _DRAFT_MODEL = "HEADRACE_DRAFT_MODEL"
@@ -50,12 +50,12 @@ def check_speculation(config: WorkerConfig, tokenizer: ModelTokenizer) -> None:
         _check_vocabulary(config.draft_model, tokenizer)
 
 
-def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
     """Build the proposer; what it guesses by is loaded for this.
 
     Args:
         config: The settings, which `check_speculation` has let pass.
-        runner_config: Of the model that verifies; a draft model runs alike, with as much memory again.
+        runner_config: Of the model that verifies; a draft model runs alike, on a GPU with a cache of as many blocks.
         runner: Runs the model that verifies.
 
     Raises:
@@ -67,7 +67,7 @@ def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: To
         return _self_speculation(config.self_speculation_layers, runner_config, runner)
     assert config.draft_model is not None
     if config.speculative == "draft":
-        return _draft_model(config.draft_model, runner_config)
+        return _draft_model(config.draft_model, runner_config, runner)
     try:
         if config.speculative == "medusa":
             return _medusa(config.draft_model, runner)
@@ -103,25 +103,31 @@ def _check_vocabulary(directory: Path, tokenizer: ModelTokenizer) -> None:
         )
 
 
-def _draft_model(directory: Path, runner_config: RunnerConfig) -> Proposer:
+def _draft_model(directory: Path, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
     from gpu_worker.execution.build import build_runner
-    from gpu_worker.execution.model_runner import TorchModelRunner
     from gpu_worker.models.registry import read_model_config
     from gpu_worker.speculative.draft_model import DraftModelProposer
 
     model = read_model_config(directory)
     max_model_len = min(model.max_model_len, runner_config.max_model_len or model.max_model_len)
-    runner = build_runner(dataclasses.replace(runner_config, model=directory, max_model_len=max_model_len))
-    assert isinstance(runner, TorchModelRunner)
+    draft_config = dataclasses.replace(runner_config, model=directory, max_model_len=max_model_len)
+    if runner_config.device != "cpu":
+        # The model's cache has left room for as many blocks of the draft model's.
+        draft_config = dataclasses.replace(draft_config, num_blocks=runner.num_blocks)
+    try:
+        draft_runner = build_runner(draft_config)
+    except ConfigError as error:
+        raise ConfigError(_DRAFT_MODEL, f"{directory} cannot run beside the model: {error}") from error
     return DraftModelProposer(
-        runner,
+        draft_runner,
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         max_num_batched_tokens=runner_config.max_num_batched_tokens,
     )
 
 
-def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    from gpu_worker.execution.device_runner import DeviceModelRunner
     from gpu_worker.execution.model_runner import TorchModelRunner
     from gpu_worker.speculative.self_speculation import SelfSpeculationProposer
 
@@ -133,18 +139,22 @@ def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runne
             _LAYERS, f"is {num_layers}, but the model has {most} layers; about a quarter of them is usual"
         )
     cache = dataclasses.replace(runner.cache, layers=runner.cache.layers[:num_layers])
-    short = runner.model.early_exit(num_layers)
-    return SelfSpeculationProposer(TorchModelRunner(short, cache, runner_config.max_num_seqs, runner.max_model_len))
+    short, max_num_seqs = runner.model.early_exit(num_layers), runner_config.max_num_seqs
+    if not isinstance(runner, DeviceModelRunner):
+        return SelfSpeculationProposer(TorchModelRunner(short, cache, max_num_seqs, runner.max_model_len))
+    guesser = DeviceModelRunner(short, cache, max_num_seqs, runner.max_model_len, max_num_seqs)
+    guesser.capture_graphs()
+    return SelfSpeculationProposer(guesser)
 
 
-def _medusa(directory: Path, runner: TorchModelRunner) -> Proposer:
+def _medusa(directory: Path, runner: BuiltRunner) -> Proposer:
     from gpu_worker.models.medusa_heads import load_medusa_heads
     from gpu_worker.speculative.medusa import MedusaProposer
 
     return MedusaProposer(load_medusa_heads(directory, runner.model))
 
 
-def _eagle(directory: Path, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+def _eagle(directory: Path, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
     from gpu_worker.execution.kv_cache import allocate_kv_cache
     from gpu_worker.execution.step_inputs import StepAssembler
     from gpu_worker.models.eagle_layer import load_eagle_layer

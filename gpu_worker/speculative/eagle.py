@@ -104,13 +104,14 @@ class EagleProposer:
             if pending is None:
                 pending = self._pending[item.sequence] = PendingEntries(item.sequence)
             pending.add(item)
-            self._num_kept += len(item.token_ids)
+            self._num_kept += len(item.token_ids) - 1
         if self._num_kept > self._max_num_kept:
             self._make_room()
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence's vectors."""
-        self._pending.pop(sequence, None)
+        if (pending := self._pending.pop(sequence, None)) is not None:
+            self._num_kept -= pending.count
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return chains of what the layer foretells, with branches where it was in two minds."""
@@ -132,12 +133,13 @@ class EagleProposer:
         hidden, context = self._catch_up([request.sequence for request in requests])
         chains = [BranchingChain(request.num_tokens) for request in requests]
         most = max(request.num_tokens for request in requests)
-        steps = SingleSteps(context, len(requests), most - 1)
         rows = list(range(len(requests)))
         for depth in range(most):
             token_ids, going_on = self._grow([chains[row] for row in rows], hidden, min(most, MAX_CANDIDATES))
             if not any(going_on):
                 break
+            if depth == 0:
+                steps = SingleSteps(context, len(requests), most - 1)
             if not all(going_on):
                 kept = torch.tensor([i for i, goes_on in enumerate(going_on) if goes_on], device=hidden.device)
                 token_ids, hidden = token_ids[kept], hidden[kept]
