@@ -1,12 +1,13 @@
 """Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula foretells.
 
-Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. Drafts come from prompt lookup on prompts that copy
-(the demo model), or from a proposer that is right with a set probability, which stands for a draft model that costs
-nothing (models with random weights). Answers that differ from those of plain decoding are told. The table is printed,
-and appended to `results/spec.jsonl`.
+Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model guesses in every way that it can: prompt
+lookup is measured on prompts that copy, the others on the beginnings of documents that no training saw. Models with
+random weights get drafts that are right with a set probability, which stands for a draft model that costs nothing.
+Answers that differ from those of plain decoding are told. The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
-(1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step.
+(1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the guessing of
+it included. For a tree of k guesses, the tokens are those that its drafts brought.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from gpu_worker.config import WorkerConfig
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.speculation import FixedDepth
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.speculative.ngram import NgramProposer
+from gpu_worker.proposer_setup import build_proposer
 from gpu_worker.speculative.proposer import Proposer
 from ops.bench.make_model import SHAPES, Size, make_model
 from ops.bench.record import append_record
-from ops.bench.spec_loads import KnowingProposer, Run, copying_prompts, random_prompts, serve
+from ops.bench.spec_loads import KnowingProposer, Run, beginning_prompts, copying_prompts, random_prompts, serve
 from ops.stack.config import DEMO_MODEL
 
 _PROMPT_TOKENS = 64
+_PROPOSERS = ["ngram", "self", "draft", "medusa", "eagle"]
 _MakeProposer = Callable[[list[list[int]]], Proposer]
 
 
@@ -46,6 +50,7 @@ class Comparison:
     fixed: list[Run]
     adaptive: list[Run]
     depth: int
+    is_tree: bool = False
 
     def row(self) -> dict[str, object]:
         """Return the figures: medians over the rounds, of ratios within a round."""
@@ -54,12 +59,15 @@ class Comparison:
         cost = (ratio - 1) / self.depth
         # Where nothing can be drafted, a step makes one token.
         share = statistics.median(run.drafting_share for run in self.fixed)
-        num_tokens = 1 + share * sum(acceptance**count for count in range(1, self.depth + 1))
+        accepted = statistics.median(run.num_accepted_tokens / max(1, run.num_drafts) for run in self.fixed)
+        foretold = accepted if self.is_tree else sum(acceptance**count for count in range(1, self.depth + 1))
+        num_tokens = 1 + share * foretold
         return {
             "plain_tokens_per_s": round(statistics.median(run.tokens_per_s for run in self.plain), 1),
             "plain_step_ms": round(statistics.median(run.step_s for run in self.plain) * 1e3, 3),
             "depth": self.depth,
             "acceptance": round(acceptance, 3),
+            "accepted_per_draft": round(accepted, 2),
             "draft_cost": round(cost, 3),
             "drafting_share": round(share, 3),
             "fixed_speedup": self._speedup(self.fixed),
@@ -88,8 +96,9 @@ def compare(
     answers: list[list[int]] = []
     for number in range(rounds + 1):
         for policy, kept in zip(policies, runs, strict=True):
-            runner.verify_drafts_of(proposer(answers))
-            run = serve(runner, prompts, new, policy)
+            guessing = proposer(answers)
+            runner.verify_drafts_of(guessing)
+            run = serve(runner, prompts, new, policy, guessing.forget)
             answers = answers or run.answers
             if run.answers != answers:
                 _tell_difference(run.answers, answers)
@@ -116,25 +125,34 @@ def _model(options: argparse.Namespace) -> Iterator[Path]:
 
 
 def _load(model: Path, options: argparse.Namespace) -> TorchModelRunner:
-    runner = build_runner(
-        RunnerConfig(
-            model,
-            dtype=options.dtype,
-            num_blocks=max(options.batch) * 40,
-            max_num_seqs=max(options.batch),
-            max_model_len=640,
-            num_threads=options.num_threads,
-        )
-    )
+    runner = build_runner(_runner_config(model, options))
     assert isinstance(runner, TorchModelRunner)
     return runner
+
+
+def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
+    return RunnerConfig(
+        model,
+        dtype=options.dtype,
+        num_blocks=max(options.batch) * 40,
+        max_num_seqs=max(options.batch),
+        max_model_len=640,
+        num_threads=options.num_threads,
+    )
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, default=DEMO_MODEL, help="copies, with prompt lookup; the demo model")
+    source.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     source.add_argument("--shape", choices=[size.value for size in Size], help="random weights, with known drafts")
+    parser.add_argument(
+        "--proposer",
+        nargs="+",
+        default=_PROPOSERS,
+        choices=_PROPOSERS,
+        help="of a model; what draft, medusa and eagle guess by lies beside it, in folders of these names",
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8, 0.95], help="of known drafts")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
@@ -147,22 +165,45 @@ def _options() -> argparse.Namespace:
 
 def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
     runner = _load(model, options)
-    vocab_size = runner.model_config.vocab_size
     common = {"dtype": str(runner.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
-    for batch in options.batch:
-        if options.shape is None:
-            prompts = copying_prompts(model, batch)
-            result = compare(runner, prompts, options.new, options.depth, options.rounds, lambda _: NgramProposer())
-            yield common | {"model": model.name, "proposer": "ngram", "batch": batch} | result.row()
-            continue
+    for name, ways in _ways(model, runner, options):
+        for batch in options.batch:
+            result = compare(runner, ways.prompts(batch), options.new, options.depth, options.rounds, ways.proposer)
+            result = replace(result, is_tree=ways.is_tree)
+            yield common | {"model": options.shape or model.name, "proposer": name, "batch": batch} | result.row()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A proposer for each run, given the plain answers, and the prompts of a batch that it is measured on."""
+
+    proposer: _MakeProposer
+    prompts: Callable[[int], list[list[int]]]
+    is_tree: bool = False
+
+
+def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) -> Iterator[tuple[str, Way]]:
+    vocab_size = runner.model_config.vocab_size
+    if options.shape is not None:
         for share in options.acceptance:
+            known = partial(KnowingProposer, share_right=share, vocab_size=vocab_size)
+            yield f"known {share}", Way(known, partial(random_prompts, vocab_size, length=_PROMPT_TOKENS))
+        return
+    for name in options.proposer:
+        config, runner_config = _settings(model, name, options)
+        yield name, _way_of(name, build_proposer(config, runner_config, runner), model)
 
-            def known(answers: list[list[int]], share: float = share) -> Proposer:
-                return KnowingProposer(answers, share, vocab_size)
 
-            prompts = random_prompts(vocab_size, batch, _PROMPT_TOKENS)
-            result = compare(runner, prompts, options.new, options.depth, options.rounds, known)
-            yield common | {"model": options.shape, "proposer": f"known {share}", "batch": batch} | result.row()
+def _way_of(name: str, proposer: Proposer, model: Path) -> Way:
+    """Use one proposer for all runs: what it guesses by is loaded only once."""
+    find = copying_prompts if name == "ngram" else beginning_prompts
+    return Way(lambda _: proposer, partial(find, model), is_tree=name == "medusa")
+
+
+def _settings(model: Path, name: str, options: argparse.Namespace) -> tuple[WorkerConfig, RunnerConfig]:
+    trained = name in ("draft", "medusa", "eagle")
+    config = WorkerConfig(model=model, speculative=name, draft_model=model.parent / name if trained else None)
+    return config, _runner_config(model, options)
 
 
 def main() -> None:

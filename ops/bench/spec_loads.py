@@ -122,8 +122,14 @@ class _Counts:
         return len(self._learned), drafted, accepted, sum(a == b for a, b in self._learned)
 
 
-def serve(runner: TorchModelRunner, prompts: list[list[int]], new: int, policy: DraftPolicy | None) -> Run:
-    """Generate `new` tokens after each prompt, greedily.
+def serve(
+    runner: TorchModelRunner,
+    prompts: list[list[int]],
+    new: int,
+    policy: DraftPolicy | None,
+    forget: Callable[[Sequence], None],
+) -> Run:
+    """Generate `new` tokens after each prompt, greedily; `forget` is told of each sequence at the end.
 
     Raises:
         RuntimeError: A step failed.
@@ -151,6 +157,8 @@ def serve(runner: TorchModelRunner, prompts: list[list[int]], new: int, policy: 
     num_tokens, taken = _num_tokens(sequences) - num_before, counts.taken()
     _step_while(engine, engine.has_work)
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
+    for sequence in sequences:
+        forget(sequence)
     return Run(seconds, num_steps, num_tokens, answers, *taken)
 
 
@@ -167,14 +175,22 @@ def _num_tokens(sequences: list[Sequence]) -> int:
 
 def copying_prompts(model: Path, count: int) -> list[list[int]]:
     """Return prompts that show a piece of source code twice and begin it a third time."""
+    return [[*piece, *piece, *piece[:_BEGUN_TOKENS]] for piece in _held_out_pieces(model, count)]
+
+
+def beginning_prompts(model: Path, count: int) -> list[list[int]]:
+    """Return pieces of source code to go on with."""
+    return _held_out_pieces(model, count)
+
+
+def _held_out_pieces(model: Path, count: int) -> list[list[int]]:
     tokenizer = ModelTokenizer(read_model_directory(model))
     pieces = []
     for document in held_out_documents():
         token_ids = tokenizer.encode_text(document, add_special_tokens=False)
         pieces += [token_ids[i : i + _DOCUMENT_TOKENS] for i in range(0, len(token_ids), _DOCUMENT_TOKENS)]
     whole = [piece for piece in pieces if len(piece) == _DOCUMENT_TOKENS]
-    chosen = random.Random(0).sample(whole, count)
-    return [[*piece, *piece, *piece[:_BEGUN_TOKENS]] for piece in chosen]
+    return random.Random(0).sample(whole, count)
 
 
 def random_prompts(vocab_size: int, count: int, length: int) -> list[list[int]]:
