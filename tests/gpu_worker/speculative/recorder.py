@@ -16,7 +16,8 @@ from gpu_worker.speculative.draft import Draft
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Proposer
 from tests.gpu_worker.execution.engine_run import BLOCK, make_runner
 
-Listener = Callable[[DraftRequest, Draft], None]
+Listener = Callable[[DraftRequest, Draft], Draft | None]
+"""Sees a draft, and may return another in its place."""
 
 
 class Recorder:
@@ -31,12 +32,11 @@ class Recorder:
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         try:
             drafts = self.proposer.propose(requests)
-            for request, draft in zip(requests, drafts, strict=True):
-                self.listener(request, draft)
+            shown = [self.listener(request, draft) for request, draft in zip(requests, drafts, strict=True)]
         except (Exception, AssertionError) as error:
             self.failures.append(error)
             raise
-        return drafts
+        return [draft if other is None else other for draft, other in zip(drafts, shown, strict=True)]
 
     def observe(self, computed: Values[ComputedTokens]) -> None:
         try:

@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
-from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.speculative.draft import NO_DRAFT, ROOT, Draft
 from gpu_worker.speculative.eagle import EagleProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 from gpu_worker.speculative.proposer import DraftRequest
@@ -95,6 +95,24 @@ def test_guesses_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, h
     assert oracle.num_deep > 10
     assert outcome.tokens == run(make_runner(directory / "model"), sequences()).tokens
     assert (outcome.num_preemptions > 0) == ("num_blocks" in how)
+
+
+def test_entries_are_right_behind_accepted_branches(directory: Path, oracle: Oracle) -> None:
+    oracle.num_checked = 0
+    plain = run(make_runner(directory / "model"), sequences()).tokens
+
+    def branch(request: DraftRequest, draft: Draft) -> Draft:
+        oracle.check(request, draft)
+        first, second, *_ = (*plain[request.sequence.id][request.sequence.num_output_tokens :], 0, 0)
+        return Draft((first + 1, first, first, second), (ROOT, 0, ROOT, 2))
+
+    runner, recorder = recorded_runner(directory / "model", branch, **settings(directory))
+    outcome = run(runner, sequences(), policy=FixedDepth(4), token_budget=200)
+    assert not recorder.failures
+    assert outcome.tokens == plain
+    assert oracle.num_checked > 20
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens > 1.5 * oracle.num_checked
 
 
 def test_prompt_found_in_the_prefix_cache_has_its_entries_already(directory: Path, oracle: Oracle) -> None:
