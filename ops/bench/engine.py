@@ -43,11 +43,13 @@ class Measurement:
         prefill_rate: Prompt tokens per second while any prompt was unfinished.
         decode_rate: Tokens per second while every sequence was decoding.
         step_s: Median time of those decode steps; None for a peer that does not tell.
+        bandwidth_fraction: What such a step reads at least, over what the machine reads in that time; ours alone.
     """
 
     prefill_rate: float
     decode_rate: float
     step_s: float | None = None
+    bandwidth_fraction: float | None = None
 
 
 class EngineBench:

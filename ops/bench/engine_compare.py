@@ -34,6 +34,7 @@ class Row:
     batch: int
     prefill_rate: float
     decode_rate: float
+    bandwidth_fraction: float | None = None
 
 
 def measure_all(engines: dict[str, Measure], task: Task, rounds: int) -> tuple[list[Row], dict[str, str]]:
@@ -56,11 +57,17 @@ def measure_all(engines: dict[str, Measure], task: Task, rounds: int) -> tuple[l
             batch,
             statistics.median(measurement.prefill_rate for measurement in measurements),
             statistics.median(measurement.decode_rate for measurement in measurements),
+            _median_fraction(measurements),
         )
         for (name, batch), measurements in results.items()
         if name not in missing
     ]
     return rows, missing
+
+
+def _median_fraction(measurements: list[Measurement]) -> float | None:
+    known = [m.bandwidth_fraction for m in measurements if m.bandwidth_fraction is not None]
+    return statistics.median(known) if known else None
 
 
 def ratios(rows: list[Row]) -> dict[int, tuple[float | None, float | None]]:
@@ -93,6 +100,9 @@ def print_table(size: Size, task: Task, rows: list[Row], missing: dict[str, str]
     cells = "".join(f"{decode:>8.2f}x" if decode else f"{'-':>9}" for _, decode in compared.values())
     prefill = compared[batches[-1]][0]
     print(f"{'of best peer':<14}{cells}" + (f"{prefill:>22.2f}x" if prefill else ""))
+    fractions = {row.batch: row.bandwidth_fraction for row in rows if row.engine == OURS}
+    cells = "".join(f"{fraction:>9.0%}" if fraction is not None else f"{'-':>9}" for fraction in fractions.values())
+    print(f"{'of bandwidth':<14}{cells}")
     for name, reason in missing.items():
         print(f"{name}: not available: {reason}")
 
@@ -117,7 +127,8 @@ def record(size: Size, task: Task, rows: list[Row], missing: dict[str, str], ver
                 "prefill_tokens_per_s": round(row.prefill_rate, 1),
                 "decode_tokens_per_s": round(row.decode_rate, 1),
                 "not_available": missing,
-            },
+            }
+            | ({} if row.bandwidth_fraction is None else {"bandwidth_fraction": round(row.bandwidth_fraction, 3)}),
         )
 
 

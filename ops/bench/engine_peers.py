@@ -82,7 +82,12 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
     _run([sys.executable, "-m", "ops.cli", "bench", "engine", *map(str, arguments)], _RUN_TIMEOUT_S)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     return {
-        row["batch"]: Measurement(row["prefill_tokens_per_s"], row["decode_tokens_per_s"], row["step_ms"] / 1e3)
+        row["batch"]: Measurement(
+            row["prefill_tokens_per_s"],
+            row["decode_tokens_per_s"],
+            row["step_ms"] / 1e3,
+            row["bandwidth_fraction"],
+        )
         for row in rows
     }
 
