@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.execution.memory_host import free_host_bytes
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
 from ops.quantize.layer_inputs import LayerInputs
-from ops.quantize.layer_pass import LayerPass
+from ops.quantize.layer_pass import LayerPass, check_stream_fits
 from ops.quantize.layer_tensors import MATRICES, dense_tensors, other_tensors, with_matrices
 from ops.quantize.methods import HEAD, Method, make_method
 from shared.errors import ConfigError
@@ -120,8 +121,10 @@ class _LayerRounding:
 
 def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -> LayerPass:
     assert job.calibration is not None
+    length = min(job.window, config.max_model_len)
+    check_stream_fits(job.samples, length, config.hidden_size, free_host_bytes())
     tokenizer = ModelTokenizer(read_model_directory(job.model))
-    windows = calibration_windows(tokenizer, job.calibration, job.samples, min(job.window, config.max_model_len))
+    windows = calibration_windows(tokenizer, job.calibration, job.samples, length)
     embedding = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size).cpu()
     return LayerPass(config, torch.nn.functional.embedding(windows, embedding), torch.device(job.device))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from gpu_worker.execution.memory_budget import shown_bytes
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
@@ -17,8 +18,26 @@ from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import allocate_layer_cache
 from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
+from shared.errors import ConfigError
 
 _BLOCK_SIZE = 16
+# Of free memory; a layer's weights, second moments and their factors need the rest.
+_STREAM_SHARE = 0.5
+
+
+def check_stream_fits(num_windows: int, length: int, hidden_size: int, free_bytes: int) -> None:
+    """Check, before anything is computed, that the residual stream of all windows fits.
+
+    Raises:
+        ConfigError: It does not; says how many windows would.
+    """
+    window_bytes = length * hidden_size * torch.float32.itemsize
+    allowed = int(free_bytes * _STREAM_SHARE) // window_bytes
+    if num_windows > allowed:
+        needed, free = shown_bytes(num_windows * window_bytes), shown_bytes(free_bytes)
+        remedy = f"use {allowed} at most, or shorter ones" if allowed else "use shorter windows (HEADRACE_WINDOW)"
+        problem = f"{num_windows} windows of {length} tokens need {needed}, more than half of the {free} that are free"
+        raise ConfigError("HEADRACE_SAMPLES", f"{problem}; {remedy}")
 
 
 class LayerPass:

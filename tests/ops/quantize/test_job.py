@@ -23,6 +23,7 @@ from ops.demo_model.corpus import training_documents
 from ops.demo_model.export import MODEL_FOLDER
 from ops.demo_model.heldout import held_out_documents
 from ops.quantize.job import QuantizeJob, quantize
+from ops.quantize.layer_pass import check_stream_fits
 from shared.errors import ConfigError
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.ops.cli.command import headrace
@@ -250,6 +251,15 @@ def test_unfinished_folder_of_another_job_is_refused(model: Path, tmp_path: Path
 def test_jobs_that_cannot_work_are_refused(changes: dict[str, Any], message: str, model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         next(quantize(replace(job_for(model, tmp_path / "out", "gptq"), **changes)))
+
+
+def test_windows_that_do_not_fit_the_memory_are_refused() -> None:
+    gib = 1 << 30
+    check_stream_fits(128, 2048, 4096, 8 * gib)
+    with pytest.raises(ConfigError, match=r"HEADRACE_SAMPLES: 128 windows .* 4\.3 GB.* use 64 at most"):
+        check_stream_fits(128, 2048, 4096, 4 * gib)
+    with pytest.raises(ConfigError, match="HEADRACE_WINDOW"):
+        check_stream_fits(1, 2048, 4096, gib // 64)
 
 
 def test_short_or_binary_calibration_texts_are_refused(model: Path, tmp_path: Path) -> None:
