@@ -18,6 +18,7 @@ from gpu_worker.engine import Engine, ModelRunner
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.proposer_memory import with_room_for_proposer
 from gpu_worker.proposer_setup import build_proposer, check_speculation
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
@@ -76,7 +77,6 @@ def _load_model(
     import torch
 
     from gpu_worker.execution.build import build_runner
-    from gpu_worker.execution.model_runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.models.registry import read_model_config
 
@@ -85,8 +85,6 @@ def _load_model(
         raise ConfigError("HEADRACE_DEVICE", "is cuda, but PyTorch finds no CUDA device here; allowed: auto, cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and config.speculative != "off":
-        raise ConfigError("HEADRACE_SPECULATIVE", "drafts are verified on CPUs only so far; set it to off on a GPU")
     longest = read_model_config(directory.path).max_model_len
     if (config.max_model_len or 0) > longest:
         problem = f"is {config.max_model_len}, but the model was made for {longest} tokens; lower it to that, or less"
@@ -108,9 +106,8 @@ def _load_model(
         max_model_len=sizes.max_model_len,
         num_threads=config.num_threads,
     )
-    runner = build_runner(runner_config, start_up)
+    runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
     if config.speculative != "off":
-        assert isinstance(runner, TorchModelRunner)
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
 

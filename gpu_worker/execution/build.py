@@ -5,6 +5,7 @@ On a GPU what the weights, the largest step and the graphs take is measured, and
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,12 @@ class _Plan:
     demand: CacheDemand
     fixed: tuple[str, int] | None
     weights: int
+
+    @property
+    def shared_demand(self) -> CacheDemand:
+        """Blocks with what the proposer of drafts keeps beside each of them."""
+        block_bytes = self.demand.block_bytes + self.config.proposer_block_bytes
+        return dataclasses.replace(self.demand, block_bytes=block_bytes)
 
     @property
     def dtype_name(self) -> str:
@@ -141,8 +148,14 @@ def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -
         model = _load(plan, start_up)
 
     def make_runner(num_blocks: int) -> DeviceModelRunner:
-        cache = _allocate(plan, num_blocks)
-        return DeviceModelRunner(model, cache, config.max_num_seqs, demand.max_model_len, config.max_num_batched_tokens)
+        return DeviceModelRunner(
+            model,
+            _allocate(plan, num_blocks),
+            config.max_num_seqs,
+            demand.max_model_len,
+            config.max_num_batched_tokens,
+            config.max_draft_tokens,
+        )
 
     least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
     with (
@@ -150,6 +163,7 @@ def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -
         start_up.stage(Stage.PROFILE) as progress,
     ):
         use = probe.measure(lambda: make_runner(least), least * demand.block_bytes, progress)
+    use = dataclasses.replace(use, proposer=config.proposer_bytes)
     num_blocks = _device_num_blocks(plan, _budget(plan, probe, use))
     with (
         _out_of_memory(
@@ -164,7 +178,7 @@ def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -
 
 def _device_num_blocks(plan: _Plan, budget: MemoryBudget) -> int:
     """Return the blocks as set, or what the budget leaves, and log where the memory goes."""
-    demand = plan.demand
+    demand = plan.shared_demand
     if plan.fixed is None:
         num_blocks = budget.num_blocks(demand)
     else:

@@ -56,6 +56,7 @@ class MemoryUse:
         activations: Of the largest step, beyond the rows.
         graphs: Of all captured graphs.
         other: Libraries, compiled kernels and whatever else grew while we measured.
+        proposer: Kept free for the proposer of drafts, which comes later, besides its share of every block.
     """
 
     weights: int = 0
@@ -63,11 +64,12 @@ class MemoryUse:
     activations: int = 0
     graphs: int = 0
     other: int = 0
+    proposer: int = 0
 
     @property
     def total(self) -> int:
         """Everything but the KV cache."""
-        return self.weights + self.rows + self.activations + self.graphs + self.other
+        return self.weights + self.rows + self.activations + self.graphs + self.other + self.proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class MemoryBudget:
             ("rows of the batch", self.use.rows),
             ("graphs", self.use.graphs),
             ("other", self.use.other),
+            *([("proposer", self.use.proposer)] if self.use.proposer else []),
             ("used before", self.used_before),
             ("left free", self.device_bytes - self.used_before - self.use.total - kv),
         ]
@@ -183,6 +186,8 @@ class MemoryBudget:
         use = self.use
         sizes = {"weights": use.weights, "activations": use.activations, "rows of the batch": use.rows}
         sizes |= {"graphs": use.graphs, "other": use.other}
+        if use.proposer:
+            sizes["proposer"] = use.proposer
         return ", ".join(f"{name} {shown_bytes(size)}" for name, size in sizes.items())
 
     def _shortage(self, demand: CacheDemand) -> str:

@@ -32,6 +32,9 @@ class RunnerConfig:
         max_num_batched_tokens: Tokens in a step at most; no fewer than `max_num_seqs`.
         max_model_len: Tokens of a sequence at most; None is what the model was made for.
         num_threads: Threads of CPU operations; None chooses.
+        max_draft_tokens: Drafts that a sequence verifies in a step at most; 0 where there is no proposer.
+        proposer_bytes: Memory that the proposer of drafts will take on a GPU, whatever the size of the KV cache.
+        proposer_block_bytes: Memory that it will take on a GPU for each block of the KV cache.
     """
 
     model: Path
@@ -46,6 +49,9 @@ class RunnerConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     num_threads: int | None = None
+    max_draft_tokens: int = 0
+    proposer_bytes: int = 0
+    proposer_block_bytes: int = 0
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

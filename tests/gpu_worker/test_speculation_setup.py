@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.core.sequence import Sequence
@@ -70,11 +69,3 @@ def test_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     (draft / "tokenizer.json").write_bytes(msgspec.json.encode(tokenizer))
     with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .* has another vocabulary than the model"):
         build(speculative="draft", draft_model=draft)
-
-
-def test_speculation_on_a_gpu_is_refused_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    directory = read_model_directory(DEMO_MODEL)
-    config = WorkerConfig(model=DEMO_MODEL, device="auto", speculative="ngram")
-    with pytest.raises(ConfigError, match="HEADRACE_SPECULATIVE: drafts are verified on CPUs only so far"):
-        build_engine(config, directory, ModelTokenizer(directory))

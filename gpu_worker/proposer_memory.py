@@ -1,0 +1,69 @@
+"""How much of a GPU's memory the proposer of drafts will take, which is kept free for it before it is loaded.
+
+What scales with the KV cache is counted to its blocks: a draft model's cache holds as many tokens as the model's own,
+so that a sequence which fits one fits the other. Its steps need no memory of their own: they run between the model's,
+whose largest step is larger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.speculative.draft import MAX_GUESSES
+
+if TYPE_CHECKING:
+    from gpu_worker.execution.runner_config import RunnerConfig
+
+
+def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) -> RunnerConfig:
+    """Return the settings of the model's runner with the drafts that it verifies and the memory that they take.
+
+    Raises:
+        HeadraceError: A file of the draft weights is missing or damaged.
+    """
+    if config.speculative == "off":
+        return runner_config
+    fixed, per_block = 0, 0
+    if runner_config.device != "cpu":
+        fixed, per_block = _needs(config, runner_config)
+    return dataclasses.replace(
+        runner_config,
+        max_draft_tokens=min(config.num_speculative_tokens, MAX_GUESSES),
+        proposer_bytes=fixed,
+        proposer_block_bytes=per_block,
+    )
+
+
+def _needs(config: WorkerConfig, runner_config: RunnerConfig) -> tuple[int, int]:
+    """Return the bytes whatever the cache's size, and those for each of its blocks."""
+    import torch
+
+    from gpu_worker.execution.kv_cache import bytes_per_block
+    from gpu_worker.execution.runner_config import choose_dtype, choose_kv_cache_dtype
+    from gpu_worker.models.draft_weights import open_draft_weights
+    from gpu_worker.models.json_file import JsonFile
+    from gpu_worker.models.llama import read_config
+    from gpu_worker.models.registry import read_model_config
+    from gpu_worker.models.weights_size import weights_bytes
+
+    kind, directory = config.speculative, config.draft_model
+    device, block_size = torch.device(runner_config.device), runner_config.block_size
+    model = read_model_config(runner_config.model)
+    # Penalty counts of a runner's rows, and the logits of its graphs, which are as large.
+    rows_bytes = 2 * 4 * runner_config.max_num_seqs * model.vocab_size
+    if directory is None:
+        return (rows_bytes if kind == "self" else 0), 0
+    dtype = choose_dtype(runner_config.dtype, model.dtype, device)
+    if kind == "draft":
+        draft = read_model_config(directory)
+        dtype = choose_dtype(runner_config.dtype, draft.dtype, device)
+        kv_cache_dtype = choose_kv_cache_dtype(runner_config.kv_cache_dtype, dtype, device)
+        weights = weights_bytes(directory, dtype, is_tied=draft.tie_word_embeddings)
+        return weights + rows_bytes, bytes_per_block(block_size, draft, kv_cache_dtype)
+    with open_draft_weights(directory, dtype, torch.device("cpu")) as checkpoint:
+        weights = checkpoint.num_bytes_loaded("")
+    if kind == "medusa":
+        return weights, 0
+    return weights, bytes_per_block(block_size, read_config(JsonFile.read(directory / "config.json")), dtype)

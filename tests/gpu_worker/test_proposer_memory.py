@@ -1,0 +1,74 @@
+"""Room for proposers on a GPU, counted from what they would load."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.execution.kv_cache import bytes_per_block
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.proposer_memory import with_room_for_proposer
+from tests.gpu_worker.models.draft_files import (
+    eagle_config,
+    eagle_tensors,
+    medusa_config,
+    medusa_tensors,
+    save_draft,
+)
+
+DEMO_MODEL = Path("ops/demo_model/model")
+ROWS = 16
+
+
+def room(**settings: Any) -> RunnerConfig:
+    config = WorkerConfig(model=DEMO_MODEL, **settings)
+    base = RunnerConfig(DEMO_MODEL, dtype="float32", device="cuda", max_num_seqs=ROWS)
+    return with_room_for_proposer(config, base)
+
+
+def test_without_speculation_nothing_changes() -> None:
+    assert room() == RunnerConfig(DEMO_MODEL, dtype="float32", device="cuda", max_num_seqs=ROWS)
+
+
+def test_proposer_that_loads_nothing_takes_nothing() -> None:
+    config = room(speculative="ngram", num_speculative_tokens=7)
+    assert (config.max_draft_tokens, config.proposer_bytes, config.proposer_block_bytes) == (7, 0, 0)
+
+
+def test_drafts_are_no_more_than_a_tree_has() -> None:
+    assert room(speculative="ngram", num_speculative_tokens=64).max_draft_tokens == 63
+
+
+def test_draft_model_takes_its_weights_and_a_cache_of_as_many_tokens() -> None:
+    config = room(speculative="draft", draft_model=DEMO_MODEL)
+    model = read_model_config(DEMO_MODEL)
+    numbers = sum(tensor.numel() for path in DEMO_MODEL.glob("*.safetensors") for tensor in load_file(path).values())
+    rows = 2 * 4 * ROWS * model.vocab_size
+    assert config.proposer_bytes == 4 * numbers + rows
+    assert config.proposer_block_bytes == bytes_per_block(16, model, torch.float32)
+
+
+def test_medusa_heads_take_their_weights_and_an_eagle_layer_entries_beside_each_block(tmp_path: Path) -> None:
+    heads = medusa_tensors(3, 1, 256, 4096, set())
+    save_draft(tmp_path / "medusa", medusa_config(3, 1), heads)
+    config = room(speculative="medusa", draft_model=tmp_path / "medusa")
+    assert config.proposer_bytes == sum(4 * tensor.numel() for tensor in heads.values())
+    assert config.proposer_block_bytes == 0
+    layer = eagle_tensors(256)
+    save_draft(tmp_path / "eagle", eagle_config(256, 4096), layer)
+    config = room(speculative="eagle", draft_model=tmp_path / "eagle")
+    assert config.proposer_bytes == sum(4 * tensor.numel() for tensor in layer.values())
+    keys = next(tensor for name, tensor in layer.items() if name.endswith("k_proj.weight"))
+    assert config.proposer_block_bytes == 2 * 4 * 16 * keys.shape[0]
+
+
+def test_on_a_cpu_no_room_is_kept() -> None:
+    base = RunnerConfig(DEMO_MODEL)
+    config = with_room_for_proposer(WorkerConfig(speculative="draft", draft_model=DEMO_MODEL), base)
+    assert config == dataclasses.replace(base, max_draft_tokens=5)
