@@ -42,6 +42,8 @@ class EagleLayer:
         config: Its sizes; one layer.
         dtype: What it computes in.
         device: Where it runs.
+        relative_cost: What a pass takes, with the scores, as a share of a step of the model: by their weights, which is
+            what takes the time.
     """
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, model: CausalLM) -> None:
@@ -56,6 +58,9 @@ class EagleLayer:
         self.config = config
         self.dtype = model.dtype
         self.device = model.device
+        head = size * config.vocab_size
+        own = 2 * size**2 + _num_weights(config) + head
+        self.relative_cost = own / (model.config.num_layers * _num_weights(model.config) + head)
         self._model = model
         self._embedding = None
         if checkpoint.has("embed_tokens.weight"):
@@ -122,6 +127,12 @@ def _read_config(file: JsonFile, model: ModelConfig) -> ModelConfig:
         if found != needed:
             raise file.error(field, f"is {found}, but must be {needed}; {_REMEDY}")
     return dataclasses.replace(config, max_model_len=model.max_model_len)
+
+
+def _num_weights(config: ModelConfig) -> int:
+    """Return how many numbers the matrices of a layer hold."""
+    heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return config.hidden_size * (heads + 3 * config.intermediate_size)
 
 
 def _take_linear(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Linear:

@@ -7,7 +7,7 @@ never computed is what memory held, which is a number: guesses get worse by it, 
 that several sequences share, where their next tokens differ.
 
 Drafts are the likeliest chain, and other candidates beside it, which cost no pass of the layer; how far to go on is
-settled by the layer's own probabilities.
+settled by the layer's own probabilities, and by what a pass costs.
 
 Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, and "EAGLE-2" (arXiv 2406.16858), section 4.2, whose
 trees grow behind several guesses of a depth, where ours go on behind the likeliest only.
@@ -32,9 +32,18 @@ from gpu_worker.speculative.single_steps import SingleSteps
 MAX_CANDIDATES = 8
 """Of a place in a draft."""
 
+_CHANCE_PER_COST = 1.5
+"""How likely a chain must be right for another pass, over what the pass costs: above 1, since the guess that the pass
+yields may be wrong where the chain was right, and since a step makes more than one token as it is."""
+
 
 class Layer(Protocol):
     """Foretells hidden vectors."""
+
+    @property
+    def relative_cost(self) -> float:
+        """What a pass takes, with the scores, as a share of a step of the model."""
+        ...
 
     def forward(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
@@ -91,6 +100,7 @@ class EagleProposer:
                 which no guess was wanted for long, go.
         """
         self._layer = layer
+        self._least_chance = min(0.9, _CHANCE_PER_COST * layer.relative_cost)
         self._assembler = assembler
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_kept = max_num_kept
@@ -131,7 +141,7 @@ class EagleProposer:
     def _drafts(self, requests: list[DraftRequest]) -> list[Draft]:
         """Return the drafts of sequences whose end is pending."""
         hidden, context = self._catch_up([request.sequence for request in requests])
-        chains = [BranchingChain(request.num_tokens) for request in requests]
+        chains = [BranchingChain(request.num_tokens, self._least_chance) for request in requests]
         most = max(request.num_tokens for request in requests)
         rows = list(range(len(requests)))
         for depth in range(most):

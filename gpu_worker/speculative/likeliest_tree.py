@@ -11,9 +11,6 @@ from collections.abc import Sequence as Values
 
 from gpu_worker.speculative.draft import ROOT, Draft
 
-_LEAST_WORTH = math.log(0.1)
-"""What a chain must have as a chance to be right for a pass to go on with it: that is about what a pass costs."""
-
 
 def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Values[float]], count: int) -> Draft:
     """Return the likeliest tree where what is likely at a depth does not depend on the guesses before it.
@@ -40,9 +37,15 @@ def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Val
 class BranchingChain:
     """Grows a chain, and with each guess of it the other candidates of its place, which nothing follows."""
 
-    def __init__(self, max_guesses: int) -> None:
-        """Start with nothing; the draft has at most `max_guesses`."""
+    def __init__(self, max_guesses: int, least_chance: float) -> None:
+        """Start with nothing.
+
+        Args:
+            max_guesses: Of the draft.
+            least_chance: What the chain's probability must be for it to be worth finding out what follows.
+        """
         self._max_guesses = max_guesses
+        self._least = math.log(least_chance)
         self._depth = 0
         self._chain = 0.0
         # Less the joint log probability, depth, rank there, token.
@@ -60,7 +63,7 @@ class BranchingChain:
         del self._candidates[self._max_guesses :]
         self._chain += log_probabilities[0]
         self._depth += 1
-        if self._depth >= self._max_guesses or self._chain < _LEAST_WORTH:
+        if self._depth >= self._max_guesses or self._chain < self._least:
             return False
         return len(self._candidates) < self._max_guesses or -self._candidates[-1][0] < self._chain
 

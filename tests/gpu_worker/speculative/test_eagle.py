@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
+from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.speculative.draft import NO_DRAFT, ROOT, Draft
 from gpu_worker.speculative.eagle import EagleProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
@@ -17,9 +18,10 @@ from gpu_worker.speculative.proposer import DraftRequest
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
 from tests.gpu_worker.models.draft_files import Tensors, eagle_config, eagle_outputs, eagle_tensors, save_draft
-from tests.gpu_worker.speculative.recorder import recorded_runner
+from tests.gpu_worker.speculative.recorder import Listener, Recorder, recorded_runner
 
 SIZE = 48
+LEAST_CHANCE = 0.1
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
 
 
@@ -43,7 +45,7 @@ class Oracle:
             return
         token_ids = torch.tensor(request.sequence.token_ids)
         hidden = self.model.model(token_ids[None]).last_hidden_state[0, :-1]
-        chain, goes_on = BranchingChain(request.num_tokens), True
+        chain, goes_on = BranchingChain(request.num_tokens, LEAST_CHANCE), True
         while goes_on:
             embedded = self.model.model.embed_tokens(token_ids[1:])
             hidden = torch.cat((hidden, eagle_outputs(self.tensors, embedded, hidden)[-1:]))
@@ -73,8 +75,14 @@ def sequences(sampling: Sampling = GREEDY) -> list[Sequence]:
     return [make_sequence(str(index), random_prompt(2 + 7 * index, seed=index), sampling) for index in range(6)]
 
 
-def settings(directory: Path) -> dict[str, Any]:
-    return {"speculative": "eagle", "draft_model": directory / "eagle"}
+def eagle_runner(directory: Path, listener: Listener, **options: int) -> tuple[TorchModelRunner, Recorder]:
+    """Build a runner whose layer goes on although it costs as much as half of this small model."""
+    runner, recorder = recorded_runner(
+        directory / "model", listener, speculative="eagle", draft_model=directory / "eagle", **options
+    )
+    assert isinstance(recorder.proposer, EagleProposer)
+    recorder.proposer._least_chance = LEAST_CHANCE
+    return runner, recorder
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def settings(directory: Path) -> dict[str, Any]:
 )
 def test_guesses_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
     oracle.num_checked = oracle.num_deep = 0
-    runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
+    runner, recorder = eagle_runner(directory, oracle.check)
     outcome = run(runner, sequences(), policy=FixedDepth(4), **how)
     assert not recorder.failures
     assert oracle.num_checked > 50
@@ -106,7 +114,7 @@ def test_entries_are_right_behind_accepted_branches(directory: Path, oracle: Ora
         first, second, *_ = (*plain[request.sequence.id][request.sequence.num_output_tokens :], 0, 0)
         return Draft((first + 1, first, first, second), (ROOT, 0, ROOT, 2))
 
-    runner, recorder = recorded_runner(directory / "model", branch, **settings(directory))
+    runner, recorder = eagle_runner(directory, branch)
     outcome = run(runner, sequences(), policy=FixedDepth(4), token_budget=200)
     assert not recorder.failures
     assert outcome.tokens == plain
@@ -116,7 +124,7 @@ def test_entries_are_right_behind_accepted_branches(directory: Path, oracle: Ora
 
 
 def test_prompt_found_in_the_prefix_cache_has_its_entries_already(directory: Path, oracle: Oracle) -> None:
-    runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
+    runner, recorder = eagle_runner(directory, oracle.check)
     prompt = random_prompt(33, seed=4)
     twice = [make_sequence(name, prompt, GREEDY) for name in "ab"]
     outcome = run(runner, twice, policy=FixedDepth(2), arrivals_per_step=1)
@@ -126,7 +134,7 @@ def test_prompt_found_in_the_prefix_cache_has_its_entries_already(directory: Pat
 
 
 def test_more_entries_than_a_step_may_have_are_computed_in_several(directory: Path, oracle: Oracle) -> None:
-    runner, recorder = recorded_runner(directory / "model", oracle.check, token_budget=16, **settings(directory))
+    runner, recorder = eagle_runner(directory, oracle.check, token_budget=16)
     run(runner, sequences(), policy=FixedDepth(3), token_budget=200)
     assert not recorder.failures
 
@@ -145,7 +153,7 @@ class LateDepth(FixedDepth):
 
 def test_drafts_that_begin_late_know_all_that_came_before(directory: Path, oracle: Oracle) -> None:
     oracle.num_checked = 0
-    runner, recorder = recorded_runner(directory / "model", oracle.check, **settings(directory))
+    runner, recorder = eagle_runner(directory, oracle.check)
     run(runner, sequences(), policy=LateDepth(9), token_budget=200)
     assert not recorder.failures
     assert oracle.num_checked > 20
@@ -153,9 +161,7 @@ def test_drafts_that_begin_late_know_all_that_came_before(directory: Path, oracl
 
 def test_vectors_beyond_the_limit_cost_guesses_but_no_harm(directory: Path, oracle: Oracle) -> None:
     drafts: list[Draft] = []
-    runner, recorder = recorded_runner(
-        directory / "model", lambda _, draft: drafts.append(draft), **settings(directory)
-    )
+    runner, recorder = eagle_runner(directory, lambda _, draft: drafts.append(draft))
     assert isinstance(recorder.proposer, EagleProposer)
     recorder.proposer._max_num_kept = 20
     outcome = run(runner, sequences(), policy=LateDepth(9), token_budget=30)
@@ -170,7 +176,7 @@ def test_vectors_beyond_the_limit_cost_guesses_but_no_harm(directory: Path, orac
 )
 def test_drawn_tokens_stay_what_they_are(directory: Path, oracle: Oracle, options: dict[str, float]) -> None:
     sampling = Sampling(max_tokens=20, seed=11, **options)  # type: ignore[arg-type]
-    runner, recorder = recorded_runner(directory / "model", lambda *_: None, **settings(directory))
+    runner, recorder = eagle_runner(directory, lambda *_: None)
     outcome = run(runner, sequences(sampling), policy=FixedDepth(3), token_budget=200)
     assert not recorder.failures
     assert outcome.tokens == run(make_runner(directory / "model"), sequences(sampling)).tokens

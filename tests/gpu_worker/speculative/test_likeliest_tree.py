@@ -46,7 +46,7 @@ def test_fewer_combinations_than_asked_for_are_all_taken() -> None:
 def test_branching_chain_holds_the_likeliest_guesses_that_were_found(count: int) -> None:
     generator = random.Random(count)
     for _ in range(40):
-        chain, found = BranchingChain(count), {}
+        chain, found = BranchingChain(count, 0.1), {}
         path: tuple[int, ...] = ()
         joint, goes_on = 0.0, True
         while goes_on:
