@@ -71,9 +71,8 @@ class MedusaHeads:
         first = self._blocks[0][0](hidden).view(len(hidden), self.num_heads, -1).transpose(0, 1)
         features = F.silu(first[:num_heads]) + hidden
         for block in self._blocks[1:]:
-            features = torch.stack(
-                [rows + F.silu(linear(rows)) for rows, linear in zip(features, block[:num_heads], strict=True)]
-            )
+            products = [linear(rows) for rows, linear in zip(features, block[:num_heads], strict=True)]
+            features = features + F.silu(torch.stack(products))
         return features
 
 
