@@ -53,7 +53,7 @@ class TrainDraftConfig:
     medusa_shared_head: bool = setting(
         False, "medusa: use the target's vocabulary matrix for all heads. Small, but only this project reads it."
     )
-    eagle_num_steps: int = setting(3, "eagle: guesses to unroll in training.", minimum=1, maximum=8)
+    eagle_num_steps: int = setting(2, "eagle: guesses to unroll in training.", minimum=1, maximum=8)
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
     seed: int = setting(0, "Of first weights, samples and the order of rows.", minimum=0)
 

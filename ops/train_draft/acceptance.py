@@ -9,6 +9,9 @@ import torch
 from ops.train_draft.rows import Rows
 from ops.train_draft.student import Student
 
+ANSWER_TOKENS = 128
+"""How much of what the target wrote counts: left alone for long, small models repeat themselves, easily guessed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -43,8 +46,10 @@ def measure(student: Student, rows: Rows, own_from: torch.Tensor, count: int) ->
         batch = rows.batch(torch.tensor([number]))
         guesses = student.guesses(batch, count)[0]
         first, depth = student.first_guess, guesses.shape[1]
-        # A draft hangs behind a token that the target wrote, and ends before the row does.
-        places = torch.arange(max(0, begin + 1 - first), batch.token_ids.shape[1] - first - depth + 1)
+        # A draft hangs behind a token that the target wrote, and ends before the answer does.
+        end = min(batch.token_ids.shape[1], begin + ANSWER_TOKENS)
+        begin = max(0, begin + 1 - first)
+        places = torch.arange(begin, max(begin, end - first - depth + 1))
         wanted = batch.token_ids[0][places[:, None] + first + torch.arange(depth)]
         proved_right = (guesses[places] == wanted).long().cumprod(1).sum(0)
         right = proved_right if num_drafts == 0 else right + proved_right

@@ -24,7 +24,7 @@ from ops.train_draft.target import read_vocabulary
 from shared.errors import ConfigError
 
 KINDS = ("model", "medusa", "eagle")
-_TOKENS_PER_STEP = 2048
+_TOKENS_PER_STEP = 1024
 _MEASURED_GUESSES = 6
 _SAMPLED_ROWS = 64
 _SHARES = 1000
@@ -48,7 +48,7 @@ class DraftShape:
     num_heads: int = 3
     head_layers: int = 1
     shares_head: bool = False
-    num_steps: int = 3
+    num_steps: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,8 @@ def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Trai
         progress("training", int(step.fraction * _SHARES), _SHARES, f"loss {step.loss:.3f}")
     seconds = time.monotonic() - started
     progress("training", _SHARES, _SHARES, f"loss {losses[-1]:.3f}")
+    # As it is written.
+    student.module.half().float()
     acceptance = measure(student, material.held_out, material.own_from, _MEASURED_GUESSES)
     write_draft(student, job.material.target, job.out)
     return Training(len(losses), num_tokens, seconds, losses[0], losses[-1], acceptance)

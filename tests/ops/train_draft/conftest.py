@@ -1,4 +1,4 @@
-"""Targets to train for: tiny models with random weights, and a text in their vocabulary."""
+"""Targets to train for: tiny models that are sure of what they say, and a text in their vocabulary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ops.train_draft.job import DraftShape, TrainDraftJob
 from ops.train_draft.material import MaterialPlan
@@ -18,10 +19,21 @@ __all__ = ["one_thread"]
 JobMaker = Callable[..., TrainDraftJob]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    save_model(directory, request.param, tie_word_embeddings=request.param == "llama")
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    save_model(directory, tie_word_embeddings=False)
+    weights = load_file(directory / "model.safetensors")
+    weights["lm_head.weight"] *= 6
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    (directory / "text.txt").write_text(TEXT)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tied_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tied")
+    save_model(directory, "qwen3", tie_word_embeddings=True)
     (directory / "text.txt").write_text(TEXT)
     return directory
 
@@ -30,8 +42,10 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def job(target: Path, tmp_path: Path) -> JobMaker:
     """Return a maker of short jobs."""
 
-    def make(kind: str, out: str = "draft", *, steps: int = 24, seed: int = 0, **shape: int | bool) -> TrainDraftJob:
-        plan = MaterialPlan(target, (target / "text.txt",), (), num_tokens=512, own_share=0.5, window=32, seed=seed)
+    def make(
+        kind: str, out: str = "draft", *, model: Path = target, steps: int = 2, seed: int = 0, **shape: int | bool
+    ) -> TrainDraftJob:
+        plan = MaterialPlan(model, (model / "text.txt",), (), num_tokens=512, own_share=0.5, window=32, seed=seed)
         return TrainDraftJob(kind, tmp_path / out, Length(steps, None), plan, DraftShape(**shape))
 
     return make

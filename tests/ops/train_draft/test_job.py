@@ -9,13 +9,22 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gpu_worker.config import WorkerConfig
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.proposer_setup import build_proposer, check_speculation
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.train_draft.job import KINDS, check_job, train_draft
 from ops.train_draft.optimization import Length
+from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
 from tests.ops.train_draft.conftest import JobMaker
+
+SETTINGS = {"model": "draft", "medusa": "medusa", "eagle": "eagle"}
 
 
 def ignore(stage: str, done: int, total: int, note: str = "") -> None:
@@ -23,18 +32,19 @@ def ignore(stage: str, done: int, total: int, note: str = "") -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few_steps_lower_the_loss(job: JobMaker, kind: str) -> None:
-    training = train_draft(job(kind), ignore)
+def test_training_lowers_the_loss(job: JobMaker, kind: str) -> None:
+    training = train_draft(job(kind, steps=40), ignore)
 
-    assert training.steps == 24
+    assert training.steps == 40
     assert training.last_loss < 0.95 * training.first_loss
-    assert all(0 <= share <= 1 for share in training.acceptance.by_position)
-    assert list(training.acceptance.by_position) == sorted(training.acceptance.by_position, reverse=True)
+    shares = training.acceptance.by_position
+    assert training.acceptance.num_drafts > 0
+    assert list(shares) == sorted(shares, reverse=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_trains_the_same_weights_and_another_one_others(job: JobMaker, kind: str) -> None:
-    jobs = [job(kind, "a", steps=2), job(kind, "b", steps=2), job(kind, "c", steps=2, seed=1)]
+    jobs = [job(kind, "a"), job(kind, "b"), job(kind, "c", seed=1)]
     for one in jobs:
         train_draft(one, ignore)
 
@@ -43,8 +53,23 @@ def test_the_same_seed_trains_the_same_weights_and_another_one_others(job: JobMa
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_worker_loads_what_was_trained_for_a_target_of_another_family(
+    job: JobMaker, tied_target: Path, kind: str
+) -> None:
+    one = job(kind, model=tied_target)
+    train_draft(one, ignore)
+
+    config = WorkerConfig(model=tied_target, speculative=SETTINGS[kind], draft_model=one.out)
+    check_speculation(config, ModelTokenizer(read_model_directory(tied_target)))
+    runner_config = RunnerConfig(tied_target, num_blocks=8, max_num_seqs=2, max_model_len=32, num_threads=1)
+    runner = build_runner(runner_config)
+    assert isinstance(runner, TorchModelRunner)
+    build_proposer(config, runner_config, runner)
+
+
 def test_small_model_is_computed_alike_by_transformers_and_by_the_engine(job: JobMaker, target: Path) -> None:
-    one = job("model", steps=2, hidden_size=32, num_layers=2)
+    one = job("model", hidden_size=32, num_layers=2)
     train_draft(one, ignore)
 
     token_ids = torch.arange(5, 25)
@@ -58,9 +83,6 @@ def test_small_model_is_computed_alike_by_transformers_and_by_the_engine(job: Jo
 
 
 def _logits(folder: Path, token_ids: torch.Tensor) -> torch.Tensor:
-    from gpu_worker.models.registry import read_model_config
-    from ops.train_draft.target import HiddenVectors
-
     vectors = HiddenVectors(folder, torch.float32, len(token_ids))
     model = load_model(folder, torch.float32, torch.device("cpu"))
     assert read_model_config(folder).num_layers == 2
@@ -69,7 +91,7 @@ def _logits(folder: Path, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def test_medusa_heads_have_matrices_of_their_own_unless_they_share_the_targets(job: JobMaker) -> None:
-    own, shared = job("medusa", "own", steps=1, head_layers=2), job("medusa", "shared", steps=1, shares_head=True)
+    own, shared = job("medusa", "own", head_layers=2), job("medusa", "shared", shares_head=True)
     for one in (own, shared):
         train_draft(one, ignore)
 

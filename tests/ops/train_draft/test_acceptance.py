@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from ops.train_draft.acceptance import measure
+from ops.train_draft.rows import Batch, Rows
+
+
+class Knowing:
+    """Knows the rows' tokens, and is wrong where a token is one of `wrong`, by so far behind the place."""
+
+    module = torch.nn.Module()
+
+    def __init__(self, first_guess: int, wrong: Mapping[int, set[int]]) -> None:
+        self.first_guess = first_guess
+        self._wrong = wrong
+
+    def guesses(self, batch: Batch, count: int) -> torch.Tensor:
+        guesses = [batch.token_ids.roll(-self.first_guess - step, 1) for step in range(count)]
+        for step, tokens in enumerate(guesses):
+            for token in self._wrong.get(step, ()):
+                tokens[tokens == token] = -1
+        return torch.stack(guesses, -1)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("first_guess", [1, 2])
+def test_a_wrong_guess_counts_against_all_behind_it(first_guess: int) -> None:
+    rows = Rows(torch.arange(20)[None], hidden_size=1)
+    # The target wrote from place 10 on, and drafts of 3 hang behind the tokens 10 to 16.
+    student = Knowing(first_guess, wrong={0: {11}, 1: {14, 15}})
+
+    found = measure(student, rows, torch.tensor([10]), 3)
+
+    assert found.num_drafts == 7
+    assert found.by_position == pytest.approx((6 / 7, 4 / 7, 4 / 7))
+    assert found.mean_length == pytest.approx(2)
+
+
+def test_rows_too_short_for_a_draft_count_nothing() -> None:
+    rows = Rows(torch.arange(20)[None].repeat(2, 1), hidden_size=1)
+
+    assert measure(Knowing(1, {}), rows, torch.tensor([18, 18]), 3).num_drafts == 0
