@@ -61,7 +61,7 @@ class WorkerConfig:
         "off",
         "Guess tokens ahead and verify several in one step; answers stay the same. ngram looks the guesses up in the "
         "request's own text, draft has a smaller model make them, self the model's first layers, medusa heads and "
-        "eagle a layer that were trained for the model. On CPUs only so far.",
+        "eagle a layer that were trained for the model. Not run on a GPU yet.",
         choices=("off", "ngram", "draft", "self", "medusa", "eagle"),
     )
     draft_model: Path | None = setting(
