@@ -90,18 +90,38 @@ def inputs_with_outliers(rows: int, columns: int, dtype: torch.dtype) -> torch.T
     return x.to(dtype)
 
 
+def in_segments(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """Return columns in the weight's order, divided as the kernel rounds them: 32 of them, or 16, at a time."""
+    order = getattr(weight, "input_order", None)
+    segment = 16 if getattr(weight, "group_size", 32) == 16 else 32
+    columns = x if order is None else x[:, order]
+    return F.pad(columns, (0, -x.shape[1] % segment)).unflatten(1, (-1, segment))
+
+
+def from_segments(parts: torch.Tensor, like: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    columns, order = parts.flatten(1)[:, : like.shape[1]], getattr(weight, "input_order", None)
+    return columns if order is None else torch.empty_like(columns).index_copy_(1, order, columns)
+
+
+def without_ties(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """Make zeros of numbers half way between two steps: which one they become depends on the processor.
+
+    They are multiplied by the inverse of a step, which is a rounded number; some round the product before they round to
+    integers, others do both at once.
+    """
+    parts = in_segments(x, weight)
+    half_steps = parts.double() * 254 / parts.abs().amax(2, keepdim=True)
+    return from_segments(parts.masked_fill(half_steps % 2 == 1, 0), x, weight)
+
+
 def as_integers(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """Round inputs as the kernel promises for bfloat16: to steps of 1/127 of the largest of 32 columns, or of 16."""
-    order = getattr(weight, "input_order", None)
-    columns = x.float() if order is None else x.float()[:, order]
-    segment = 16 if getattr(weight, "group_size", 32) == 16 else 32
-    parts = F.pad(columns, (0, -x.shape[1] % segment)).unflatten(1, (-1, segment))
+    parts = in_segments(x.float(), weight)
     largest = parts.abs().amax(2, keepdim=True)
-    # In float64, for the kernel rounds the exact products. A number over a tensor would not be divided but inverted.
-    steps = (parts.double() * (torch.tensor(127.0) / largest)).nan_to_num().round()
-    rounded = (steps.float() * (largest / 127)).flatten(1)[:, : x.shape[1]]
-    assert ((rounded - columns).abs() <= parts.abs().amax() / 253).all()
-    return rounded if order is None else torch.empty_like(rounded).index_copy_(1, order, rounded)
+    steps = (parts.double() * 127 / largest).nan_to_num().round()
+    rounded = steps.float() * (largest / 127)
+    assert ((rounded - parts).abs() <= parts.abs().amax() / 253).all()
+    return from_segments(rounded, x, weight)
 
 
 def check(library: CpuLibrary, weight: QuantizedWeight, given: torch.Tensor, x: torch.Tensor) -> None:
@@ -141,6 +161,7 @@ def test_product_of_groups_equals_reference(
     dtype: torch.dtype,
 ) -> None:
     weight, x = groups(bits, outputs, inputs, group_size, offset), inputs_with_outliers(rows, inputs, dtype)
+    x = without_ties(x, weight)
     check(library, weight, as_integers(x, weight) if dtype is torch.bfloat16 else x.float(), x)
 
 
@@ -155,6 +176,7 @@ def test_product_of_scaled_values_equals_reference(
     library: CpuLibrary, values: torch.dtype, scales: tuple[int, int], activation: str, dtype: torch.dtype
 ) -> None:
     weight, x = scaled(values, 130, 300, scales, activation), inputs_with_outliers(9, 300, dtype)
+    x = without_ties(x, weight)
     is_rounded = values is torch.int8 and activation == "none" and dtype is torch.bfloat16
     check(library, weight, as_integers(x, weight) if is_rounded else x.float(), x)
 
@@ -163,6 +185,7 @@ def test_product_of_scaled_values_equals_reference(
 @pytest.mark.parametrize("bits", [4, 8])
 def test_columns_follow_the_order_of_the_input(library: CpuLibrary, bits: int, dtype: torch.dtype) -> None:
     weight, x = groups(bits, 40, 192, 32, is_ordered=True), inputs_with_outliers(3, 192, dtype)
+    x = without_ties(x, weight)
     check(library, weight, as_integers(x, weight) if dtype is torch.bfloat16 else x.float(), x)
 
 
