@@ -80,18 +80,14 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
 
 
 def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
-    max_query_len = min(limits.max_model_len, limits.max_num_batched_tokens)
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     largest = _spread(limits.max_num_batched_tokens, most, limits.max_model_len)
     for sampling in reversed(_SAMPLINGS):
         yield _Shape(largest, sampling, [0] * most)
     for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1):
         yield _Shape([1] * count, _GREEDY, [0] * count)
-    for count in _powers_of_two(most):
-        for query_len in _powers_of_two(max_query_len):
-            is_distinct = query_len <= _MAX_DISTINCT_QUERY_LEN or count == 1
-            if is_distinct and query_len + count - 1 <= limits.max_num_batched_tokens:
-                yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
+    for count, query_len in _mixtures(limits):
+        yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
 
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
@@ -107,10 +103,22 @@ def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
         count = -(-num_rows // (1 + most_drafts))
         rows = _spread(num_rows, count, 1 + most_drafts)
         yield _Shape([1] * count, _GREEDY, [num_tokens - 1 for num_tokens in rows])
-    for count in _powers_of_two(limits.max_num_seqs):
-        for query_len in _powers_of_two(1 + most_drafts)[1:]:
-            if query_len + count - 1 <= limits.max_num_batched_tokens:
-                yield _Shape([1] * count, _GREEDY, [query_len - 1] + [0] * (count - 1))
+    for query_len in _powers_of_two(1 + most_drafts)[1:]:
+        yield _Shape([1], _GREEDY, [query_len - 1])
+    for count, query_len in _mixtures(limits):
+        # A chunk of a prompt, decodes, and a draft: what hides tokens from one another is there for all.
+        if count > 1 and query_len + count <= limits.max_num_batched_tokens:
+            yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * (count - 1) + [1])
+
+
+def _mixtures(limits: StepLimits) -> Iterator[tuple[int, int]]:
+    """Yield numbers of sequences, and of query tokens of one of them, that attention may be compiled for."""
+    max_query_len = min(limits.max_model_len, limits.max_num_batched_tokens)
+    for count in _powers_of_two(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
+        for query_len in _powers_of_two(max_query_len):
+            is_distinct = query_len <= _MAX_DISTINCT_QUERY_LEN or count == 1
+            if is_distinct and query_len + count - 1 <= limits.max_num_batched_tokens:
+                yield count, query_len
 
 
 def _spread(num_tokens: int, count: int, max_len: int) -> list[int]:

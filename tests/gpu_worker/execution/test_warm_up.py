@@ -14,6 +14,11 @@ LIMITS = [
     StepLimits(5, 40, 64, 4),
     StepLimits(64, 2048, 8192, 16),
     StepLimits(300, 50, 100, 1),
+    StepLimits(1, 16, 1, 4, 5),
+    StepLimits(1, 40, 64, 4, 5),
+    StepLimits(64, 2048, 8192, 16, 63),
+    StepLimits(300, 50, 100, 1, 7),
+    StepLimits(4, 3, 100, 2, 7),
 ]
 
 
@@ -25,7 +30,12 @@ def test_steps_stay_within_their_limits_and_the_first_is_the_largest(limits: Ste
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled) <= limits.max_num_batched_tokens
         for item in plan.scheduled:
             assert 1 <= item.num_tokens == len(item.sequence.token_ids) <= limits.max_model_len
-            assert len(item.sequence.block_table) * limits.block_size >= item.num_tokens
+            assert item.num_draft_tokens <= limits.max_draft_tokens
+            num_tokens = item.num_tokens + item.num_draft_tokens
+            assert num_tokens <= limits.max_model_len
+            assert len(item.sequence.block_table) * limits.block_size >= num_tokens
+        num_drafts = sum(item.num_draft_tokens for item in plan.scheduled)
+        assert plan.num_tokens + num_drafts <= limits.max_num_batched_tokens
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     assert plans[0].num_tokens == min(limits.max_num_batched_tokens, rows * limits.max_model_len)
     assert len(plans[0].scheduled) == rows
@@ -49,6 +59,16 @@ def test_every_power_of_two_of_sequences_and_query_tokens_is_tried() -> None:
     assert (1, 256) in tried
 
 
+def test_as_many_rows_are_verified_as_a_step_may_have_and_each_number_that_kernels_tell_apart() -> None:
+    plans = [plan.scheduled for plan in warm_up_plans(StepLimits(20, 512, 256, 16, 5)) if plan.scheduled]
+    rows = {sum(1 + item.num_draft_tokens for item in items) for items in plans if items[0].num_draft_tokens}
+    assert max(rows) == 20 * 6
+    assert set(range(2, 65)) <= rows
+    everything = [items for items in plans if len(items) == 20 and all(item.num_draft_tokens == 5 for item in items)]
+    samplings = [items[0].sequence.sampling for items in everything]
+    assert any(sampling.logprobs and sampling.repetition_penalty != 1 and sampling.top_p < 1 for sampling in samplings)
+
+
 class Launches:
     """In the place of a kernel: keeps what it would have been compiled for."""
 
@@ -65,31 +85,47 @@ def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
     num_heads: int, num_kv_heads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = pytest.importorskip("kernels.paged_attention.triton_attention")
-    limits = StepLimits(70, 600, 700, 16)
+    limits = StepLimits(70, 600, 700, 16, 5)
     kernels = {name: Launches() for name in vars(module) if name.endswith("_kernel")}
     assert len(kernels) == 3
     for name, kernel in kernels.items():
         monkeypatch.setattr(module, name, kernel)
 
-    def variants(shapes: Iterable[tuple[int, int]]) -> dict[str, set[frozenset[tuple[str, object]]]]:
+    def variants(shapes: Iterable[tuple[int, int, bool]]) -> dict[str, set[frozenset[tuple[str, object]]]]:
         for kernel in kernels.values():
             kernel.variants = set()
-        for num_seqs, max_query_len in shapes:
+        for num_seqs, max_query_len, has_trees in shapes:
+            num_tokens = num_seqs + max_query_len - 1
             cache = torch.empty(9, 16, num_kv_heads, 128, dtype=dtype, device="meta")
             batch = module.PagedAttentionBatch(
-                torch.empty(num_seqs + max_query_len - 1, num_heads, 128, dtype=dtype, device="meta"),
+                torch.empty(num_tokens, num_heads, 128, dtype=dtype, device="meta"),
                 cache,
                 cache,
                 torch.empty(num_seqs, 38, dtype=torch.int32, device="meta"),
                 torch.empty(num_seqs + 1, dtype=torch.int32, device="meta"),
                 torch.empty(num_seqs, dtype=torch.int32, device="meta"),
+                tree_masks=torch.empty(num_tokens, dtype=torch.int64, device="meta") if has_trees else None,
             )
             module.paged_attention_triton(batch, max_query_len, 1.0, None, None, Gpu(GpuGeneration.HOPPER, 132))
         return {name: kernel.variants for name, kernel in kernels.items()}
 
     plans = [plan.scheduled for plan in warm_up_plans(limits) if plan.scheduled]
-    compiled = variants((len(items), max(item.num_tokens for item in items)) for items in plans)
+    compiled = variants(
+        (
+            len(items),
+            max(item.num_tokens + item.num_draft_tokens for item in items),
+            any(item.num_draft_tokens for item in items),
+        )
+        for items in plans
+    )
     query_lens = [*range(1, 140), 200, 599, 600]
-    needed = variants((count, query_len) for count in range(1, 71) for query_len in query_lens)
+    steps = [(count, query_len) for count in range(1, 71) for query_len in query_lens]
+    needed = variants(
+        (count, query_len, has_trees)
+        for count, query_len in steps
+        for has_trees in (False, True)
+        # With drafts there are two tokens of a sequence at least, and as many as it may verify unless others have more.
+        if not has_trees or (query_len > 1 and (query_len <= 6 or count > 1))
+    )
     for name in kernels:
         assert needed[name] <= compiled[name]
