@@ -79,6 +79,31 @@ def prefix_cache_hit() -> Measure:
     return measure
 
 
+def speculation(model: str, batch: int, *proposers: str) -> Measure:
+    """Read the tokens per second with drafts that adapt, by the best of some proposers, and those without drafts."""
+
+    def measure(run: Run) -> Figure | None:
+        rows = [row for row in _where(run, model=model, batch=batch) if row["proposer"] in proposers]
+        best = max(rows, key=lambda row: float(row["adaptive_speedup"]), default=None)
+        if best is None:
+            return None
+        plain = float(best["plain_tokens_per_s"])
+        return Figure(plain * best["adaptive_speedup"], plain, f"plain, beside {best['proposer']}")
+
+    return measure
+
+
+def worst_speculation(model: str, batch: int) -> Measure:
+    """Read the same of the proposer whose drafts serve worst."""
+
+    def measure(run: Run) -> Figure | None:
+        rows = list(_where(run, model=model, batch=batch))
+        worst = min(rows, key=lambda row: float(row["adaptive_speedup"]), default=None)
+        return None if worst is None else speculation(model, batch, worst["proposer"])(run)
+
+    return measure
+
+
 def kernel_fraction(op: str, shape: str) -> Measure:
     """Read which share of its floor's speed a kernel reaches, and the best baseline."""
 

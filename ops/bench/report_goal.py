@@ -18,6 +18,7 @@ class Section(Enum):
     ENGINE = "engine"
     SERVED = "served"
     PREFIX_CACHE = "prefix_cache"
+    SPECULATION = "spec"
     GPU = "gpu"
 
 

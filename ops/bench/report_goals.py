@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ops.bench.report_figures import engine, gateway, prefix_cache_cost, prefix_cache_hit
+from ops.bench.report_figures import (
+    engine,
+    gateway,
+    prefix_cache_cost,
+    prefix_cache_hit,
+    speculation,
+    worst_speculation,
+)
 from ops.bench.report_goal import Goal, Section
 from ops.bench.report_gpu_goals import KERNEL_GOALS, MATRIX_GOALS, MODEL_GOALS, SPECULATION_GOALS
 
@@ -12,6 +19,7 @@ _gateway_goal = partial(Goal, Section.GATEWAY)
 _engine_goal = partial(Goal, Section.ENGINE)
 _served_goal = partial(Goal, Section.SERVED)
 _prefix_cache_goal = partial(Goal, Section.PREFIX_CACHE)
+_drafts_goal = partial(Goal, Section.SPECULATION, unit="tokens/s", is_multiple=True)
 _paced = partial(gateway, concurrency=256, step_ms=10.0)
 _saturated = partial(gateway, concurrency=256, step_ms=1.0)
 _DECODE, _PREFILL = "decode_tokens_per_s", "prefill_tokens_per_s"
@@ -153,11 +161,36 @@ PREFIX_CACHE_GOALS = (
     ),
 )
 
+_DEMO = "model"
+DRAFT_GOALS = (
+    _drafts_goal(
+        "demo model, one stream, its draft model or EAGLE layer",
+        bound=1.6,
+        reference="EAGLE-3 2.36 × on GPUs",
+        measure=speculation(_DEMO, 1, "draft", "eagle"),
+    ),
+    _drafts_goal(
+        "demo model, one stream that copies, look-up",
+        bound=2.0,
+        reference="n-gram 2.8 × on GPUs",
+        measure=speculation(_DEMO, 1, "ngram"),
+    ),
+    *(
+        _drafts_goal(
+            f"demo model, {batch} stream{'s' if batch > 1 else ''}, the proposer that serves worst",
+            bound=0.97,
+            measure=worst_speculation(_DEMO, batch),
+        )
+        for batch in (1, 4, 16, 32)
+    ),
+)
+
 GOALS: tuple[Goal, ...] = (
     *GATEWAY_GOALS,
     *ENGINE_GOALS,
     *SERVED_GOALS,
     *PREFIX_CACHE_GOALS,
+    *DRAFT_GOALS,
     *MODEL_GOALS,
     *KERNEL_GOALS,
     *MATRIX_GOALS,
