@@ -65,6 +65,9 @@ def run(config: TrainDraftConfig, text: tuple[str, ...]) -> int:
     accepts on beginnings that it has not learned from. Runs on the CPU.
     """
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
+    for name in ("kind", "target", "out"):
+        if getattr(config, name) is None:
+            raise ConfigError(f"HEADRACE_{name.upper()}", "is required; see headrace train-draft --help")
     import torch
 
     from gpu_worker.execution.runner_config import choose_num_threads
@@ -117,18 +120,13 @@ def _tell(config: TrainDraftConfig, training: Training) -> None:
 
 
 def _job(config: TrainDraftConfig, text: tuple[str, ...]) -> TrainDraftJob:
-    """Make the job of the settings.
-
-    Raises:
-        ConfigError: One that is required is missing.
-    """
     from ops.train_draft.job import DraftShape, TrainDraftJob
     from ops.train_draft.material import MaterialPlan
     from ops.train_draft.optimization import Length
 
-    if config.kind is None or config.target is None or config.out is None:
-        missing = next(name for name in ("kind", "target", "out") if getattr(config, name) is None)
-        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace train-draft --help")
+    assert config.kind is not None
+    assert config.target is not None
+    assert config.out is not None
     return TrainDraftJob(
         config.kind,
         config.out,

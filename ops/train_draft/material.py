@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -94,9 +95,9 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
     taken = torch.randperm(len(text_rows), generator=generator)[: num_rows - num_own]
     runner = _runner(plan)
     beginnings = list(islice(prompts(text, plan.window, plan.seed), num_own))
-    own = _write(runner, plan, beginnings, GREEDY_SHARE, progress)
+    own = _write(runner, plan, beginnings, GREEDY_SHARE, partial(progress, "the target writes"))
     tests = list(islice(prompts(held_out, plan.window, plan.seed + 1), HELD_OUT_ROWS))
-    written = _write(runner, plan, tests, 1.0, progress)
+    written = _write(runner, plan, tests, 1.0, partial(progress, "held-out answers"))
     del runner
     training = Rows(torch.cat((own, text_rows[taken])), config.hidden_size)
     held_out_rows = Rows(written, config.hidden_size)
@@ -131,7 +132,11 @@ def _runner(plan: MaterialPlan) -> BuiltRunner:
 
 
 def _write(
-    runner: BuiltRunner, plan: MaterialPlan, beginnings: list[list[int]], greedy_share: float, progress: Progress
+    runner: BuiltRunner,
+    plan: MaterialPlan,
+    beginnings: list[list[int]],
+    greedy_share: float,
+    progress: Callable[[int, int], None],
 ) -> torch.Tensor:
     """Have the target complete the rows."""
     if not beginnings:
@@ -142,7 +147,7 @@ def _write(
     def count(num_tokens: int) -> None:
         nonlocal done
         done += num_tokens
-        progress("the target writes", done, total)
+        progress(done, total)
 
     return write_rows(runner, beginnings, plan.window, greedy_share=greedy_share, seed=plan.seed, progress=count)
 

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ops.cli.train_draft import command
+from shared.errors import ConfigError
+
+
+def invoke(*arguments: str | Path) -> Any:
+    options = ["--kind", "medusa", "--steps", "3", "--tokens", "512", "--window", "32", "--num-threads", "1"]
+    return CliRunner().invoke(command, [*options, *map(str, arguments)], standalone_mode=False)
+
+
+def test_draft_is_trained_from_several_texts_and_its_acceptance_told(target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "draft"
+    texts = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for file in texts:
+        file.write_text((target / "text.txt").read_text())
+
+    done = invoke("--target", target, "--out", out, *texts)
+
+    assert done.exception is None
+    assert f"medusa draft written to {out}: 3 steps" in done.output
+    assert "tokens accepted a draft" in done.output
+    assert {"config.json", "model.safetensors"} <= {file.name for file in out.iterdir()}
+
+
+def test_command_without_text_says_that_it_is_required(target: Path, tmp_path: Path) -> None:
+    done = invoke("--target", target, "--out", tmp_path / "draft")
+
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == "HEADRACE_TEXT: is required: text files like what the target will work on"
+    with pytest.raises(FileNotFoundError):
+        (tmp_path / "draft").stat()
