@@ -15,6 +15,7 @@ from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.device_step import DeviceStep
 from gpu_worker.execution.token_choice import InvalidLogitsError
+from gpu_worker.execution.warm_up import WarmUpProposer
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from shared.messages import Sampling
@@ -85,6 +86,41 @@ def all_kinds_of_steps(sampling: Sampling, departed: tuple[Sequence, ...] = ()) 
     ]
 
 
+def verified_steps(sampling: Sampling, departed: tuple[Sequence, ...] = ()) -> list[StepPlan]:
+    """Prompts, then two decodes that verify drafts, alone and beside a chunk of a prompt."""
+    first, second, third = running("a", 9, sampling, 0), running("b", 11, sampling, 20), running("c", 30, sampling, 40)
+    plans = [plan((first, 0, 9), (second, 0, 11), departed=departed)]
+    decodes = []
+    for sequence in (first, second):
+        sequence.token_ids.append(1)
+        decodes.append(ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, True, 3))
+    chunk = ScheduledSequence(third, 0, 20, False)
+    return [*plans, StepPlan(2, decodes, 2), StepPlan(3, [*decodes, chunk], 22)]
+
+
+def tokens_drawn(step: DeviceStep) -> int:
+    return sum(len(drawn.token_ids) for drawn in step._outputs.drawn)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "free", "everything"])
+def test_gpu_is_not_waited_for_by_steps_that_verify_drafts(directory: Path, sampling: Sampling) -> None:
+    runner = make_device_runner(load(directory, "cuda"), is_graphed=True, max_draft_tokens=3)
+    runner.verify_drafts_of(WarmUpProposer())
+    plans = verified_steps(sampling)
+    for each in plans:
+        runner.submit(each).result()
+    again = verified_steps(sampling, departed=tuple(item.sequence for item in plans[-1].scheduled))
+    for each in again:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step = runner.submit(each)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        # One step at a time: what was accepted decides where KV is moved to.
+        step.result()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "free", "everything"])
 def test_gpu_is_never_waited_for(directory: Path, sampling: Sampling) -> None:
@@ -118,7 +154,9 @@ class OneDevice(TorchDispatchMode):
 class ValuelessModel:
     """Has the shapes of a model, on a device whose tensors have no values: reading one raises."""
 
-    config = SimpleNamespace(vocab_size=VOCAB, max_model_len=MAX_LEN, num_layers=1, num_kv_heads=1, head_dim=4)
+    config = SimpleNamespace(
+        vocab_size=VOCAB, max_model_len=MAX_LEN, num_layers=1, num_kv_heads=1, head_dim=4, layer_windows=(None,)
+    )
     device = torch.device("meta")
     dtype = torch.float32
 
@@ -139,6 +177,32 @@ def test_submitting_reads_nothing_back_and_mixes_no_devices(sampling: Sampling, 
     with OneDevice():
         steps = [runner.submit(each) for each in all_kinds_of_steps(sampling)]
     assert [len(step._outputs.tensors()[0]) for step in steps] == [1, 1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "free", "everything"])
+def test_submitting_drafts_reads_nothing_back_and_mixes_no_devices(sampling: Sampling, is_graphed: bool) -> None:
+    runner = make_device_runner(cast("CausalLM", ValuelessModel()), is_graphed=is_graphed, max_draft_tokens=3)
+    runner.verify_drafts_of(WarmUpProposer())
+    with OneDevice():
+        steps = [runner.submit(each) for each in verified_steps(sampling)]
+    assert [tokens_drawn(step) for step in steps] == [2, 8, 8]
+
+
+def test_wrong_logits_behind_a_wrong_draft_harm_nobody(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_device_runner(model, is_graphed=True, max_draft_tokens=3)
+    runner.verify_drafts_of(WarmUpProposer())
+    prompts, decodes, _ = verified_steps(Sampling(temperature=0.0, logit_bias={0: -100.0}))
+    runner.submit(prompts).result()
+    sample = runner._sampler.sample
+
+    def broken(logits: torch.Tensor, *rest: Any) -> Any:
+        logits[[1, 2, 3, 5, 6, 7]] = float("nan")
+        return sample(logits, *rest)
+
+    monkeypatch.setattr(runner._sampler, "sample", broken)
+    results = runner.submit(decodes).result().sampled
+    assert [(len(tokens.token_ids), tokens.num_drafted, tokens.accepted) for tokens in results] == [(1, 3, ())] * 2
 
 
 def test_tokens_in_flight_are_those_of_the_result(model: CausalLM) -> None:
