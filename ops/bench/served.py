@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -153,6 +154,8 @@ def record(fields: dict[str, object], rows: list[Row], versions: dict[str, str |
 
 def main() -> None:
     """Compare on every shape and precision."""
+    # So that a server does not outlive us, whoever ends us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = _options()
     loads = [Load(int(batch), options.prompt, options.new) for batch in options.batch.split(",")]
     for shape in options.shapes.split(","):

@@ -35,7 +35,7 @@ from ops.bench.served_streams import Address
 
 OURS = "headrace"
 _MODEL = "served"
-_START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 30.0
 _HOST = "127.0.0.1"
 

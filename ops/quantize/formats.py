@@ -16,6 +16,7 @@ from ops.quantize.rows import ScaledRows
 
 Tensors = dict[str, torch.Tensor]
 
+_ROWS = 1024
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -58,6 +59,11 @@ def _packed(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     """Put `32 / bits` consecutive values along `dim` into an int32, the first in the lowest bits."""
     if dim == 0:
         return _packed(values.T, bits, dim=1).T.contiguous()
+    # A few rows at a time, which take eight times their memory: the head of a model may have most of its weights.
+    return torch.cat([_packed_rows(rows, bits) for rows in values.split(_ROWS)])
+
+
+def _packed_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
     per_word = 32 // bits
     words = grouped((values & (2**bits - 1)).to(torch.int64), per_word)
     packed = (words << torch.arange(per_word, device=values.device).mul(bits)).sum(2)
