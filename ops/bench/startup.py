@@ -33,6 +33,7 @@ _COLUMNS = (
     "profile_s",
     "capture_s",
     "ready_s",
+    "peak_rss_gb",
     "transformers_load_s",
     "transformers_ready_s",
 )

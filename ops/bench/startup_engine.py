@@ -1,4 +1,4 @@
-"""Starts the engine once, in a process of its own, and prints what took how long. Run by `ops.bench.startup`.
+"""Starts the engine once, in a process of its own, and prints its times and memory. Run by `ops.bench.startup`.
 
 Arguments: model directory, device.
 """
@@ -6,10 +6,12 @@ Arguments: model directory, device.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 from gpu_worker.execution.start_up import StartUp
+from ops.bench.process_usage import peak_rss_bytes
 
 MAX_NUM_SEQS = 256
 
@@ -30,7 +32,8 @@ def main(directory: str, device: str) -> None:
     imported_s = start_up.total_s
     build_runner(config, start_up)
     seconds = {f"{stage.value}_s": round(duration, 3) for stage, duration in start_up.seconds.items()}
-    print(json.dumps({"import_s": round(imported_s, 3), **seconds}), flush=True)
+    memory = {"peak_rss_gb": round(peak_rss_bytes([os.getpid()]) / 1e9, 2)}
+    print(json.dumps({"import_s": round(imported_s, 3), **seconds, **memory}), flush=True)
 
 
 if __name__ == "__main__":
