@@ -46,7 +46,8 @@ def paged_attention(
         tree_masks: For each query, where guesses of how its sequence goes on are computed as a tree, which tokens it
             sees: bit `i` is the token that lies `i` before it, bit 0 itself. Tokens 64 and more before it are seen, as
             is everything with a mask of -1. Those that it does not see do not count in its window either, which is
-            exact for windows of 64 and more. None means -1 for all.
+            exact for windows of 64 and more. None means -1 for all. The last bits of a result may differ from those of
+            the same path without a tree, whose keys lie elsewhere.
 
     Shapes:
         query, result: `[num_tokens, num_heads, head_dim]`
