@@ -32,10 +32,6 @@ from gpu_worker.speculative.single_steps import SingleSteps
 MAX_CANDIDATES = 8
 """Of a place in a draft."""
 
-_CHANCE_PER_COST = 1.5
-"""How likely a chain must be right for another pass, over what the pass costs: above 1, since the guess that the pass
-yields may be wrong where the chain was right, and since a step makes more than one token as it is."""
-
 
 class Layer(Protocol):
     """Foretells hidden vectors."""
@@ -100,7 +96,9 @@ class EagleProposer:
                 which no guess was wanted for long, go.
         """
         self._layer = layer
-        self._least_chance = min(0.9, _CHANCE_PER_COST * layer.relative_cost)
+        # Its probabilities are below its chances where tokens are not drawn, and about them where they are: what a pass
+        # costs lies between what is best for either.
+        self._least_chance = min(0.9, layer.relative_cost)
         self._assembler = assembler
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_kept = max_num_kept
