@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from ops.demo_model.architecture import Llama
 from ops.demo_model.batches import LENGTHS
+from ops.demo_model.draft_card import draft_section
 from ops.demo_model.evaluate import WINDOW
 from ops.demo_model.export import MODEL_FOLDER, load_model, write_text
 from ops.demo_model.generate import complete
@@ -75,7 +76,7 @@ The running mean of the training loss, on text that it had seen before, ended at
 
 Greedy, at most {sample_tokens} tokens, uncorrected; the prompt ends at `▶`.
 
-{samples}
+{samples}{drafts}
 ## Chat template
 
 A system (or developer) message becomes `<|system|>text`, an assistant's `<|assistant|>text<|endoftext|>`, and every
@@ -97,10 +98,10 @@ def write_card(folder: Path = MODEL_FOLDER) -> None:
     model, tokenizer = load_model(folder)
     training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     megabytes = (folder / "model.safetensors").stat().st_size / 1e6
-    write_text(folder / "README.md", _render(training, megabytes, _samples(model, tokenizer)))
+    write_text(folder / "README.md", _render(training, megabytes, _samples(model, tokenizer), draft_section(folder)))
 
 
-def _render(training: dict[str, Any], megabytes: float, samples: str) -> str:
+def _render(training: dict[str, Any], megabytes: float, samples: str, drafts: str) -> str:
     return CARD.format(
         **training,
         parameters_m=training["parameters"] / 1e6,
@@ -112,6 +113,7 @@ def _render(training: dict[str, Any], megabytes: float, samples: str) -> str:
         held_out_modules=", ".join(f"`{name}`" for name in HELD_OUT_MODULES),
         sample_tokens=SAMPLE_TOKENS,
         samples=samples,
+        drafts=drafts,
     )
 
 

@@ -1,0 +1,108 @@
+"""Train the demo model's drafts: a smaller model, Medusa heads and an EAGLE layer, each in a folder of its own.
+
+`python -m ops.demo_model.drafts --minutes 25` writes the folders `draft/`, `medusa/` and `eagle/` anew, from the demo
+model, the text that it was trained on, and what it writes itself. They are measured on the held-out modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ops.demo_model.batches import CHAT_SHARE
+from ops.demo_model.card import write_card
+from ops.demo_model.chat import chat_documents
+from ops.demo_model.corpus import training_documents
+from ops.demo_model.draft_card import DRAFTS
+from ops.demo_model.draft_serving import serve_drafts
+from ops.demo_model.export import MODEL_FOLDER, write_text
+from ops.demo_model.heldout import held_out_documents
+from ops.demo_model.tokenizer import END_OF_TEXT
+from ops.train_draft.job import KINDS, DraftShape, TrainDraftJob, Training, train_on
+from ops.train_draft.material import Material, MaterialPlan, prepare
+from ops.train_draft.optimization import Length
+
+DRAFT_FOLDERS: Mapping[str, Path] = MappingProxyType(
+    {kind: MODEL_FOLDER.parent / name for kind, name in zip(KINDS, DRAFTS, strict=True)}
+)
+# A file of weights has four megabytes at most: that is why Medusa's heads share the model's vocabulary matrix.
+_SHAPE = DraftShape(hidden_size=192, num_layers=2, num_heads=3, head_layers=2, shares_head=True, num_steps=2)
+_NUM_TOKENS = 1_372_160
+_OWN_SHARE = 0.48
+
+
+def material_plan(folder: Path, seed: int) -> MaterialPlan:
+    """Write the texts into a folder, and plan to learn from them."""
+    documents = list(training_documents())
+    rng = random.Random(seed)
+    chats = list(chat_documents(documents, rng))
+    mixed = documents + rng.sample(chats, int(len(chats) * CHAT_SHARE))
+    rng.shuffle(mixed)
+    texts = {"corpus.txt": mixed, "held-out.txt": held_out_documents()}
+    for name, parts in texts.items():
+        (folder / name).write_text("".join(part + END_OF_TEXT for part in parts), encoding="utf-8")
+    corpus, held_out = (folder / name for name in texts)
+    return MaterialPlan(MODEL_FOLDER, (corpus,), (held_out,), _NUM_TOKENS, _OWN_SHARE, 512, seed)
+
+
+def record(training: Training, kind: str, material: Material, seed: int) -> dict[str, Any]:
+    """Return what `training.json` says of a draft, after measuring its files in the engine."""
+    folder = DRAFT_FOLDERS[kind]
+    return {
+        "kind": kind,
+        "seed": seed,
+        "minutes": round(training.seconds / 60, 1),
+        "steps": training.steps,
+        "tokens": training.num_tokens,
+        "material_tokens": material.training.token_ids.numel(),
+        "own_tokens": material.num_own,
+        "training_loss": round(training.last_loss, 4),
+        "megabytes": round((folder / "model.safetensors").stat().st_size / 1e6, 2),
+        "machine": "two CPU cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "right_up_to_guess": [round(share, 3) for share in training.acceptance.by_position],
+        "num_drafts": training.acceptance.num_drafts,
+        "served": serve_drafts(kind, folder),
+    }
+
+
+def train_all(minutes: float, seed: int) -> None:
+    """Train the three drafts on the same material, one after another."""
+    with tempfile.TemporaryDirectory(prefix="headrace-drafts-") as folder:
+        plan = material_plan(Path(folder), seed)
+        material = prepare(plan, _tell)
+        for kind, out in DRAFT_FOLDERS.items():
+            job = TrainDraftJob(kind, out, Length(None, minutes * 60), plan, _SHAPE)
+            training = train_on(material, job, _tell)
+            found = record(training, kind, material, seed)
+            write_text(out / "training.json", json.dumps(found, indent=2) + "\n")
+            print(f"\n{kind}: {found}", file=sys.stderr)
+
+
+def _tell(stage: str, done: int, total: int, note: str = "") -> None:
+    print(f"\r{stage} {done / total:.1%} {note}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Train as the command line says, and write the model card again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=25.0, help="time to train each draft for")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and data")
+    arguments = parser.parse_args()
+    train_all(arguments.minutes, arguments.seed)
+    write_card()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The shipped drafts: their files, and what they are worth to the engine that serves them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from ops.demo_model.draft_card import draft_section
+from ops.demo_model.draft_serving import serve_drafts
+from ops.demo_model.drafts import DRAFT_FOLDERS
+from ops.demo_model.export import MODEL_FOLDER
+from tests.gpu_worker.models.conftest import one_thread
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture(params=list(DRAFT_FOLDERS))
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def training(kind: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((DRAFT_FOLDERS[kind] / "training.json").read_text())
+    return record
+
+
+def test_weights_are_finite_float16_and_at_most_four_megabytes(kind: str) -> None:
+    path = DRAFT_FOLDERS[kind] / "model.safetensors"
+
+    with safe_open(path, framework="pt") as weights:
+        tensors = [weights.get_tensor(name) for name in weights.keys()]  # noqa: SIM118
+
+    assert {tensor.dtype for tensor in tensors} == {torch.float16}
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    assert path.stat().st_size <= 4_000_000
+
+
+def test_engine_accepts_as_many_guesses_as_the_record_says(kind: str) -> None:
+    served = serve_drafts(kind, DRAFT_FOLDERS[kind], num_prompts=4)
+
+    # Four prompts of 32: some answers are easier than others.
+    assert served["accepted_a_draft"] == pytest.approx(training(kind)["served"]["accepted_a_draft"], rel=0.5)
+
+
+def test_card_states_the_figures_of_the_records(kind: str) -> None:
+    section = draft_section(MODEL_FOLDER)
+
+    assert section in (MODEL_FOLDER / "README.md").read_text()
+    assert f"{training(kind)['right_up_to_guess'][0]:.1%}" in section
+    assert f"{training(kind)['served']['accepted_a_draft']:.2f}" in section
