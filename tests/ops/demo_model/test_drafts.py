@@ -40,11 +40,16 @@ def test_weights_are_finite_float16_and_at_most_four_megabytes(kind: str) -> Non
     assert path.stat().st_size <= 4_000_000
 
 
-def test_engine_accepts_as_many_guesses_as_the_record_says(kind: str) -> None:
-    served = serve_drafts(kind, DRAFT_FOLDERS[kind], num_prompts=4)
+def test_engine_accepts_guesses(kind: str) -> None:
+    assert serve_drafts(kind, DRAFT_FOLDERS[kind], num_prompts=4)["accepted_a_draft"] > 0.5
 
-    # Four prompts of 32: some answers are easier than others.
-    assert served["accepted_a_draft"] == pytest.approx(training(kind)["served"]["accepted_a_draft"], rel=0.5)
+
+@pytest.mark.slow
+def test_engine_accepts_as_many_guesses_as_the_record_says(kind: str) -> None:
+    served = serve_drafts(kind, DRAFT_FOLDERS[kind])
+
+    # How deep EAGLE's chains are depends on what the machine takes for a pass of the layer.
+    assert served["accepted_a_draft"] > 0.7 * training(kind)["served"]["accepted_a_draft"]
 
 
 def test_card_states_the_figures_of_the_records(kind: str) -> None:
