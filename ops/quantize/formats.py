@@ -60,7 +60,7 @@ def _packed(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     if dim == 0:
         return _packed(values.T, bits, dim=1).T.contiguous()
     # A few rows at a time, which take eight times their memory: the head of a model may have most of its weights.
-    return torch.cat([_packed_rows(rows, bits) for rows in values.split(_ROWS)])
+    return torch.cat([_packed_rows(rows, bits) for rows in torch.split(values, _ROWS)])
 
 
 def _packed_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
