@@ -39,7 +39,14 @@ inline Floats multiply_word(Floats sum, Ints weights, int32_t word, const bfloat
 
 // What a multiplication asks memory for meanwhile: nothing,
 struct NothingAhead {
-  void ask() {}
+  void ask(const int32_t*) {}
+};
+
+// or what lies two pages behind the weights at hand: the processor reads ahead by itself, but not across pages,
+struct PagesAhead {
+  void ask(const int32_t* weights) {
+    for (int v = 0; v < kPanelVectors; ++v) __builtin_prefetch(weights + v * kLanes + 2048);
+  }
 };
 
 // or one cache line a word, one after the other. Into the second level, which takes half the time that a prefetch into
@@ -47,7 +54,7 @@ struct NothingAhead {
 struct LinesAhead {
   const char* line;
 
-  void ask() {
+  void ask(const int32_t*) {
     __builtin_prefetch(line, 0, 2);
     line += kLine;
   }
@@ -59,8 +66,9 @@ inline void multiply_panel(Floats (*sums)[kPanelVectors], const int32_t* panel, 
                            Ahead& ahead) {
   for (int word = 0; word < words; ++word) {
     Ints weight[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v) weight[v] = load_raw<Ints>(panel + int64_t{word} * kPanel + v * kLanes);
-    ahead.ask();
+    const int32_t* weights = panel + int64_t{word} * kPanel;
+    for (int v = 0; v < kPanelVectors; ++v) weight[v] = load_raw<Ints>(weights + v * kLanes);
+    ahead.ask(weights);
     for (int r = 0; r < R; ++r) {
       const int32_t input = load_raw<int32_t>(x + r * x_stride + word * kPerWord<T>);
       for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = multiply_word(sums[r][v], weight[v], input, x);

@@ -97,14 +97,16 @@ inline void multiply_some(int count, const PanelProduct<T>& product, int row, Ah
 
 // Multiplies the rows from `row` to `end` in tiles of about equal height, which keep the arithmetic units busy where a
 // last tile of one row would not. The first tile takes the panel from memory, the others find it in the cache: while
-// they compute, memory is asked for the panel at `next`, unless that is null. A single tile leaves it to the
-// processor to read ahead, which does so better when it is not disturbed.
+// they compute, memory is asked for the panel at `next`, unless that is null. A single tile asks for what it reads itself
+// a little before; a single row leaves that to the processor, which does it better when it is not disturbed.
 template <typename T, Finish kFinish>
 inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next) {
   constexpr int kPieces = kPanel * 4 / kLine;  // Lines of a word: each tile asks for so much of the panel.
   const int64_t piece_bytes = product.linear.panel_bytes(sizeof(T)) / kPieces;
   int tiles = (end - row + kTileRows - 1) / kTileRows;
-  int asked = next && tiles > 1 ? 0 : kPieces;
+  if (end - row == 1) return multiply_tile<T, kFinish, 1>(product, row, NothingAhead{});
+  if (tiles == 1) return multiply_some<T, kFinish>(end - row, product, row, PagesAhead{});
+  int asked = next ? 0 : kPieces;
   for (; row < end; --tiles) {
     const int count = (end - row + tiles - 1) / tiles;
     if (asked < kPieces)

@@ -67,8 +67,8 @@ class SpanAhead {
 
   bool is_done() const { return piece_ == num_pieces_; }
 
-  // Asks for one cache line.
-  void ask() {
+  // Asks for one cache line, whatever is multiplied.
+  void ask(const int32_t* = nullptr) {
     if (is_done()) return;
     Piece& piece = pieces_[piece_];
     __builtin_prefetch(piece.row + byte_, 0, 2);
