@@ -105,13 +105,17 @@ def _check_vocabulary(directory: Path, tokenizer: ModelTokenizer) -> None:
 
 def _draft_model(directory: Path, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
     from gpu_worker.execution.build import build_runner
+    from gpu_worker.execution.runner_config import choose_draft_dtype
     from gpu_worker.models.registry import read_model_config
     from gpu_worker.speculative.draft_model import DraftModelProposer
 
     model = read_model_config(directory)
     max_model_len = min(model.max_model_len, runner_config.max_model_len or model.max_model_len)
     draft_config = dataclasses.replace(runner_config, model=directory, max_model_len=max_model_len)
-    if runner_config.device != "cpu":
+    if runner_config.device == "cpu":
+        dtype = choose_draft_dtype(runner.dtype, runner.model.device)
+        draft_config = dataclasses.replace(draft_config, dtype=str(dtype).removeprefix("torch."))
+    else:
         # The model's cache has left room for as many blocks of the draft model's.
         draft_config = dataclasses.replace(draft_config, num_blocks=runner.num_blocks)
     try:
@@ -148,19 +152,23 @@ def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runne
 
 
 def _medusa(directory: Path, runner: BuiltRunner) -> Proposer:
+    from gpu_worker.execution.runner_config import choose_draft_dtype
     from gpu_worker.models.medusa_heads import load_medusa_heads
     from gpu_worker.speculative.medusa import MedusaProposer
 
-    return MedusaProposer(load_medusa_heads(directory, runner.model))
+    model = runner.model
+    return MedusaProposer(load_medusa_heads(directory, model, choose_draft_dtype(model.dtype, model.device)))
 
 
 def _eagle(directory: Path, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
     from gpu_worker.execution.kv_cache import allocate_kv_cache
+    from gpu_worker.execution.runner_config import choose_draft_dtype
     from gpu_worker.execution.step_inputs import StepAssembler
     from gpu_worker.models.eagle_layer import load_eagle_layer
     from gpu_worker.speculative.eagle import EagleProposer
 
-    layer = load_eagle_layer(directory, runner.model)
+    model = runner.model
+    layer = load_eagle_layer(directory, model, choose_draft_dtype(model.dtype, model.device))
     cache = allocate_kv_cache(runner.num_blocks, runner.block_size, layer.config, layer.dtype, layer.device)
     for tensor in cache.layers[0].tensors:
         tensor.zero_()

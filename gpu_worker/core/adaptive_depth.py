@@ -78,6 +78,16 @@ class StepTimes:
         if len(first) == _LEAST_MEASUREMENTS:
             self._measured[depth] = min(first)
 
+    def next_trial(self) -> int:
+        """Return which depth to try: of powers of two the first that is not known, or when all are, each in turn.
+
+        The shallow ones first, since they tell what the others cost.
+        """
+        depths = [1 << exponent for exponent in range((len(self._measured) - 1).bit_length())]
+        unknown = [depth for depth in depths if self._measured[depth] is None]
+        self.num_trials += 1
+        return unknown[0] if unknown else depths[self.num_trials % len(depths)]
+
     def all(self) -> list[float]:
         """Return the times of all depths: measured ones, straight lines between them, behind them the last slope."""
         times: list[float] = []
@@ -201,9 +211,8 @@ class AdaptiveDepth:
 
     def _trial(self, times: StepTimes, num_best: int, num_sequences: int) -> int:
         """Return another depth to try now, and put the next trial as far off as this one is expensive."""
-        times.num_trials += 1
-        # Where drafts pay, what they are compared with; else each depth in turn.
-        depth = 0 if num_best else 1 + (times.num_trials - 1) % self._max_depth
+        # Where drafts pay, what they are compared with.
+        depth = 0 if num_best else times.next_trial()
         expected = times.all()
         excess = abs(expected[depth] / expected[_mean_depth(num_best, num_sequences)] - 1.0)
         times.until_trial = max(_LEAST_TRIAL_INTERVAL, round(excess / _TRIAL_COST))

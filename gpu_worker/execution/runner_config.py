@@ -72,6 +72,12 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
     return torch.bfloat16 if checkpoint == torch.bfloat16 and _has_bfloat16_dot_products() else torch.float32
 
 
+def choose_draft_dtype(model: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype to guess in: guesses are verified, so they need not be exact where exactness takes longer."""
+    is_slow = device.type == "cpu" and model == torch.float32 and _has_bfloat16_dot_products()
+    return torch.bfloat16 if is_slow else model
+
+
 def choose_kv_cache_dtype(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of keys and values in the cache; `auto` is the model's own.
 

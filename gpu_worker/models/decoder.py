@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -84,6 +85,12 @@ class CausalLM:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Look tokens up, `[num_tokens]` int64: `[num_tokens, hidden_size]`."""
         return torch.embedding(self._embedding, token_ids)
+
+    def head_in(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a `logits()` for hidden vectors of another type, computed in that where the matrix is at hand."""
+        if dtype is self.dtype or not self.config.tie_word_embeddings:
+            return lambda hidden: self._head(hidden.to(self.dtype))
+        return LMHead(make_linear(self._embedding.to(dtype)))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.

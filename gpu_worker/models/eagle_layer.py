@@ -46,22 +46,25 @@ class EagleLayer:
             what takes the time.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, model: CausalLM) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype) -> None:
         """Take every weight that the configuration calls for.
 
         Args:
             config: Sizes and options.
             checkpoint: Holds the weights.
-            model: Gives data type, device, vocabulary head, and the embedding where the checkpoint has none.
+            model: Gives device, vocabulary head, and the embedding where the checkpoint has none.
+            dtype: What to compute in.
         """
         size, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
-        self.dtype = model.dtype
+        self.dtype = dtype
         self.device = model.device
         head = size * config.vocab_size
         own = 2 * size**2 + _num_weights(config) + head
-        self.relative_cost = own / (model.config.num_layers * _num_weights(model.config) + head)
+        whole = model.config.num_layers * _num_weights(model.config) + head
+        self.relative_cost = own * dtype.itemsize / (whole * model.dtype.itemsize)
         self._model = model
+        self._head = model.head_in(dtype)
         self._embedding = None
         if checkpoint.has("embed_tokens.weight"):
             self._embedding = checkpoint.take("embed_tokens.weight", config.vocab_size, size)
@@ -84,33 +87,34 @@ class EagleLayer:
             token_ids: `[num_tokens]` int64, the token behind each hidden vector
             hidden: `[num_tokens, hidden_size]`, normalised as for the model's head, or what this returned
             positions: `[num_tokens]` int64, of the hidden vectors
-            result: `[num_tokens, hidden_size]`
+            result: `[num_tokens, hidden_size]`, in the layer's type
         """
         embedded = self._model.embed(token_ids) if self._embedding is None else self._embedding[token_ids]
-        residual = self._join(torch.cat((embedded, hidden), dim=1))
+        residual = self._join(torch.cat((embedded.to(self.dtype), hidden.to(self.dtype)), dim=1))
         x = residual if self._attention_norm is None else self._attention_norm(residual)
         x = self._attention(x, positions, self._cos_sin, context)
         return residual.add_(self._mlp(self._mlp_norm.add(x, residual)))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary for rows of what `forward()` returned, `[num_rows, vocab_size]` float32."""
-        return self._model.logits(hidden)
+        return self._head(hidden)
 
 
-def load_eagle_layer(directory: Path, model: CausalLM) -> EagleLayer:
-    """Load the layer that was trained for `model`.
+def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> EagleLayer:
+    """Load the layer that was trained for `model`, to compute in `dtype`, or else in the model's type.
 
     Raises:
         CheckpointError: A file, field or tensor is missing, malformed, of another model's size, or of EAGLE-3.
     """
     file = JsonFile.read(directory / "config.json")
-    with open_draft_weights(directory, model.dtype, model.device) as checkpoint:
+    dtype = dtype or model.dtype
+    with open_draft_weights(directory, dtype, model.device) as checkpoint:
         for name in _EAGLE3:
             if checkpoint.has(name):
                 problem = "belongs to EAGLE-3, which is not supported; take EAGLE or EAGLE-2 weights"
                 raise checkpoint.error(name, problem)
         config = _read_config(file, model.config)
-        layer = EagleLayer(config, checkpoint, model)
+        layer = EagleLayer(config, checkpoint, model, dtype)
         checkpoint.discard(r"lm_head\.weight|layers\.0\.self_attn\.rotary_emb\.inv_freq")
         checkpoint.check_all_taken()
     return layer

@@ -35,7 +35,11 @@ class MedusaHeads:
     """
 
     def __init__(
-        self, blocks: Sequence[Sequence[Linear]], vocabularies: Sequence[LMHead | None], model: CausalLM
+        self,
+        blocks: Sequence[Sequence[Linear]],
+        vocabularies: Sequence[LMHead | None],
+        model: CausalLM,
+        dtype: torch.dtype,
     ) -> None:
         """Hold the heads.
 
@@ -44,11 +48,13 @@ class MedusaHeads:
                 common input, and of each further one there is one a head.
             vocabularies: The heads' own matrices; None uses the model's.
             model: What the heads were trained for.
+            dtype: What they compute in.
         """
         self.num_heads = len(vocabularies)
         self._blocks = blocks
         self._vocabularies = vocabularies
-        self._model = model
+        self._model_head = model.head_in(dtype)
+        self._dtype = dtype
 
     def logits(self, hidden: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Score the vocabulary by the first `num_heads` heads.
@@ -57,11 +63,11 @@ class MedusaHeads:
             hidden: `[num_rows, hidden_size]`, normalised as for the model's own head
             result: `[num_heads, num_rows, vocab_size]` float32
         """
-        features = self._features(hidden, num_heads)
+        features = self._features(hidden.to(self._dtype), num_heads)
         own = self._vocabularies[:num_heads]
         if not any(own):
-            return self._model.logits(features.flatten(0, 1)).view(num_heads, len(hidden), -1)
-        score = [self._model.logits if head is None else head for head in own]
+            return self._model_head(features.flatten(0, 1)).view(num_heads, len(hidden), -1)
+        score = [self._model_head if head is None else head for head in own]
         return torch.stack([head(rows) for head, rows in zip(score, features, strict=True)])
 
     def _features(self, hidden: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -76,12 +82,13 @@ class MedusaHeads:
         return features
 
 
-def load_medusa_heads(directory: Path, model: CausalLM) -> MedusaHeads:
+def load_medusa_heads(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> MedusaHeads:
     """Load the heads that were trained for `model`.
 
     Args:
         directory: Holds `config.json` and the weights.
-        model: Gives data type, device, sizes, and the vocabulary matrix where heads have none.
+        model: Gives device, sizes, and the vocabulary matrix where heads have none.
+        dtype: What to compute in; None is the model's.
 
     Raises:
         CheckpointError: A file, field or tensor is missing, malformed, or of another model's size.
@@ -90,7 +97,8 @@ def load_medusa_heads(directory: Path, model: CausalLM) -> MedusaHeads:
     prefix = "medusa_" if "medusa_num_heads" in config.names() else ""
     num_heads = config.integer(f"{prefix}num_heads", maximum=_MAX_HEADS)
     num_blocks = config.integer(f"{prefix}num_layers" if prefix else "num_hidden_layers", 1, maximum=_MAX_BLOCKS)
-    with open_draft_weights(directory, model.dtype, model.device) as checkpoint:
+    dtype = dtype or model.dtype
+    with open_draft_weights(directory, dtype, model.device) as checkpoint:
         names = _Names(checkpoint, num_blocks)
         _check_size(checkpoint, names.block(0, 0), model)
         first = _take_block(checkpoint, [names.block(head, 0) for head in range(num_heads)], model)
@@ -100,7 +108,7 @@ def load_medusa_heads(directory: Path, model: CausalLM) -> MedusaHeads:
         ]
         vocabularies = [_take_vocabulary(checkpoint, names.vocabulary(head), model) for head in range(num_heads)]
         checkpoint.check_all_taken()
-    return MedusaHeads([[first], *further], vocabularies, model)
+    return MedusaHeads([[first], *further], vocabularies, model, dtype)
 
 
 class _Names:

@@ -149,6 +149,17 @@ def test_times_between_and_behind_measured_depths_lie_on_lines() -> None:
     assert times.all() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
 
 
+def test_shallow_depths_are_tried_before_deeper_ones_whose_cost_they_tell() -> None:
+    times = StepTimes(6)
+    measure(times, 0, 1.0)
+    tried = []
+    for _ in range(12):
+        tried.append(times.next_trial())
+        times.measure(tried[-1], 1.0)
+    assert tried[:9] == [1, 1, 1, 2, 2, 2, 4, 4, 4]
+    assert set(tried[9:]) == {1, 2, 4}
+
+
 def test_one_long_step_moves_a_time_little() -> None:
     times = StepTimes(1)
     measure(times, 0, 1.0)

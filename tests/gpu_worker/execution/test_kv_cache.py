@@ -10,6 +10,7 @@ from gpu_worker.execution.kv_cache import allocate_kv_cache, bytes_per_block, fi
 from gpu_worker.execution.memory_budget import CacheDemand
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
+    choose_draft_dtype,
     choose_dtype,
     choose_kv_cache_dtype,
     choose_num_threads,
@@ -85,6 +86,9 @@ def test_cache_without_a_block_suggests_no_length() -> None:
 def test_auto_dtype_on_a_cpu_never_runs_float16() -> None:
     assert choose_dtype("auto", torch.float16, CPU) == torch.float32
     assert choose_dtype("auto", torch.float32, CPU) == torch.float32
+    assert choose_draft_dtype(torch.float16, CPU) == torch.float16
+    assert choose_draft_dtype(torch.float32, CPU) == choose_dtype("auto", torch.bfloat16, CPU)
+    assert choose_draft_dtype(torch.float32, torch.device("cuda")) == torch.float32
     assert choose_dtype("auto", torch.bfloat16, CPU) in (torch.bfloat16, torch.float32)
     assert choose_dtype("float16", torch.float32, CPU) == torch.float16
 
