@@ -59,7 +59,7 @@ class TrainDraftConfig:
 
 
 def run(config: TrainDraftConfig, text: tuple[str, ...]) -> int:
-    """Train a draft for a model on the UTF-8 files TEXT, to be served with `headrace worker --draft-model`.
+    """Train a draft for a model, to be served with `headrace worker --draft-model`.
 
     The draft learns to say what the model would say. In the end it is measured how many of its guesses the model
     accepts on beginnings that it has not learned from. Runs on the CPU.
@@ -155,4 +155,7 @@ def _shown(name: str | None) -> str | None:
     return name
 
 
-command = settings_command(TrainDraftConfig, "train-draft", run, [click.Argument(["text"], nargs=-1)])
+_TEXT = click.Option(
+    ["--text"], multiple=True, metavar="FILE", help="UTF-8 text to learn from; may be given again. Required."
+)
+command = settings_command(TrainDraftConfig, "train-draft", run, [_TEXT])

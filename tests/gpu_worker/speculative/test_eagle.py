@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
+from gpu_worker.execution import runner_config
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.speculative.draft import NO_DRAFT, ROOT, Draft
 from gpu_worker.speculative.eagle import EagleProposer
@@ -23,6 +24,12 @@ from tests.gpu_worker.speculative.recorder import Listener, Recorder, recorded_r
 SIZE = 48
 LEAST_CHANCE = 0.1
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
+
+
+@pytest.fixture(autouse=True)
+def exact_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess in float32, where a CPU would guess in bfloat16."""
+    monkeypatch.setattr(runner_config, "choose_draft_dtype", lambda model, device: model)
 
 
 class Oracle:

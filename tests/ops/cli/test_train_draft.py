@@ -3,11 +3,11 @@ from __future__ import annotations
 from tests.ops.cli.command import headrace
 
 
-def test_help_says_what_each_kind_is_and_that_text_follows() -> None:
+def test_help_says_what_each_kind_is_and_takes_text() -> None:
     done = headrace("train-draft", "--help")
 
     assert done.returncode == 0
-    assert "[TEXT]..." in done.stdout
+    assert "--text FILE" in done.stdout
     assert "a smaller model, Medusa heads, or an EAGLE layer" in " ".join(done.stdout.split())
     assert "train-draft" in headrace("--help").stdout
 
