@@ -22,8 +22,9 @@ import httptools
 _TIMEOUT_S = 600.0
 _LAST_CHUNK = b"0\r\n\r\n"
 _TEXT = re.compile(rb'"text": ?"((?:[^"\\]|\\.)*)"')
-# Tokens without text, like the end of a sequence that is ignored, are rare among thousands of words.
-_LEAST_SHARE_OF_TOKENS = 0.98
+# Tokens without text, like the end of a sequence that is ignored, are rare among thousands of words; one answer of a
+# hundred tokens may have several.
+_LEAST_SHARE_OF_TOKENS = 0.9
 
 
 class StreamError(Exception):
