@@ -17,7 +17,7 @@ _METAVARS = {"int": "N", "float": "NUMBER", "Path": "PATH", "str": "TEXT"}
 
 
 def settings_command(
-    cls: type[T], name: str, run: Callable[..., int | None], arguments: Sequence[click.Argument] = ()
+    cls: type[T], name: str, run: Callable[..., int | None], arguments: Sequence[click.Parameter] = ()
 ) -> click.Command:
     """Make a command that resolves `cls` from its options and the environment and calls `run` with it.
 
