@@ -21,7 +21,7 @@ def test_draft_is_trained_from_several_texts_and_its_acceptance_told(target: Pat
     for file in texts:
         file.write_text((target / "text.txt").read_text())
 
-    done = invoke("--target", target, "--out", out, *texts)
+    done = invoke("--target", target, "--out", out, *(part for file in texts for part in ("--text", file)))
 
     assert done.exception is None
     assert f"medusa draft written to {out}: 3 steps" in done.output

@@ -124,7 +124,7 @@ def _verification() -> OpSuite:
             return {"shape": LLAMA3_8B, "load": load}
 
         build = partial(_build, module="verification", function="scripted_case", make=make)
-        label = f"{LLAMA3_8B.name} {num_seqs} x {prompt} in {new} out, {_DRAFTS} drafts, {_SHARE_RIGHT:.0%} scripted"
+        label = f"{LLAMA3_8B.name} {num_seqs} x {prompt}/{new}, {_SHARE_RIGHT:.0%} scripted"
         return CaseSpec(label, build)
 
     cases = [*(verify(num_seqs) for num_seqs in (1, 8, 64, 256)), *(serve(num_seqs, 128, 256) for num_seqs in (1, 64))]
