@@ -212,8 +212,8 @@ class Awq:
         return awq_tensors(matrix)
 
     def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Refuse: the convention has one precision for all."""
-        raise NotImplementedError
+        """Never come here: the convention has one precision for all, so the job refuses `--lm-head`."""
+        raise AssertionError("AWQ checkpoints hold no head in eight bits")
 
     def config(self, *, has_head: bool) -> dict[str, object]:
         """Return AWQ's description."""

@@ -19,6 +19,7 @@ from kernels.fp8_linear import fp8_linear
 from kernels.gpu_config import GpuGeneration
 from kernels.int4_linear import int4_linear
 from ops.bench.gpu.case import Check, Clock
+from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, random_fp8, random_int4
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
@@ -187,6 +188,20 @@ def test_table_file_with_code_in_it_is_refused() -> None:
         TableFile('"""Doc."""\n\nprint(1)\n')
 
 
+def quantized_tuning(
+    tuning: Tuning, error: Callable[..., float], make: Callable[..., object], multiply: quantized_linear.Multiply
+) -> Tuning:
+    shapes = ((16, 40, 256), (3, 13, 128))
+    return replace(
+        tuning,
+        candidates=tuning.candidates[:2],
+        checks=partial(quantized_linear.make_checks, error=error, multiply=multiply, max_rows=16, shapes=shapes),
+        problems=partial(
+            quantized_linear.make_problems, make=make, multiply=multiply, max_rows=16, products={"qkv": (40, 128)}
+        ),
+    )
+
+
 REAL_TUNINGS: dict[str, Tuning] = {
     "split": Tuning(
         "SPLIT_ATTENTION",
@@ -209,43 +224,17 @@ REAL_TUNINGS: dict[str, Tuning] = {
         partial(small_gemm.make_checks, max_rows=16, shapes=((16, 40, 70), (3, 13, 20))),
         partial(small_gemm.make_problems, max_rows=16, products={"qkv": (40, 70)}),
     ),
-    "int4": Tuning(
-        "PACKED_LINEAR",
-        16,
-        quantized_linear.PACKED_LINEAR[0].candidates[:2],
-        partial(
-            quantized_linear.make_checks,
-            error=quantized_linear.int4_error,
-            multiply=quantized_linear.multiply_int4,
-            max_rows=16,
-            shapes=((16, 40, 256), (3, 13, 128)),
-        ),
-        partial(
-            quantized_linear.make_problems,
-            make=quantized_linear.random_int4,
-            multiply=quantized_linear.multiply_int4,
-            max_rows=16,
-            products={"qkv": (40, 128)},
-        ),
+    "int4": quantized_tuning(
+        quantized_linear.PACKED_LINEAR[0],
+        int4_error,
+        random_int4,
+        quantized_linear.multiply_int4,
     ),
-    "fp8": Tuning(
-        "SCALED_LINEAR",
-        16,
-        quantized_linear.SCALED_LINEAR[0].candidates[:2],
-        partial(
-            quantized_linear.make_checks,
-            error=quantized_linear.fp8_error,
-            multiply=quantized_linear.multiply_fp8,
-            max_rows=16,
-            shapes=((16, 40, 256), (3, 13, 128)),
-        ),
-        partial(
-            quantized_linear.make_problems,
-            make=quantized_linear.random_fp8,
-            multiply=quantized_linear.multiply_fp8,
-            max_rows=16,
-            products={"qkv": (40, 128)},
-        ),
+    "fp8": quantized_tuning(
+        quantized_linear.SCALED_LINEAR[0],
+        fp8_error,
+        random_fp8,
+        quantized_linear.multiply_fp8,
     ),
     "rms_norm": Tuning(
         "RMS_NORM",
@@ -327,7 +316,7 @@ def test_quantized_kernel_is_ahead_until_it_is_not() -> None:
     def rows_of(is_ours: bool) -> Callable[..., tuple[int, bool]]:
         return lambda x, matrix: (len(x), is_ours)
 
-    make, ours, theirs = quantized_linear.random_int4, rows_of(True), rows_of(False)
+    make, ours, theirs = random_int4, rows_of(True), rows_of(False)
     limits = (16, 64, 128, 256)
     for timer, last in ((RowsTimer(), 64), (ToldTimer(), 0)):
         ahead = quantized_linear.ahead_until(CPU, timer, make, ours, theirs, (40, 128), limits)  # type: ignore[arg-type]
