@@ -32,6 +32,8 @@ SOURCES = (
     "silu_mul/cpu.cpp",
 )
 HEADERS = (
+    "decoder_stack/stack.h",
+    "decoder_stack/chain.h",
     "panel.h",
     "simd.h",
     "team.h",

@@ -40,6 +40,8 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "quantized_linear_scratch": (_INT64, [_POINTER, _INT32, _INT64]),
         "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),
         "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
+        "draft_chain": (_INT32, [*[_POINTER] * 7, _INT32]),
+        "draft_chain_scratch": (_INT64, [*[_POINTER] * 2, *[_INT64] * 2]),
     }
 )
 
@@ -58,6 +60,8 @@ class CpuLibrary:
     quantized_linear_scratch: Callable[..., int]
     decoder_stack: Callable[..., int]
     decoder_stack_scratch: Callable[..., int]
+    draft_chain: Callable[..., int]
+    draft_chain_scratch: Callable[..., int]
 
 
 @functools.cache

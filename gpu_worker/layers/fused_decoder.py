@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.quantized_linear import kernel_weight
-from gpu_worker.quantization.weight_forms import (
-    DenseWeight,
-    GroupQuantizedWeight,
-    ScaledWeight,
-    SplitWeight,
-    WeightForm,
-)
+from gpu_worker.layers.layer_packing import LayerPacking
+from gpu_worker.layers.layer_weights import LayerWeights
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.decoder_stack import CpuDecoderStack, PackedMatrix, StackLayer, StackShape, StackStep
-from kernels.linear.cpu import pack
-from kernels.quantized_linear.cpu import can_pack_quantized, pack_quantized
+from kernels.decoder_stack import CpuDecoderStack, StackShape, StackStep
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -50,23 +40,12 @@ class FusedDecoder:
         cos_sin: torch.Tensor,
     ) -> None:
         """Make the stack. Shapes are those of `CpuDecoderStack`."""
-        packed = [_LayerPacking(library, embedding.dtype).pack(weights) for weights in layers]
+        packed = [LayerPacking(library, embedding.dtype).pack(weights) for weights in layers]
         self._stack = CpuDecoderStack(library, shape, embedding, packed, final_norm.float(), cos_sin)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
-        return self._stack(
-            StackStep(
-                token_ids,
-                positions,
-                context.caches,
-                context.slot_mapping,
-                context.block_tables,
-                context.query_starts,
-                context.context_lens,
-                context.tree_masks,
-            )
-        )
+        return self._stack(stack_step(token_ids, positions, context))
 
     def first(self, num_layers: int) -> FusedDecoder:
         """Do what `DecoderForm` promises."""
@@ -75,42 +54,18 @@ class FusedDecoder:
         return short
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerPacking:
-    """How matrices are packed: dense ones, and those of forms that the kernel does not know, in the model's type."""
-
-    library: CpuLibrary
-    dtype: torch.dtype
-
-    def pack(self, weights: LayerWeights) -> StackLayer:
-        head_norm = weights.head_norm
-        return StackLayer(
-            attention_norm=weights.attention_norm.float(),
-            qkv=self._parts(weights.qkv),
-            output=self._matrix(weights.output),
-            mlp_norm=weights.mlp_norm.float(),
-            gate_up=self._parts(weights.gate_up, is_gated=True),
-            down=self._matrix(weights.down),
-            query_norm=None if head_norm is None else head_norm.query.float(),
-            key_norm=None if head_norm is None else head_norm.key.float(),
-            sliding_window=weights.shape.sliding_window,
-        )
-
-    def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PackedMatrix]:
-        form, bias = projection.weight, projection.bias
-        if not isinstance(form, SplitWeight):
-            return [self._matrix(projection, is_gated=is_gated)]
-        rows = [part.shape[0] for part in form.parts]
-        biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)
-        return [self._matrix(Projection(*pair)) for pair in zip(form.parts, biases, strict=True)]
-
-    def _matrix(self, projection: Projection, *, is_gated: bool = False) -> PackedMatrix:
-        form, bias = projection.weight, projection.bias
-        if isinstance(form, GroupQuantizedWeight | ScaledWeight):
-            weight = kernel_weight(form)
-            if can_pack_quantized(weight):
-                return pack_quantized(self.library, weight, bias, is_gated=is_gated)
-        return pack(self.library, self._dense(form), bias, is_gated=is_gated)
-
-    def _dense(self, form: WeightForm) -> torch.Tensor:
-        return form.weight if isinstance(form, DenseWeight) else form.dequantize().to(self.dtype)
+def stack_step(
+    token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, hidden: torch.Tensor | None = None
+) -> StackStep:
+    """Describe a step to the kernel; `hidden` is for stacks that join it with the tokens' embeddings."""
+    return StackStep(
+        token_ids,
+        positions,
+        context.caches,
+        context.slot_mapping,
+        context.block_tables,
+        context.query_starts,
+        context.context_lens,
+        context.tree_masks,
+        hidden,
+    )

@@ -25,7 +25,7 @@ class LayerWeights:
 
     Attributes:
         shape: The sizes of its attention.
-        attention_norm: `[hidden_size]`.
+        attention_norm: `[hidden_size]`, or None where attention takes the stream as it is.
         qkv: Yields the query heads, then the key heads, then the value heads.
         head_norm: Of query and key heads, in families that have it.
         output: From the heads back to the residual stream.
@@ -35,7 +35,7 @@ class LayerWeights:
     """
 
     shape: AttentionShape
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     qkv: Projection
     head_norm: HeadNormWeights | None
     output: Projection

@@ -28,7 +28,8 @@ class DecoderLayer:
         self, index: int, weights: LayerWeights, eps: float, linear: Callable[[Projection], Linear] = _linear
     ) -> None:
         """Take the layer's weights; `index` chooses its KV cache, `linear` makes the form of its matrices."""
-        self._attention_norm = RMSNorm(weights.attention_norm, eps)
+        norm = weights.attention_norm
+        self._attention_norm = None if norm is None else RMSNorm(norm, eps)
         qkv, output = linear(weights.qkv), linear(weights.output)
         self._attention = Attention(index, weights.shape, qkv, output, weights.head_norm)
         self._mlp_norm = RMSNorm(weights.mlp_norm, eps)
@@ -54,11 +55,12 @@ class DecoderLayer:
         Shapes:
             x, residual, both results: `[num_tokens, hidden_size]`
         """
+        norm = self._attention_norm
         if residual is None:
             residual = x
-            x = self._attention_norm(x)
+            x = x if norm is None else norm(x)
         else:
-            x = self._attention_norm.add(x, residual)
+            x = residual.add_(x) if norm is None else norm.add(x, residual)
         x = self._attention(x, positions, cos_sin, context)
         return self._mlp(self._mlp_norm.add(x, residual)), residual
 

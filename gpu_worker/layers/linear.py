@@ -71,19 +71,19 @@ def _can_pack(weight: torch.Tensor) -> bool:
 class KernelLinear:
     """A linear layer on the compiled kernel's packed weights."""
 
-    __slots__ = ("_packed",)
+    __slots__ = ("packed",)
 
     def __init__(self, packed: PackedWeight) -> None:
         """Hold the packed weights."""
-        self._packed = packed
+        self.packed = packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
-        return linear(x, self._packed)
+        return linear(x, self.packed)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows, keeping the accumulators' precision."""
-        return linear(x, self._packed, to_float32=True)
+        return linear(x, self.packed, to_float32=True)
 
 
 class PlainLinear:

@@ -47,19 +47,19 @@ def make_quantized_linear(weight: GroupQuantizedWeight | ScaledWeight, bias: tor
 class KernelQuantizedLinear:
     """A linear layer on weights that are packed for the compiled kernel."""
 
-    __slots__ = ("_packed",)
+    __slots__ = ("packed",)
 
     def __init__(self, packed: PackedQuantizedWeight) -> None:
         """Hold the packed weights."""
-        self._packed = packed
+        self.packed = packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
-        return quantized_linear(x, self._packed)
+        return quantized_linear(x, self.packed)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows, not rounded to the type of `x`."""
-        return quantized_linear(x, self._packed, to_float32=True)
+        return quantized_linear(x, self.packed, to_float32=True)
 
 
 class QuantizedLinear:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 
 import torch
 
@@ -25,7 +24,14 @@ from kernels.rope_kv_write import HeadNormWeights
 
 
 class CausalLM:
-    """A whole model on one device. What it keeps between calls is weights and scratch memory: one thread calls it."""
+    """A whole model on one device. What it keeps between calls is weights and scratch memory: one thread calls it.
+
+    Attributes:
+        config: Sizes and options.
+        dtype: What it computes in.
+        device: Where it runs.
+        embedding: `[vocab_size, hidden_size]`.
+    """
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class CausalLM:
         self.dtype = dtype
         self.device = device
         vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._embedding = vocabulary
+        self.embedding = vocabulary
         projections = Projections(checkpoint, quantized)
         self._decoder = _decoder(config, checkpoint, projections, vocabulary)
         if config.tie_word_embeddings:
@@ -56,7 +62,7 @@ class CausalLM:
             head: WeightForm = DenseWeight(vocabulary)
         else:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
-        self._head = LMHead(make_linear(head))
+        self._head = LMHead(make_linear(head), dtype)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -82,15 +88,11 @@ class CausalLM:
         short._decoder = self._decoder.first(num_layers)
         return short
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Look tokens up, `[num_tokens]` int64: `[num_tokens, hidden_size]`."""
-        return torch.embedding(self._embedding, token_ids)
-
-    def head_in(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a `logits()` for hidden vectors of another type, computed in that where the matrix is at hand."""
+    def head_in(self, dtype: torch.dtype) -> LMHead:
+        """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""
         if dtype is self.dtype or not self.config.tie_word_embeddings:
-            return lambda hidden: self._head(hidden.to(self.dtype))
-        return LMHead(make_linear(self._embedding.to(dtype)))
+            return self._head
+        return LMHead(make_linear(self.embedding.to(dtype)), dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.

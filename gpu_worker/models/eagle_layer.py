@@ -13,22 +13,27 @@ as in the authors' code.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.gated_mlp import GatedMLP
-from gpu_worker.layers.linear import Linear, make_linear
-from gpu_worker.layers.rms_norm import RMSNorm
+from gpu_worker.layers.eagle_form import EagleForm, EagleStep, EagleWeights, Place
+from gpu_worker.layers.fused_decoder import fusing_library
+from gpu_worker.layers.fused_eagle import FusedEagle
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layered_eagle import LayeredEagle
 from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.draft_weights import open_draft_weights
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.llama import read_config
+from gpu_worker.quantization.weight_forms import DenseWeight
+from kernels.decoder_stack import StackShape
 
 _LAYER = "layers.0"
 _EAGLE3 = ("d2t", "t2d", "midlayer.self_attn.q_proj.weight", "norm.weight")
@@ -55,7 +60,7 @@ class EagleLayer:
             model: Gives device, vocabulary head, and the embedding where the checkpoint has none.
             dtype: What to compute in.
         """
-        size, eps = config.hidden_size, config.rms_norm_eps
+        size = config.hidden_size
         self.config = config
         self.dtype = dtype
         self.device = model.device
@@ -63,41 +68,19 @@ class EagleLayer:
         own = 2 * size**2 + _num_weights(config) + head
         whole = model.config.num_layers * _num_weights(model.config) + head
         self.relative_cost = own * dtype.itemsize / (whole * model.dtype.itemsize)
-        self._model = model
-        self._head = model.head_in(dtype)
-        self._embedding = None
-        if checkpoint.has("embed_tokens.weight"):
-            self._embedding = checkpoint.take("embed_tokens.weight", config.vocab_size, size)
-        self._join = _take_linear(checkpoint, ["fc"], [size], 2 * size)
-        norm = f"{_LAYER}.input_layernorm.weight"
-        self._attention_norm = RMSNorm(checkpoint.take(norm, size), eps) if checkpoint.has(norm) else None
-        self._attention = _take_attention(config, checkpoint)
-        self._mlp_norm = RMSNorm(checkpoint.take(f"{_LAYER}.post_attention_layernorm.weight", size), eps)
-        inner, mlp = config.intermediate_size, f"{_LAYER}.mlp"
-        gate_up = _take_linear(checkpoint, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], size)
-        self._mlp = GatedMLP(gate_up, _take_linear(checkpoint, [f"{mlp}.down_proj"], [size], inner))
-        self._cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, model.device)
+        self._form = _form(config, _take_weights(config, checkpoint, model, dtype), model.head_in(dtype))
 
     def forward(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        """Write entries into the cache, and return what they yield.
+        """Write entries into the cache, and return what they yield; the arguments are those of `EagleStep`."""
+        return self._form(EagleStep(token_ids, hidden, positions, context))
 
-        Shapes:
-            token_ids: `[num_tokens]` int64, the token behind each hidden vector
-            hidden: `[num_tokens, hidden_size]`, normalised as for the model's head, or what this returned
-            positions: `[num_tokens]` int64, of the hidden vectors
-            result: `[num_tokens, hidden_size]`, in the layer's type
-        """
-        embedded = self._model.embed(token_ids) if self._embedding is None else self._embedding[token_ids]
-        residual = self._join(torch.cat((embedded.to(self.dtype), hidden.to(self.dtype)), dim=1))
-        x = residual if self._attention_norm is None else self._attention_norm(residual)
-        x = self._attention(x, positions, self._cos_sin, context)
-        return residual.add_(self._mlp(self._mlp_norm.add(x, residual)))
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Score the vocabulary for rows of what `forward()` returned, `[num_rows, vocab_size]` float32."""
-        return self._head(hidden)
+    def foretell(
+        self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
+    ) -> list[list[Place]]:
+        """Do what `EagleForm` promises."""
+        return self._form.foretell(step, limits, num_candidates, least_score)
 
 
 def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> EagleLayer:
@@ -139,17 +122,50 @@ def _num_weights(config: ModelConfig) -> int:
     return config.hidden_size * (heads + 3 * config.intermediate_size)
 
 
-def _take_linear(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Linear:
+def _form(config: ModelConfig, weights: EagleWeights, head: LMHead) -> EagleForm:
+    """Choose the form: fused into one call where that can be had, else operation by operation."""
+    shape = StackShape(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+    )
+    dtype = weights.embedding.dtype
+    library, matrix = fusing_library(shape, dtype, weights.embedding.device), head.packed_for(dtype)
+    if library is None or matrix is None:
+        return LayeredEagle(weights, head)
+    return FusedEagle(library, shape, weights, matrix)
+
+
+def _take_weights(config: ModelConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype) -> EagleWeights:
+    size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    if checkpoint.has("embed_tokens.weight"):
+        embedding = checkpoint.take("embed_tokens.weight", config.vocab_size, size)
+    else:
+        embedding = model.embedding.to(dtype)
+    norm, attention, mlp = f"{_LAYER}.input_layernorm.weight", f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
+    heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    layer = LayerWeights(
+        shape=config.attention_shape(0),
+        attention_norm=checkpoint.take(norm, size) if checkpoint.has(norm) else None,
+        qkv=_take_projection(checkpoint, [f"{attention}.{part}_proj" for part in "qkv"], heads, size),
+        head_norm=None,
+        output=_take_projection(checkpoint, [f"{attention}.o_proj"], [size], heads[0]),
+        mlp_norm=checkpoint.take(f"{_LAYER}.post_attention_layernorm.weight", size),
+        gate_up=_take_projection(checkpoint, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], size),
+        down=_take_projection(checkpoint, [f"{mlp}.down_proj"], [size], inner),
+    )
+    join = _take_projection(checkpoint, ["fc"], [size], 2 * size)
+    cos_sin = rotary_table(config.rope, dim, config.max_model_len, model.device)
+    return EagleWeights(embedding, join, layer, config.rms_norm_eps, cos_sin)
+
+
+def _take_projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Projection:
     """Take layers of the same input as one; they have biases where the checkpoint says so."""
     weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(count, columns) for count in rows])
-    if not checkpoint.has(f"{names[0]}.bias"):
-        return make_linear(weight)
-    return make_linear(weight, checkpoint.take_rows([f"{name}.bias" for name in names], [(count,) for count in rows]))
-
-
-def _take_attention(config: ModelConfig, checkpoint: Checkpoint) -> Attention:
-    name, dim = f"{_LAYER}.self_attn", config.head_dim
-    rows = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    qkv = _take_linear(checkpoint, [f"{name}.{part}_proj" for part in "qkv"], rows, config.hidden_size)
-    output = _take_linear(checkpoint, [f"{name}.o_proj"], [config.hidden_size], rows[0])
-    return Attention(0, config.attention_shape(0), qkv, output)
+    bias = None
+    if checkpoint.has(f"{names[0]}.bias"):
+        bias = checkpoint.take_rows([f"{name}.bias" for name in names], [(count,) for count in rows])
+    return Projection(DenseWeight(weight), bias)

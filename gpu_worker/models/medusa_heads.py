@@ -141,7 +141,8 @@ def _take_vocabulary(checkpoint: Checkpoint, name: str, model: CausalLM) -> LMHe
     size, shape = model.config.vocab_size, checkpoint.shape(name)
     if shape[0] != size:
         raise checkpoint.error(name, f"has shape {list(shape)}, but the model has {size} tokens; {_REMEDY}")
-    return LMHead(make_linear(checkpoint.take(name, size, model.config.hidden_size)))
+    weight = checkpoint.take(name, size, model.config.hidden_size)
+    return LMHead(make_linear(weight), weight.dtype)
 
 
 def _check_size(checkpoint: Checkpoint, block: str, model: CausalLM) -> None:

@@ -15,6 +15,7 @@ trees grow behind several guesses of a depth, where ours go on behind the likeli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Values
 from typing import Protocol
 
@@ -23,11 +24,11 @@ import torch
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.eagle_form import EagleStep, Place
 from gpu_worker.speculative.draft import NO_DRAFT, Draft
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 from gpu_worker.speculative.pending_entries import PendingEntries
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
-from gpu_worker.speculative.single_steps import SingleSteps
 
 MAX_CANDIDATES = 8
 """Of a place in a draft."""
@@ -47,8 +48,10 @@ class Layer(Protocol):
         """Write entries into the cache, and return the next hidden vectors, `[num_tokens, hidden_size]`."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Score the vocabulary, `[num_rows, vocab_size]` float32."""
+    def foretell(
+        self, step: EagleStep, limits: Values[int], num_candidates: int, least_score: float
+    ) -> list[list[Place]]:
+        """Do what `EagleForm` promises."""
         ...
 
 
@@ -138,47 +141,30 @@ class EagleProposer:
 
     def _drafts(self, requests: list[DraftRequest]) -> list[Draft]:
         """Return the drafts of sequences whose end is pending."""
-        hidden, context = self._catch_up([request.sequence for request in requests])
-        chains = [BranchingChain(request.num_tokens, self._least_chance) for request in requests]
-        most = max(request.num_tokens for request in requests)
-        rows = list(range(len(requests)))
-        for depth in range(most):
-            token_ids, going_on = self._grow([chains[row] for row in rows], hidden, min(most, MAX_CANDIDATES))
-            if not any(going_on):
+        step = self._pending_entries([request.sequence for request in requests])
+        limits = [request.num_tokens for request in requests]
+        num_candidates = min(max(limits), MAX_CANDIDATES)
+        found = self._layer.foretell(step, limits, num_candidates, math.log(self._least_chance))
+        return [self._draft(limit, places) for limit, places in zip(limits, found, strict=True)]
+
+    def _draft(self, limit: int, places: list[Place]) -> Draft:
+        chain = BranchingChain(limit, self._least_chance)
+        for token_ids, scores in places:
+            if not chain.grow(token_ids, scores):
                 break
-            if depth == 0:
-                steps = SingleSteps(context, len(requests), most - 1)
-            if not all(going_on):
-                kept = torch.tensor([i for i, goes_on in enumerate(going_on) if goes_on], device=hidden.device)
-                token_ids, hidden = token_ids[kept], hidden[kept]
-                rows = [row for row, goes_on in zip(rows, going_on, strict=True) if goes_on]
-            chosen = None if len(rows) == len(requests) else torch.tensor(rows, device=hidden.device)
-            hidden = self._layer.forward(token_ids, hidden, *steps.step(depth, chosen))
-        return [chain.draft() for chain in chains]
+        return chain.draft()
 
-    def _grow(self, chains: list[BranchingChain], hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, list[bool]]:
-        """Add to each chain what its hidden vector foretells; return the likeliest tokens, and which chains go on."""
-        logits = self._layer.logits(hidden)
-        scores, token_ids = logits.topk(min(width, logits.shape[1]))
-        scores -= logits.logsumexp(dim=-1, keepdim=True)
-        going_on = map(BranchingChain.grow, chains, token_ids.tolist(), scores.tolist())
-        return token_ids[:, 0].contiguous(), list(going_on)
+    def _pending_entries(self, asked: list[Sequence]) -> EagleStep:
+        """Take all entries that are pending; those of the sequences that were asked for come first.
 
-    def _catch_up(self, asked: list[Sequence]) -> tuple[torch.Tensor, AttentionContext]:
-        """Compute all entries that are pending.
-
-        Returns:
-            What the last entry of each sequence that was asked for yielded; and the batch of the step that did it,
-            where these sequences come first.
+        More than may be computed at once are computed here, but for the last of each.
         """
         first = set(asked)
         sequences = asked + [s for s, pending in self._pending.items() if pending.count and s not in first]
         if sum(self._pending[sequence].count for sequence in sequences) > self._max_num_batched_tokens:
             self._compute_all_but_last(sequences)
-        output, context = self._compute([(sequence, self._pending[sequence].count) for sequence in sequences])
         self._num_kept = 0
-        last = context.query_starts[1 : len(asked) + 1].long() - 1
-        return output[last], context
+        return self._taken([(sequence, self._pending[sequence].count) for sequence in sequences])
 
     def _make_room(self) -> None:
         """Compute the entries of prompts, less the last, and let all others go."""
@@ -199,11 +185,12 @@ class EagleProposer:
                     left -= count
             if not shares:
                 return
-            self._compute(shares)
+            step = self._taken(shares)
+            self._layer.forward(step.token_ids, step.hidden, step.positions, step.context)
 
-    def _compute(self, shares: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, AttentionContext]:
-        """Compute the first pending entries of sequences; return what they yield, and the step's batch."""
+    def _taken(self, shares: list[tuple[Sequence, int]]) -> EagleStep:
+        """Take the first pending entries of sequences, as a step."""
         taken = [self._pending[sequence].take(count) for sequence, count in shares]
         inputs = self._assembler.assemble([item for item, _ in taken])
         hidden = torch.cat([rows for _, rows in taken])
-        return self._layer.forward(inputs.token_ids, hidden, inputs.positions, inputs.context), inputs.context
+        return EagleStep(inputs.token_ids, hidden, inputs.positions, inputs.context)

@@ -1,5 +1,15 @@
 """All layers of a decoder in one call, on a CPU. Its oracle is the same model computed operation by operation."""
 
+from kernels.decoder_stack.chain import MAX_CANDIDATES, ChainCandidates, CpuDraftChain
 from kernels.decoder_stack.cpu import CpuDecoderStack, PackedMatrix, StackLayer, StackShape, StackStep
 
-__all__ = ["CpuDecoderStack", "PackedMatrix", "StackLayer", "StackShape", "StackStep"]
+__all__ = [
+    "MAX_CANDIDATES",
+    "ChainCandidates",
+    "CpuDecoderStack",
+    "CpuDraftChain",
+    "PackedMatrix",
+    "StackLayer",
+    "StackShape",
+    "StackStep",
+]

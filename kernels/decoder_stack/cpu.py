@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -50,13 +51,14 @@ class StackLayer:
     """Weights of a layer; those of normalisations are float32.
 
     Attributes:
+        attention_norm: `[hidden_size]`, or None where attention takes the stream as it is.
         qkv: One matrix, or up to three, side by side, where no single form holds all features.
         gate_up: One matrix, packed with `is_gated`, or two side by side.
         query_norm: `[head_dim]`, or None, as is `key_norm`, where heads are not normalised.
         sliding_window: Tokens a query sees, itself included; None is unlimited.
     """
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     qkv: Sequence[PackedMatrix]
     output: PackedMatrix
     mlp_norm: torch.Tensor
@@ -69,7 +71,11 @@ class StackLayer:
 
 @dataclass(frozen=True, slots=True)
 class StackStep:
-    """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`."""
+    """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`.
+
+    Attributes:
+        hidden: `[num_tokens, hidden_size]`, contiguous, for a stack that joins embeddings with hidden vectors.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -79,6 +85,7 @@ class StackStep:
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     tree_masks: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
 
 
 class CpuDecoderStack:
@@ -90,25 +97,38 @@ class CpuDecoderStack:
         shape: StackShape,
         embedding: torch.Tensor,
         layers: Sequence[StackLayer],
-        final_norm: torch.Tensor,
+        final_norm: torch.Tensor | None,
         cos_sin: torch.Tensor,
+        join: PackedMatrix | None = None,
     ) -> None:
         """Describe the model to the kernel.
+
+        Args:
+            library: The compiled kernels.
+            shape: Sizes.
+            embedding: Of the vocabulary.
+            layers: One or more.
+            final_norm: None returns the stream as it is.
+            cos_sin: Rotations of all positions.
+            join: From the embedding and the hidden vector of each token, side by side, to the residual stream; None
+                begins it with the embedding.
 
         Shapes:
             embedding: `[vocab_size, hidden_size]` float32 or bfloat16, which is what the stack computes in
             final_norm: `[hidden_size]` float32
             cos_sin: `[max_positions, rotated_dim]` float32
+            join: `[hidden_size, 2 * hidden_size]`
         """
-        self._library = library
-        self._parts = (shape, embedding, layers, final_norm, cos_sin)  # The structures hold addresses only.
+        self.library = library
+        self.dtype = embedding.dtype
+        self._parts = (shape, embedding, layers, final_norm, cos_sin, join)  # The structures hold addresses only.
         self._size = shape.hidden_size
-        self._dtype = embedding.dtype
         self._layers = (LayerStructure * len(layers))(*map(_layer_structure, layers))
         self._stack = StackStructure(
             embedding.data_ptr(),
+            MatrixStructure() if join is None else matrix_structure(join),
             cos_sin.data_ptr(),
-            final_norm.data_ptr(),
+            None if final_norm is None else final_norm.data_ptr(),
             ctypes.addressof(self._layers),
             len(layers),
             len(embedding),
@@ -136,13 +156,17 @@ class CpuDecoderStack:
         Raises:
             IndexError: A token id or position is out of range.
         """
+        stack, structure = self.structures(step)
         num_tokens = len(step.token_ids)
+        scratch = self.scratch(self.library.decoder_stack_scratch(stack, num_tokens))
+        result = torch.empty(num_tokens, self._size, dtype=self.dtype)
+        num_threads = torch.get_num_threads()
+        check_fault(self.library.decoder_stack(stack, structure, scratch, result.data_ptr(), num_threads))
+        return result
+
+    def structures(self, step: StackStep) -> tuple[Any, Any]:
+        """Return the stack and the step as the kernel takes them; they hold addresses of the tensors."""
         self._place_caches(step)
-        stack = ctypes.byref(self._stack)
-        needed = self._library.decoder_stack_scratch(stack, num_tokens)
-        if len(self._scratch) < needed:
-            self._scratch = torch.empty(needed, dtype=torch.uint8)
-        result = torch.empty(num_tokens, self._size, dtype=self._dtype)
         structure = StepStructure(
             step.token_ids.data_ptr(),
             step.positions.data_ptr(),
@@ -151,21 +175,24 @@ class CpuDecoderStack:
             step.query_starts.data_ptr(),
             step.context_lens.data_ptr(),
             None if step.tree_masks is None else step.tree_masks.data_ptr(),
-            num_tokens,
+            None if step.hidden is None else step.hidden.data_ptr(),
+            len(step.token_ids),
             len(step.context_lens),
             step.block_tables.shape[1],
             step.caches[0].keys.shape[1],
         )
-        scratch, num_threads = self._scratch.data_ptr(), torch.get_num_threads()
-        fault = self._library.decoder_stack(stack, ctypes.byref(structure), scratch, result.data_ptr(), num_threads)
-        if fault:
-            raise IndexError(_FAULTS[fault])
-        return result
+        return ctypes.byref(self._stack), ctypes.byref(structure)
+
+    def scratch(self, num_bytes: int) -> int:
+        """Return the address of so much memory, whose contents last until the next call."""
+        if len(self._scratch) < num_bytes:
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._scratch.data_ptr()
 
     def first(self, num_layers: int) -> CpuDecoderStack:
         """Return the stack without the layers behind the first ones; weights are shared, scratch memory is not."""
-        shape, embedding, layers, final_norm, cos_sin = self._parts
-        return CpuDecoderStack(self._library, shape, embedding, layers[:num_layers], final_norm, cos_sin)
+        shape, embedding, layers, final_norm, cos_sin, join = self._parts
+        return CpuDecoderStack(self.library, shape, embedding, layers[:num_layers], final_norm, cos_sin, join)
 
     def _place_caches(self, step: StackStep) -> None:
         """Tell the kernel where the caches are, when they are others than before."""
@@ -178,23 +205,30 @@ class CpuDecoderStack:
         self._caches = step.caches
 
 
+def check_fault(fault: int) -> None:
+    """Raise an IndexError for what a kernel refused, if it did."""
+    if fault:
+        raise IndexError(_FAULTS[fault])
+
+
 def _layer_structure(layer: StackLayer) -> LayerStructure:
     return LayerStructure(
-        attention_norm=layer.attention_norm.data_ptr(),
+        attention_norm=None if layer.attention_norm is None else layer.attention_norm.data_ptr(),
         mlp_norm=layer.mlp_norm.data_ptr(),
         query_norm=None if layer.query_norm is None else layer.query_norm.data_ptr(),
         key_norm=None if layer.key_norm is None else layer.key_norm.data_ptr(),
-        qkv=(MatrixStructure * MAX_PARTS)(*map(_matrix_structure, layer.qkv)),
-        output=_matrix_structure(layer.output),
-        gate_up=(MatrixStructure * 2)(*map(_matrix_structure, layer.gate_up)),
-        down=_matrix_structure(layer.down),
+        qkv=(MatrixStructure * MAX_PARTS)(*map(matrix_structure, layer.qkv)),
+        output=matrix_structure(layer.output),
+        gate_up=(MatrixStructure * 2)(*map(matrix_structure, layer.gate_up)),
+        down=matrix_structure(layer.down),
         sliding_window=layer.sliding_window or 0,
         num_qkv=len(layer.qkv),
         num_gate_up=len(layer.gate_up),
     )
 
 
-def _matrix_structure(packed: PackedMatrix) -> MatrixStructure:
+def matrix_structure(packed: PackedMatrix) -> MatrixStructure:
+    """Describe a matrix to the kernel; the structure holds addresses only."""
     if isinstance(packed, PackedQuantizedWeight):
         return MatrixStructure(quantized=ctypes.addressof(packed.structure))
     bias = None if packed.bias is None else packed.bias.data_ptr()

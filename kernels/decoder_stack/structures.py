@@ -48,6 +48,7 @@ class StackStructure(ctypes.Structure):
 
     _fields_ = (
         ("embedding", _POINTER),
+        ("join", MatrixStructure),
         ("cos_sin", _POINTER),
         ("final_norm", _POINTER),
         ("layers", _POINTER),
@@ -78,8 +79,21 @@ class StepStructure(ctypes.Structure):
         ("query_starts", _POINTER),
         ("context_lens", _POINTER),
         ("tree_masks", _POINTER),
+        ("hidden", _POINTER),
         ("num_tokens", _INT32),
         ("num_seqs", _INT32),
         ("max_blocks", _INT32),
         ("block_size", _INT32),
+    )
+
+
+class ChainRequestStructure(ctypes.Structure):
+    """`ChainRequest`."""
+
+    _fields_ = (
+        ("head", MatrixStructure),
+        ("limits", _POINTER),
+        ("num_seqs", _INT32),
+        ("num_candidates", _INT32),
+        ("least_score", _FLOAT),
     )

@@ -30,6 +30,7 @@ def rescale_layer(
     has_own_values = shape.num_heads == shape.num_kv_heads
     output = scales(weights.output, inputs.output) if has_own_values else None
     value_rows = shape.num_kv_heads * shape.head_dim
+    assert weights.attention_norm is not None
     rescaled = replace(
         weights,
         attention_norm=weights.attention_norm / qkv,

@@ -61,6 +61,7 @@ def with_matrices(weights: LayerWeights, matrices: Mapping[str, Projection]) -> 
 
 def other_tensors(weights: LayerWeights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a layer's norms and biases, which stay as they are, by their names within the layer."""
+    assert weights.attention_norm is not None
     tensors = {
         "input_layernorm.weight": weights.attention_norm,
         "post_attention_layernorm.weight": weights.mlp_norm,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.eagle_form import EagleStep
 from gpu_worker.models.draft_kind import DraftKind, read_draft_kind
 from gpu_worker.models.eagle_layer import EagleLayer, load_eagle_layer
 from gpu_worker.models.errors import CheckpointError
@@ -19,10 +20,11 @@ SIZE, VOCAB, LENGTH, BLOCK = int(SIZES["hidden_size"]), int(SIZES["vocab_size"])
 PairOf = Callable[[str], Pair]
 
 
-def chunked(layer: EagleLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+def steps(layer: EagleLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chunks: list[int]) -> Iterator[EagleStep]:
+    """Describe a sequence in chunks; what no chunk writes is no number."""
     shape = (LENGTH // BLOCK, BLOCK, layer.config.num_kv_heads, layer.config.head_dim)
     caches = [LayerCache(*torch.full((2, *shape), torch.nan))]
-    outputs, first = [], 0
+    first = 0
     for count in chunks:
         positions = torch.arange(first, first + count)
         context = AttentionContext(
@@ -34,10 +36,8 @@ def chunked(layer: EagleLayer, token_ids: torch.Tensor, hidden: torch.Tensor, ch
             max_query_len=count,
             max_context_len=first + count,
         )
-        with torch.inference_mode():
-            outputs.append(layer.forward(token_ids[positions], hidden[positions], positions, context))
+        yield EagleStep(token_ids[positions], hidden[positions], positions, context)
         first += count
-    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("has_own_embedding", [False, True])
@@ -52,10 +52,15 @@ def test_outputs_are_those_of_the_dense_layer(
     token_ids, hidden = torch.randint(VOCAB, (LENGTH,)), torch.randn(LENGTH, SIZE)
     embedding = tensors.get("embed_tokens.weight", pair.oracle.model.embed_tokens.weight.detach())
     expected = eagle_outputs(tensors, embedding[token_ids], hidden)
-    torch.testing.assert_close(chunked(layer, token_ids, hidden, [5, 1, 4, 2]), expected, rtol=1e-4, atol=1e-4)
     with torch.inference_mode():
-        logits = layer.logits(expected)
-    torch.testing.assert_close(logits, pair.oracle.lm_head(expected).detach(), rtol=1e-4, atol=1e-4)
+        chunks = steps(layer, token_ids, hidden, [5, 1, 4, 2])
+        outputs = [layer.forward(step.token_ids, step.hidden, step.positions, step.context) for step in chunks]
+        *_, last = steps(layer, token_ids, hidden, [LENGTH])
+        ((found,),) = layer.foretell(last, [1], 4, -torch.inf)
+    torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-4, atol=1e-4)
+    scores, candidates = pair.oracle.lm_head(expected[-1]).detach().log_softmax(-1).topk(4)
+    assert found[0] == candidates.tolist()
+    torch.testing.assert_close(torch.tensor(found[1]), scores, rtol=1e-4, atol=1e-4)
     assert read_draft_kind(tmp_path) is DraftKind.EAGLE
 
 

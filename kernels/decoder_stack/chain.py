@@ -1,0 +1,75 @@
+"""Chains of likely tokens by the compiled CPU kernel (`chain.h`): steps of a small stack and a head, in one call.
+
+What is guessed need not be exact, only quick: dispatch between such small operations would take most of the time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.decoder_stack.cpu import CpuDecoderStack, PackedMatrix, StackStep, check_fault, matrix_structure
+from kernels.decoder_stack.structures import ChainRequestStructure
+
+MAX_CANDIDATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCandidates:
+    """What may follow each sequence.
+
+    Attributes:
+        num_places: `[num_seqs]` int32, how many places behind each sequence were computed.
+        token_ids: `[max_places, num_seqs, num_candidates]` int32, likely ones first; the next place follows the first.
+        scores: The same shape, float32: log probabilities, given the chain before.
+    """
+
+    num_places: torch.Tensor
+    token_ids: torch.Tensor
+    scores: torch.Tensor
+
+
+class CpuDraftChain:
+    """Goes on by itself where the stack ends. Not thread safe, as the stack."""
+
+    def __init__(self, stack: CpuDecoderStack, head: PackedMatrix) -> None:
+        """Guess with `stack`, which joins hidden vectors, and `head`, `[vocab_size, hidden_size]`."""
+        self._stack = stack
+        self._head = head
+        self._vocab_size = head.num_outputs
+
+    def __call__(
+        self, step: StackStep, limits: Sequence[int], num_candidates: int, least_score: float
+    ) -> ChainCandidates:
+        """Compute a step, and what follows its first sequences; their block tables cover their chains.
+
+        Args:
+            step: Of several tokens a sequence, or one.
+            limits: Places to fill behind each of the first sequences, at least 1.
+            num_candidates: Of a place, at most `MAX_CANDIDATES`.
+            least_score: The log probability that a chain must have to go on.
+
+        Raises:
+            IndexError: A token id or position is out of range.
+        """
+        num_seqs, most = len(limits), max(limits)
+        num_candidates = min(num_candidates, MAX_CANDIDATES, self._vocab_size)
+        places = torch.tensor(limits, dtype=torch.int32)
+        request = ChainRequestStructure(
+            matrix_structure(self._head), places.data_ptr(), num_seqs, num_candidates, least_score
+        )
+        found = ChainCandidates(
+            torch.empty(num_seqs, dtype=torch.int32),
+            torch.empty(most, num_seqs, num_candidates, dtype=torch.int32),
+            torch.empty(most, num_seqs, num_candidates),
+        )
+        stack, structure = self._stack.structures(step)
+        library, address = self._stack.library, ctypes.byref(request)
+        needed = library.draft_chain_scratch(stack, address, len(step.token_ids), step.block_tables.shape[1])
+        results = (found.token_ids.data_ptr(), found.scores.data_ptr(), found.num_places.data_ptr())
+        scratch = self._stack.scratch(needed)
+        check_fault(library.draft_chain(stack, address, structure, scratch, *results, torch.get_num_threads()))
+        return found

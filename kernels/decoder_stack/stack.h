@@ -1,0 +1,315 @@
+// All layers of a decoder for the tokens of one step, in one call: nothing is dispatched between operations. The residual
+// stream is fp32 throughout, and what a multiplication adds to it is added from its accumulators, as SiLU and the gate
+// are taken from them. So a value is rounded only where it becomes the input of a multiplication.
+//
+// The operations are those of the neighbouring folders; cpu.py describes the structures field by field.
+#pragma once
+
+#include <new>
+
+#include "../linear/packed.h"
+#include "../paged_attention/attention.h"
+#include "../quantized_linear/multiply.h"
+#include "../rope_kv_write/token.h"
+#include "../silu_mul/rows.h"
+
+namespace headrace {
+
+constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
+constexpr int kMaxParts = 3;
+constexpr int kOperationsPerLayer = 17;  // At most: in parts, and quantized throughout.
+constexpr int kOperationsBeside = 4;     // Before and behind the layers, at most.
+
+struct Matrix {
+  PackedLinear dense;
+  const QuantizedLinear* quantized;  // In place of the dense one; null otherwise.
+
+  bool is_given() const { return quantized || dense.weight; }
+  int num_outputs() const { return quantized ? quantized->num_outputs : dense.num_outputs; }
+};
+
+struct Layer {
+  const float* attention_norm;  // Null, as is the stack's last one, where the stream is taken as it is.
+  const float* mlp_norm;
+  const float* query_norm;  // Null, as is key_norm, where heads are not normalised.
+  const float* key_norm;
+  Matrix qkv[kMaxParts];  // Side by side, where no single form holds all features.
+  Matrix gate_up[2];      // One, in panels of gates and what they are for, or both side by side.
+  Matrix output, down;
+  void* key_cache;
+  void* value_cache;
+  void* kv_scales;  // Null unless the cache has eight bits.
+  int32_t sliding_window;
+  int32_t num_qkv, num_gate_up;
+};
+
+struct Stack {
+  const void* embedding;
+  Matrix join;  // From an embedding and a hidden vector, side by side, to the residual stream, where steps have both.
+  const float* cos_sin;
+  const float* final_norm;
+  const Layer* layers;
+  int32_t num_layers, vocab_size, max_positions, hidden_size, intermediate_size;
+  HeadSizes heads;
+  int32_t dtype, cache_dtype;
+  float eps, scale;
+};
+
+struct Step {
+  const int64_t* token_ids;
+  const int64_t* positions;
+  const int64_t* slots;
+  const int32_t* block_tables;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  const int64_t* tree_masks;  // Null where every token sees all before it.
+  const void* hidden;         // A vector of each token, in the stack's type, for `join`; null without it.
+  int32_t num_tokens, num_seqs, max_blocks, block_size;
+};
+
+enum Fault : int32_t { kNone = 0, kTokenId = 1, kPosition = 2 };
+
+// Memory for the prepared inputs of any quantized matrix.
+template <typename T>
+int64_t prepared_bytes(const Stack& stack, int64_t num_tokens) {
+  int64_t bytes = 0;
+  const auto include = [&](const Matrix& matrix) {
+    if (!matrix.quantized) return;
+    bytes = std::max(bytes, Rows(*matrix.quantized, inputs_of<T>(*matrix.quantized), num_tokens, nullptr).bytes);
+  };
+  include(stack.join);
+  for (int i = 0; i < stack.num_layers; ++i) {
+    const Layer& layer = stack.layers[i];
+    for (int part = 0; part < layer.num_qkv; ++part) include(layer.qkv[part]);
+    for (int part = 0; part < layer.num_gate_up; ++part) include(layer.gate_up[part]);
+    include(layer.output);
+    include(layer.down);
+  }
+  return bytes;
+}
+
+// Cuts memory into pieces; without memory, counts how much they take.
+struct Pieces {
+  char* memory;
+  int64_t bytes = 0;
+
+  template <typename T>
+  T* take(int64_t count) {
+    char* piece = memory + bytes;
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(piece);
+  }
+};
+
+// The memory between operations.
+template <typename T>
+struct Scratch {
+  Operation* operations;
+  float* residual;
+  T *joined, *normed, *qkv, *attended, *gated;
+  float* gate_up;
+  char* prepared;
+  int64_t bytes;
+
+  Scratch(const Stack& stack, int64_t num_tokens, char* memory) {
+    const int64_t heads = stack.heads.num_heads + 2 * stack.heads.num_kv_heads;
+    Pieces pieces{memory};
+    operations = pieces.take<Operation>(kOperationsPerLayer * stack.num_layers + kOperationsBeside);
+    residual = pieces.take<float>(num_tokens * stack.hidden_size);
+    joined = pieces.take<T>(stack.join.is_given() ? num_tokens * 2 * stack.hidden_size : 0);
+    normed = pieces.take<T>(num_tokens * stack.hidden_size);
+    qkv = pieces.take<T>(num_tokens * heads * stack.heads.head_dim);
+    attended = pieces.take<T>(num_tokens * stack.heads.num_heads * stack.heads.head_dim);
+    gated = pieces.take<T>(num_tokens * stack.intermediate_size);
+    const bool has_parts = std::any_of(stack.layers, stack.layers + stack.num_layers,
+                                       [](const Layer& layer) { return layer.num_gate_up > 1; });
+    gate_up = pieces.take<float>(has_parts ? num_tokens * stack.intermediate_size * 2 : 0);
+    prepared = pieces.take<char>(prepared_bytes<T>(stack, num_tokens));
+    bytes = pieces.bytes;
+  }
+};
+
+// One thread's walk through the layers; all threads of the team make it together.
+template <typename T>
+struct Walk {
+  const Stack& stack;
+  const Step& step;
+  const Scratch<T>& scratch;
+  Operation* operation;  // The next one.
+
+  template <typename Function>
+  void each_token(Function function) {
+    const int64_t items = (step.num_tokens + kItemTokens - 1) / kItemTokens;
+    share(*operation++, items, [&](int64_t item) {
+      const int64_t end = std::min<int64_t>((item + 1) * kItemTokens, step.num_tokens);
+      for (int64_t token = item * kItemTokens; token < end; ++token) function(token);
+    });
+  }
+
+  Rows rows_of(const QuantizedLinear& linear) const {
+    return Rows(linear, inputs_of<T>(linear), step.num_tokens, scratch.prepared);
+  }
+
+  void prepare(const Matrix& matrix, const T* x) {
+    if (!matrix.quantized) return;
+    const Rows rows = rows_of(*matrix.quantized);
+    each_token([&](int64_t token) {
+      prepare_row(*matrix.quantized, rows, x + token * matrix.quantized->num_inputs, token);
+    });
+  }
+
+  // Multiplies rows, which have been prepared where the matrix is quantized.
+  template <Finish kFinish, typename Target>
+  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t target_stride) {
+    if (!matrix.quantized)
+      return multiply<T, kFinish>(matrix.dense, x, matrix.dense.num_inputs, target, target_stride, step.num_tokens,
+                                  *operation++);
+    const Rows rows = rows_of(*matrix.quantized);
+    multiply_quantized<T, kFinish>(*matrix.quantized, rows, target, target_stride, step.num_tokens, *operation++);
+  }
+
+  void embed() {
+    const int size = stack.hidden_size;
+    each_token([&](int64_t token) {
+      const T* vector = static_cast<const T*>(stack.embedding) + step.token_ids[token] * size;
+      widen(vector, scratch.residual + token * size, size, size);
+    });
+  }
+
+  // Lays the embedding and the hidden vector of each token side by side, and multiplies.
+  void join() {
+    const int size = stack.hidden_size;
+    each_token([&](int64_t token) {
+      T* both = scratch.joined + token * 2 * size;
+      std::memcpy(both, static_cast<const T*>(stack.embedding) + step.token_ids[token] * size, size * sizeof(T));
+      std::memcpy(both + size, static_cast<const T*>(step.hidden) + token * size, size * sizeof(T));
+    });
+    prepare(stack.join, scratch.joined);
+    multiply_rows<Finish::kStoreFloat>(stack.join, scratch.joined, scratch.residual, size);
+  }
+
+  void normalise_token(int64_t token, const float* weight, T* target) {
+    const int size = stack.hidden_size;
+    const float* stream = scratch.residual + token * size;
+    if (!weight) return narrow(stream, target + token * size, size);
+    rms_norm_row(stream, weight, stack.eps, target + token * size, size);
+  }
+
+  void normalise(const float* weight, T* target) {
+    each_token([&](int64_t token) { normalise_token(token, weight, target); });
+  }
+
+  // Normalises, and prepares the result for the matrix that it is multiplied by.
+  void normalise_for(const Matrix& matrix, const float* weight, T* target) {
+    if (!matrix.quantized) return normalise(weight, target);
+    const Rows rows = rows_of(*matrix.quantized);
+    each_token([&](int64_t token) {
+      normalise_token(token, weight, target);
+      prepare_row(*matrix.quantized, rows, target + token * stack.hidden_size, token);
+    });
+  }
+
+  void project(const Layer& layer) {
+    const HeadSizes& heads = stack.heads;
+    const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
+    T* target = scratch.qkv;
+    normalise_for(layer.qkv[0], layer.attention_norm, scratch.normed);
+    for (int part = 0; part < layer.num_qkv; ++part) {
+      if (part > 0) prepare(layer.qkv[part], scratch.normed);
+      multiply_rows<Finish::kStore>(layer.qkv[part], scratch.normed, target, stride);
+      target += layer.qkv[part].num_outputs();
+    }
+  }
+
+  template <typename Cache>
+  void rotate(const Layer& layer) {
+    const HeadSizes& heads = stack.heads;
+    const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
+    each_token([&](int64_t token) {
+      const TokenCache<Cache> cache(layer.key_cache, layer.value_cache, layer.kv_scales, step.slots[token], heads,
+                                    step.block_size);
+      rotate_token(scratch.qkv + token * stride, heads, stack.cos_sin + step.positions[token] * heads.rotated_dim,
+                   layer.query_norm, layer.key_norm, stack.eps, cache);
+    });
+  }
+
+  void attend(const Layer& layer) {
+    const HeadSizes& heads = stack.heads;
+    const AttentionArguments arguments{
+        reinterpret_cast<const char*>(scratch.qkv),
+        scratch.attended,
+        static_cast<const char*>(layer.key_cache),
+        static_cast<const char*>(layer.value_cache),
+        static_cast<const int32_t*>(layer.kv_scales),
+        step.block_tables,
+        step.query_starts,
+        step.context_lens,
+        step.tree_masks,
+        int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
+        step.num_seqs,
+        step.max_blocks,
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        step.block_size,
+        layer.sliding_window,
+        stack.scale,
+    };
+    attend_items(arguments, static_cast<DType>(stack.dtype), static_cast<DType>(stack.cache_dtype), *operation++);
+  }
+
+  void gate(const Layer& layer) {
+    const int size = stack.intermediate_size;
+    const Matrix* parts = layer.gate_up;
+    normalise_for(parts[0], layer.mlp_norm, scratch.normed);
+    if (layer.num_gate_up == 1) return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size);
+    multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, scratch.gate_up, 2 * size);
+    prepare(parts[1], scratch.normed);
+    multiply_rows<Finish::kStoreFloat>(parts[1], scratch.normed, scratch.gate_up + size, 2 * size);
+    each_token([&](int64_t token) {
+      silu_mul_row(scratch.gate_up + 2 * token * size, scratch.gated + token * size, size);
+    });
+  }
+
+  void run(const Layer& layer) {
+    project(layer);
+    switch (stack.cache_dtype) {
+      case kFloat32: rotate<float>(layer); break;
+      case kBFloat16: rotate<bfloat16>(layer); break;
+      case kFloat16: rotate<_Float16>(layer); break;
+      case kInt8: rotate<int8_t>(layer); break;
+      case kFloat8: rotate<float8>(layer); break;
+    }
+    attend(layer);
+    prepare(layer.output, scratch.attended);
+    multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);
+    gate(layer);
+    prepare(layer.down, scratch.gated);
+    multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
+  }
+
+  void run_all(T* result) {
+    stack.join.is_given() ? join() : embed();
+    for (int i = 0; i < stack.num_layers; ++i) run(stack.layers[i]);
+    normalise(stack.final_norm, result);
+  }
+};
+
+template <typename T>
+void run_stack(const Stack& stack, const Step& step, char* memory, T* result, int num_threads) {
+  const Scratch<T> scratch(stack, step.num_tokens, memory);
+  const int num_operations = kOperationsPerLayer * stack.num_layers + kOperationsBeside;
+  for (int i = 0; i < num_operations; ++i) new (scratch.operations + i) Operation;
+#pragma omp parallel num_threads(num_threads)
+  Walk<T>{stack, step, scratch, scratch.operations}.run_all(result);
+}
+
+inline Fault find_fault(const Stack& stack, const Step& step) {
+  for (int i = 0; i < step.num_tokens; ++i) {
+    if (step.token_ids[i] < 0 || step.token_ids[i] >= stack.vocab_size) return kTokenId;
+    if (step.positions[i] < 0 || step.positions[i] >= stack.max_positions) return kPosition;
+  }
+  return kNone;
+}
+
+}  // namespace headrace

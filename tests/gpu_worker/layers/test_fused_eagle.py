@@ -1,0 +1,146 @@
+"""The fused EAGLE layer against the same weights computed operation by operation."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.eagle_form import EagleForm, EagleStep, EagleWeights, Place
+from gpu_worker.layers.fused_decoder import fusing_library
+from gpu_worker.layers.fused_eagle import FusedEagle
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layered_eagle import LayeredEagle
+from gpu_worker.layers.linear import make_linear
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+from kernels.decoder_stack import StackShape
+from tests.gpu_worker.layers.test_fused_decoder import FORMS
+from tests.kernels.layer_caches import poisoned_cache
+from tests.kernels.poisoned_memory import poisoned_memory
+
+CPU = torch.device("cpu")
+SHAPE = StackShape(hidden_size=48, intermediate_size=74, num_heads=6, num_kv_heads=2, head_dim=10, eps=1e-5)
+VOCABULARY, BLOCK, MAX_BLOCKS = 203, 4, 5
+STARTS, COUNTS = (0, 6, 2, 9), (5, 1, 4, 2)
+"""Entries of the sequences before the step, and of the step; the last sequence is not asked for."""
+
+LIMITS = [5, 1, 4]
+
+
+def forms(has_norm: bool, form: str, dtype: torch.dtype) -> tuple[FusedEagle, LayeredEagle]:
+    generator = torch.Generator().manual_seed(5)
+
+    def random(rows: int, columns: int) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(dtype)
+
+    def projection(rows: int, columns: int, bias: bool = False) -> Projection:
+        weight: WeightForm = FORMS[form](random(rows, columns))
+        return Projection(weight, random(1, rows)[0] if bias else None)
+
+    size, inner, dim, num_heads, num_kv_heads = 48, 74, SHAPE.head_dim, SHAPE.num_heads, SHAPE.num_kv_heads
+    layer = LayerWeights(
+        AttentionShape(num_heads, num_kv_heads, dim),
+        (torch.rand(size, generator=generator) + 0.5).to(dtype) if has_norm else None,
+        projection((num_heads + 2 * num_kv_heads) * dim, size),
+        None,
+        projection(size, num_heads * dim),
+        (torch.rand(size, generator=generator) + 0.5).to(dtype),
+        projection(2 * inner, size),
+        projection(size, inner),
+    )
+    cos_sin = rotary_table(RopeParameters(RopeType.DEFAULT, 1e4, 64), dim, MAX_BLOCKS * BLOCK, CPU)
+    weights = EagleWeights(random(VOCABULARY, size) * 4, projection(size, 2 * size, bias=True), layer, 1e-5, cos_sin)
+    head = LMHead(make_linear(DenseWeight(random(VOCABULARY, size) * 6)), dtype)
+    library, matrix = fusing_library(SHAPE, dtype, CPU), head.packed_for(dtype)
+    if library is None or matrix is None:
+        pytest.skip("no compiler")
+    return FusedEagle(library, SHAPE, weights, matrix), LayeredEagle(weights, head)
+
+
+def steps(dtype: torch.dtype) -> list[EagleStep]:
+    """Return the step that writes what the sequences have so far, and the one that is under test, over a cache."""
+    generator = torch.Generator().manual_seed(2)
+    num_seqs = len(COUNTS)
+    tables = torch.randperm(num_seqs * MAX_BLOCKS, generator=generator).int().view(num_seqs, MAX_BLOCKS)
+    caches = [poisoned_cache(num_seqs * MAX_BLOCKS, BLOCK, SHAPE.num_kv_heads, SHAPE.head_dim, dtype, CPU)]
+    made = []
+    for starts, counts in (((0,) * num_seqs, STARTS), (STARTS, COUNTS)):
+        rows = [row for row, count in enumerate(counts) if count]
+        positions = [torch.arange(starts[row], starts[row] + counts[row]) for row in rows]
+        slots = [tables[row][at // BLOCK].long() * BLOCK + at % BLOCK for row, at in zip(rows, positions, strict=True)]
+        total = sum(counts)
+        lengths = [counts[row] for row in rows]
+        ends = [starts[row] + counts[row] for row in rows]
+        context = AttentionContext(
+            caches,
+            torch.cat(slots),
+            tables[rows],
+            torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+            torch.tensor(ends, dtype=torch.int32),
+            max(lengths),
+            max(ends),
+        )
+        token_ids = torch.randint(VOCABULARY, (total,), generator=generator)
+        hidden = torch.randn(total, SHAPE.hidden_size, generator=generator).to(dtype)
+        made.append(EagleStep(token_ids, hidden, torch.cat(positions), context))
+    return made
+
+
+@torch.inference_mode()
+def run(form: EagleForm, dtype: torch.dtype, least_score: float) -> tuple[torch.Tensor, list[list[Place]]]:
+    before, step = steps(dtype)
+    form(before)
+    with poisoned_memory():
+        return form(step), form.foretell(step, LIMITS, 3, least_score)
+
+
+@pytest.mark.parametrize("form", ["dense", "four bits", "eight bits"])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_guesses_are_those_of_the_layer_operation_by_operation(has_norm: bool, form: str) -> None:
+    fused, layered = forms(has_norm, form, torch.float32)
+    (hidden, found), (expected_hidden, expected) = (run(one, torch.float32, -torch.inf) for one in (fused, layered))
+    tolerance = 1e-4 if form == "dense" else 0.2
+    torch.testing.assert_close(hidden, expected_hidden, rtol=tolerance, atol=tolerance)
+    assert [len(places) for places in found] == LIMITS
+    if form != "dense":
+        # Inputs that are rounded to eight bits may become neighbouring numbers in either form.
+        return
+    for places, others in zip(found, expected, strict=True):
+        for (token_ids, scores), (others_ids, other_scores) in zip(places, others, strict=True):
+            assert token_ids == others_ids
+            torch.testing.assert_close(torch.tensor(scores), torch.tensor(other_scores), rtol=1e-3, atol=1e-3)
+
+
+def test_bfloat16_guesses_are_about_those_of_float32() -> None:
+    fused, _ = forms(False, "dense", torch.bfloat16)
+    _, layered = forms(False, "dense", torch.float32)
+    (hidden, found), (expected_hidden, expected) = run(fused, torch.bfloat16, -9.0), run(layered, torch.float32, -9.0)
+    cosine = torch.nn.functional.cosine_similarity(hidden.float(), expected_hidden, dim=1)
+    assert cosine.min() > 0.999
+    for places, others in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(places[0][1]), torch.tensor(others[0][1]), rtol=0.05, atol=0.05)
+
+
+def test_chain_ends_where_it_is_not_likely_enough() -> None:
+    fused, layered = forms(True, "dense", torch.float32)
+    _, everything = run(fused, torch.float32, -torch.inf)
+    totals = list(itertools.accumulate(scores[0] for _, scores in everything[0]))
+    least = (totals[1] + totals[2]) / 2
+    (_, found), (_, expected) = (run(one, torch.float32, least) for one in (fused, layered))
+    assert [len(places) for places in found] == [len(places) for places in expected]
+    assert len(found[0]) == 3
+    assert [ids for ids, _ in found[0]] == [ids for ids, _ in everything[0][:3]]
+
+
+def test_token_that_is_not_in_the_vocabulary_is_refused() -> None:
+    fused, _ = forms(False, "dense", torch.float32)
+    _, step = steps(torch.float32)
+    step.token_ids[3] = VOCABULARY
+    with pytest.raises(IndexError, match="token id"):
+        fused.foretell(step, LIMITS, 3, 0.0)
