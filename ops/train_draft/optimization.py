@@ -31,9 +31,9 @@ class Length:
     seconds: float | None
 
     def fraction(self, step: int, seconds: float) -> float:
-        """Return how much of the training is over, from 0."""
+        """Return how much of the training is over, from 0 to 1."""
         by_steps = 0.0 if self.steps is None else step / self.steps
-        return max(by_steps, 0.0 if self.seconds is None else seconds / self.seconds)
+        return min(1.0, max(by_steps, 0.0 if self.seconds is None else seconds / self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class TrainingStep:
 
 
 def train(student: Student, batches: Iterator[Batch], length: Length) -> Iterator[TrainingStep]:
-    """Train, reporting each step. The learning rate has fallen to nothing when the last one is over."""
+    """Train for one step or more, reporting each. The learning rate has fallen to nothing when the last one is over."""
     optimizers = _optimizers(student.module)
     started = time.monotonic()
     mean, step = 0.0, 0
-    while (fraction := length.fraction(step, time.monotonic() - started)) < 1:
+    while (fraction := length.fraction(step, time.monotonic() - started)) < 1 or step == 0:
         batch = next(batches)
         _set_rates(optimizers, fraction)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -73,7 +73,7 @@ def train(student: Student, batches: Iterator[Batch], length: Length) -> Iterato
 
 def _set_rates(optimizers: list[Optimizer], fraction: float) -> None:
     """Warm up, hold, fall to nothing."""
-    scale = max(0.0, min(1.0, (fraction + 1e-3) / _WARMUP, (1.0 - fraction) / _DECAY))
+    scale = min(1.0, (fraction + 1e-3) / _WARMUP, (1.0 - fraction) / _DECAY)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * scale
