@@ -12,13 +12,15 @@ from typing import Protocol
 import torch
 
 from gpu_worker.execution.build import BuiltRunner, build_runner
+from gpu_worker.execution.memory_budget import shown_bytes
+from gpu_worker.execution.memory_host import free_host_bytes
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.train_draft.own_text import GREEDY_SHARE, prompts, write_rows
-from ops.train_draft.rows import Rows, cut, encode_files
+from ops.train_draft.rows import HIDDEN_DTYPE, Rows, cut, encode_files
 from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
 
@@ -80,7 +82,7 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
     """Encode the texts, have the target write, and compute its hidden vectors.
 
     Raises:
-        ConfigError: The texts or the window cannot be used.
+        ConfigError: The texts or the window cannot be used, or what is made of them does not fit the memory.
         HeadraceError: The target cannot be loaded.
     """
     config = read_model_config(plan.target)
@@ -88,11 +90,15 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
         problem = f"is {plan.window}; this target takes less than {config.max_model_len} tokens"
         raise ConfigError("HEADRACE_WINDOW", problem)
     text, held_out = _texts(plan)
+    if max(int(text.max()), int(held_out.max())) >= config.vocab_size:
+        problem = f"{plan.target} has a tokenizer with more than the model's {config.vocab_size} tokens; take its own"
+        raise ConfigError("HEADRACE_TARGET", problem)
     text_rows = cut(text, plan.window)
     num_rows = max(1, plan.num_tokens // plan.window)
     num_own = round(num_rows * plan.own_share)
     generator = torch.Generator().manual_seed(plan.seed)
     taken = torch.randperm(len(text_rows), generator=generator)[: num_rows - num_own]
+    _check_memory(num_own + len(taken) + HELD_OUT_ROWS, plan.window, config.hidden_size, free_host_bytes())
     runner = _runner(plan)
     beginnings = list(islice(prompts(text, plan.window, plan.seed), num_own))
     own = _write(runner, plan, beginnings, GREEDY_SHARE, partial(progress, "the target writes"))
@@ -106,11 +112,21 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
     return Material(training, held_out_rows, torch.tensor([len(beginning) for beginning in tests]), num_own_tokens)
 
 
+def _check_memory(num_rows: int, length: int, hidden_size: int, free_bytes: int) -> None:
+    """Refuse rows whose hidden vectors do not fit, before the target writes for hours."""
+    num_tokens, token_bytes = num_rows * length, hidden_size * HIDDEN_DTYPE.itemsize
+    if num_tokens * token_bytes > free_bytes:
+        needed, free = shown_bytes(num_tokens * token_bytes), shown_bytes(free_bytes)
+        allowed = free_bytes // token_bytes - HELD_OUT_ROWS * length
+        remedy = f"set {allowed} at most" if allowed >= length else "set a smaller HEADRACE_WINDOW, or free some memory"
+        raise ConfigError("HEADRACE_TOKENS", f"hidden vectors need {needed}, but {free} of memory are free; {remedy}")
+
+
 def _texts(plan: MaterialPlan) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens to learn from and those to measure on."""
     tokenizer = ModelTokenizer(read_model_directory(plan.target))
     if plan.held_out_text:
-        held_out = encode_files(tokenizer, plan.held_out_text, plan.window)
+        held_out = encode_files(tokenizer, plan.held_out_text, plan.window, "HEADRACE_HELD_OUT")
         return encode_files(tokenizer, plan.text, plan.window), held_out
     text = encode_files(tokenizer, plan.text, 2 * plan.window)
     split = len(text) - max(plan.window, int(len(text) * _HELD_OUT_SHARE))

@@ -13,6 +13,9 @@ from ops.quantize.calibration import read_text
 from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
 
+HIDDEN_DTYPE = torch.bfloat16
+"""What the target's hidden vectors are kept in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -27,7 +30,9 @@ class Batch:
     hidden: torch.Tensor
 
 
-def encode_files(tokenizer: ModelTokenizer, files: tuple[Path, ...], least: int) -> torch.Tensor:
+def encode_files(
+    tokenizer: ModelTokenizer, files: tuple[Path, ...], least: int, variable: str = "HEADRACE_TEXT"
+) -> torch.Tensor:
     """Return the token ids of text files, end to end.
 
     Special tokens that are spelled in a text are such tokens, so that ends of documents can be told.
@@ -36,13 +41,13 @@ def encode_files(tokenizer: ModelTokenizer, files: tuple[Path, ...], least: int)
         result: `[num_tokens]` int64
 
     Raises:
-        ConfigError: A file cannot be read, or all together have fewer than `least` tokens.
+        ConfigError: A file cannot be read, or all together have fewer than `least` tokens; names `variable`.
     """
-    texts = [read_text(file, "HEADRACE_TEXT") for file in files]
+    texts = [read_text(file, variable) for file in files]
     token_ids = [token for text in texts if text for token in tokenizer.encode_text(text)]
     if len(token_ids) < least:
         problem = f"has {len(token_ids)} tokens in all; training needs at least {least}: give more text, or less window"
-        raise ConfigError("HEADRACE_TEXT", problem)
+        raise ConfigError(variable, problem)
     return torch.tensor(token_ids)
 
 
@@ -56,7 +61,7 @@ def cut(token_ids: torch.Tensor, length: int) -> torch.Tensor:
 
 
 class Rows:
-    """Owns the rows and the target's hidden vectors for them, which it keeps in sixteen bits."""
+    """Owns the rows and the target's hidden vectors for them."""
 
     def __init__(self, token_ids: torch.Tensor, hidden_size: int) -> None:
         """Begin without hidden vectors; `compute` makes them.
@@ -65,7 +70,7 @@ class Rows:
             token_ids: `[num_rows, length]` int64
         """
         self.token_ids = token_ids
-        self._hidden = torch.zeros(*token_ids.shape, hidden_size, dtype=torch.bfloat16)
+        self._hidden = torch.zeros(*token_ids.shape, hidden_size, dtype=HIDDEN_DTYPE)
 
     def compute(self, target: HiddenVectors) -> Iterator[int]:
         """Compute the hidden vectors, reporting each row's number of tokens when it is done."""
