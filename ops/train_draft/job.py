@@ -10,18 +10,17 @@ import torch
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.quantization.gguf.model_file import find_gguf
 from ops.train_draft.acceptance import Acceptance, measure
 from ops.train_draft.eagle import EagleStudent
-from ops.train_draft.folder import check_new, write_draft
+from ops.train_draft.folder import check_folder, check_room, write_draft
 from ops.train_draft.material import Material, MaterialPlan, Progress, prepare
 from ops.train_draft.medusa import MedusaStudent
 from ops.train_draft.optimization import Length, train
 from ops.train_draft.rows import Rows
 from ops.train_draft.small_model import SmallModelStudent, small_shape
 from ops.train_draft.student import Student
-from ops.train_draft.target import read_vocabulary
-from shared.errors import ConfigError
+from ops.train_draft.target import check_target, read_vocabulary
+from shared.errors import ConfigError, HeadraceError
 
 KINDS = ("model", "medusa", "eagle")
 _TOKENS_PER_STEP = 1024
@@ -81,12 +80,22 @@ class Training:
     acceptance: Acceptance
 
 
+class TrainingDivergedError(HeadraceError):
+    """Weights of a draft grew beyond what sixteen bits hold, or are no numbers."""
+
+    def __init__(self, loss: float) -> None:
+        """Say what the loss came to."""
+        problem = f"the training diverged (loss {loss:.3g}); no draft was written"
+        super().__init__(f"{problem}. Try another HEADRACE_SEED, or check that the target itself writes text")
+        self.loss = loss
+
+
 def train_draft(job: TrainDraftJob, progress: Progress) -> Training:
     """Do the job.
 
     Raises:
         ConfigError: A setting, a text or the target cannot be used.
-        HeadraceError: The target cannot be loaded.
+        HeadraceError: The target cannot be loaded, or the training diverged.
     """
     check_job(job)
     return train_on(prepare(job.material, progress), job, progress)
@@ -97,22 +106,34 @@ def check_job(job: TrainDraftJob) -> None:
 
     Raises:
         ConfigError: Says which setting is wrong and what is allowed.
+        HeadraceError: The target's configuration is missing or damaged.
     """
     if job.kind not in KINDS:
         raise ConfigError("HEADRACE_KIND", f"{job.kind[:40]!r} is not one of {', '.join(KINDS)}")
     if job.length.steps is None and job.length.seconds is None:
         raise ConfigError("HEADRACE_MINUTES", "is needed, or HEADRACE_STEPS: they say how long to train")
+    if job.length.seconds is not None and job.length.seconds <= 0:
+        raise ConfigError("HEADRACE_MINUTES", "must be more than 0")
     if not job.material.text:
         raise ConfigError("HEADRACE_TEXT", "is required: text files like what the target will work on")
-    if find_gguf(job.material.target) is not None:
-        raise ConfigError("HEADRACE_TARGET", f"{job.material.target} is a GGUF file; name a Hugging Face directory")
-    check_new(job.out)
+    num_heads, window = job.shape.num_heads, job.material.window
+    if job.kind == "medusa" and num_heads >= window:
+        problem = f"is {num_heads}; rows of {window} tokens (HEADRACE_WINDOW) take less than {window} heads"
+        raise ConfigError("HEADRACE_MEDUSA_NUM_HEADS", problem)
+    check_target(job.material.target)
+    check_folder(job.out)
 
 
 def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Training:
-    """Train on material that is there, measure, and write the folder."""
+    """Train on material that is there, measure, and write the folder.
+
+    Raises:
+        ConfigError: The folder has no room for the draft.
+        TrainingDivergedError: The weights are no numbers.
+    """
     torch.manual_seed(job.material.seed)
     student = _make_student(job, read_model_config(job.material.target), material.training)
+    check_room(student, job.out)
     rows_per_step = max(1, _TOKENS_PER_STEP // job.material.window)
     generator = torch.Generator().manual_seed(job.material.seed)
     losses: list[float] = []
@@ -125,6 +146,8 @@ def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Trai
     progress("training", _SHARES, _SHARES, f"loss {losses[-1]:.3f}")
     # As it is written.
     student.module.half().float()
+    if not all(bool(parameter.isfinite().all()) for parameter in student.module.parameters()):
+        raise TrainingDivergedError(losses[-1])
     acceptance = measure(student, material.held_out, material.own_from, _MEASURED_GUESSES)
     write_draft(student, job.material.target, job.out)
     return Training(len(losses), num_tokens, seconds, losses[0], losses[-1], acceptance)

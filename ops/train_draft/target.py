@@ -13,10 +13,26 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import open_weights
+from gpu_worker.quantization.gguf.model_file import find_gguf
 from kernels.layer_cache import allocate_layer_cache
 from shared.errors import ConfigError
 
 _BLOCK_SIZE = 16
+
+
+def check_target(model: Path) -> None:
+    """Refuse a model that drafts cannot be trained for.
+
+    Raises:
+        ConfigError: It is a GGUF file, or quantized, so that it may have no matrices to learn from.
+        HeadraceError: Its configuration is missing or damaged.
+    """
+    if find_gguf(model) is not None:
+        raise ConfigError("HEADRACE_TARGET", f"{model} is a GGUF file; name a Hugging Face directory")
+    quantization = read_model_config(model).quantization
+    if quantization is not None:
+        problem = f"{model} is quantized ({quantization.name}); train for the model that it was made from"
+        raise ConfigError("HEADRACE_TARGET", problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +49,12 @@ class Vocabulary:
 
 
 def read_vocabulary(model: Path) -> Vocabulary:
-    """Read the embedding and the head of a model.
+    """Read the embedding and the head of a model that passed `check_target`.
 
     Raises:
-        ConfigError: The model is quantized, so that it may have no matrices to learn from.
         HeadraceError: They are missing or damaged.
     """
     config = read_model_config(model)
-    if config.quantization is not None:
-        problem = f"{model} is quantized ({config.quantization.name}); train for the model that it was made from"
-        raise ConfigError("HEADRACE_TARGET", problem)
     size = (config.vocab_size, config.hidden_size)
     with open_weights(model, torch.float32, torch.device("cpu")) as weights:
         embedding = weights.take("model.embed_tokens.weight", *size)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +21,11 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.proposer_setup import build_proposer, check_speculation
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.train_draft.job import KINDS, check_job, train_draft
+from ops.train_draft.folder import write_draft
+from ops.train_draft.job import KINDS, DraftShape, TrainingDivergedError, check_job, train_draft, train_on
+from ops.train_draft.material import prepare
 from ops.train_draft.optimization import Length
+from ops.train_draft.student import Student
 from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
 from tests.ops.train_draft.conftest import JobMaker
@@ -107,6 +113,8 @@ def test_medusa_heads_have_matrices_of_their_own_unless_they_share_the_targets(j
     [
         ({"kind": "magic"}, "HEADRACE_KIND", "'magic' is not one of model, medusa, eagle"),
         ({"length": Length(None, None)}, "HEADRACE_MINUTES", "is needed, or HEADRACE_STEPS"),
+        ({"length": Length(None, 0.0)}, "HEADRACE_MINUTES", "must be more than 0"),
+        ({"kind": "medusa", "shape": DraftShape(num_heads=32)}, "HEADRACE_MEDUSA_NUM_HEADS", "take less than 32 heads"),
     ],
 )
 def test_jobs_that_cannot_work_are_refused(
@@ -126,6 +134,101 @@ def test_folder_with_something_in_it_is_not_overwritten(job: JobMaker) -> None:
 
     with pytest.raises(ConfigError, match="exists and is not empty; name a new folder"):
         check_job(one)
+
+
+def test_folder_that_cannot_be_made_is_refused_before_training(job: JobMaker, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    one = job("eagle", "file/deep/draft")
+
+    with pytest.raises(ConfigError, match=f"since {tmp_path / 'file'} cannot be written; name another one"):
+        check_job(one)
+
+
+def test_full_disk_is_told_before_training(job: JobMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = job("eagle")
+    material = prepare(one.material, ignore)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+
+    with pytest.raises(ConfigError, match="has 1000 bytes free; the draft needs 78 KB: free some"):
+        train_on(material, one, ignore)
+
+
+class Numbers:
+    """A student that was trained to be one tensor."""
+
+    first_guess = 2
+
+    def config(self) -> dict[str, int]:
+        return {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"fc.weight": torch.ones(4)}
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_writing_that_fails_leaves_nothing_that_is_taken_for_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(tensors: object, file: Path, metadata: object) -> None:
+        file.write_bytes(b"half")
+        raise error
+
+    student: Student = Numbers()  # type: ignore[assignment]
+    monkeypatch.setattr("ops.train_draft.folder.save_file", fail)
+    with pytest.raises((ConfigError, KeyboardInterrupt), match=r"No space left on device; free some|^$"):
+        write_draft(student, tmp_path, tmp_path / "draft")
+
+    assert list((tmp_path / "draft").iterdir()) == []
+
+
+def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, target: Path, tmp_path: Path) -> None:
+    model = tmp_path / "quantized"
+    shutil.copytree(target, model)
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (model / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ConfigError, match=r"is quantized \(gptq\); train for the model that it was made from"):
+        check_job(job("medusa", model=model))
+
+
+def test_tokenizer_of_a_larger_vocabulary_is_refused(job: JobMaker, target: Path, tmp_path: Path) -> None:
+    model = tmp_path / "cut"
+    shutil.copytree(target, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 8}))
+
+    with pytest.raises(ConfigError, match="has a tokenizer with more than the model's 8 tokens; take its own"):
+        train_draft(job("medusa", model=model), ignore)
+
+
+def test_hidden_vectors_that_do_not_fit_the_memory_are_refused(job: JobMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.train_draft.material.free_host_bytes", lambda: 150_000)
+
+    # 16 rows to learn from and 32 to measure on, of 32 tokens with 64 numbers of two bytes.
+    with pytest.raises(ConfigError, match="need 197 KB, but 150 KB of memory are free; set 147 at most"):
+        train_draft(job("medusa"), ignore)
+
+
+def test_draft_of_weights_that_are_no_numbers_is_not_written(job: JobMaker) -> None:
+    one = job("medusa")
+    material = prepare(one.material, ignore)
+
+    def broken(*_: object) -> Iterator[object]:
+        while True:
+            batch = material.training.batch(torch.arange(4))
+            yield replace(batch, hidden=batch.hidden * float("inf"))
+
+    damaged = replace(material, training=SimpleNamespace(batches=broken))  # type: ignore[arg-type]
+    with pytest.raises(TrainingDivergedError, match=r"diverged \(loss nan\); no draft was written"):
+        train_on(damaged, one, ignore)
+    assert not one.out.exists()
+
+
+def test_least_time_trains_one_step(job: JobMaker) -> None:
+    one = replace(job("medusa"), length=Length(None, 1e-9))
+
+    assert train_draft(one, ignore).steps == 1
 
 
 @pytest.mark.parametrize(
