@@ -55,7 +55,7 @@ class TrainDraftConfig:
     )
     eagle_num_steps: int = setting(2, "eagle: guesses to unroll in training.", minimum=1, maximum=8)
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
-    seed: int = setting(0, "Of first weights, samples and the order of rows.", minimum=0)
+    seed: int = setting(0, "Of first weights, samples and the order of rows.", minimum=0, maximum=2**32 - 1)
 
 
 def run(config: TrainDraftConfig, text: tuple[str, ...]) -> int:
@@ -75,8 +75,12 @@ def run(config: TrainDraftConfig, text: tuple[str, ...]) -> int:
 
     torch.set_num_threads(choose_num_threads(config.num_threads))
     job = _job(config, text)
-    with _StageBars() as bars:
-        training = train_draft(job, bars.advance)
+    try:
+        with _StageBars() as bars:
+            training = train_draft(job, bars.advance)
+    except KeyboardInterrupt:
+        click.echo(f"\ninterrupted; there is no draft in {config.out}", err=True)
+        raise
     _tell(config, training)
     return 0
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Abort
 from click.testing import CliRunner
 
 from ops.cli.train_draft import command
@@ -36,3 +37,25 @@ def test_command_without_text_says_that_it_is_required(target: Path, tmp_path: P
     assert str(done.exception) == "HEADRACE_TEXT: is required: text files like what the target will work on"
     with pytest.raises(FileNotFoundError):
         (tmp_path / "draft").stat()
+
+
+def test_unreadable_held_out_text_is_named(target: Path, tmp_path: Path) -> None:
+    text = target / "text.txt"
+    done = invoke("--target", target, "--out", tmp_path / "draft", "--text", text, "--held-out", tmp_path / "none")
+
+    assert str(done.exception) == f"HEADRACE_HELD_OUT: {tmp_path / 'none'} cannot be read: No such file or directory"
+
+
+def test_interrupted_training_says_that_there_is_no_draft(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ops.train_draft.job.measure", interrupt)
+    out = tmp_path / "draft"
+    done = invoke("--target", target, "--out", out, "--text", target / "text.txt")
+
+    assert isinstance(done.exception, (KeyboardInterrupt, Abort))
+    assert f"interrupted; there is no draft in {out}" in done.output
+    assert not out.exists()
