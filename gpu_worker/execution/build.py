@@ -19,7 +19,6 @@ from gpu_worker.execution.memory_budget import CacheDemand, MemoryBudget, Memory
 from gpu_worker.execution.memory_host import (
     ask_for_huge_pages,
     check_host_weights_fit,
-    free_host_bytes,
     host_num_blocks,
 )
 from gpu_worker.execution.memory_probe import CudaMemory, DeviceMemory, MemoryProbe
@@ -32,6 +31,7 @@ from gpu_worker.execution.runner_config import (
     num_usable_cores,
 )
 from gpu_worker.execution.start_up import Stage, StartUp
+from gpu_worker.free_memory import free_host_bytes
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from gpu_worker.execution.memory_budget import CacheDemand, shown_bytes
 from shared.errors import ConfigError
 
 SHARE_OF_FREE = 0.25
-
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def ask_for_huge_pages() -> None:
@@ -56,26 +53,3 @@ def check_host_weights_fit(num_bytes: int, dtype: str, free_bytes: int) -> None:
             f"the weights need {shown_bytes(num_bytes)} in {dtype}, but {shown_bytes(free_bytes)} of memory are free; "
             f"{halve}free some memory, or serve a quantized or a smaller model",
         )
-
-
-def free_host_bytes() -> int:
-    """Return how much memory nobody uses, within this process's control group."""
-    return min(_machine_free_bytes(), control_group_free_bytes(_CONTROL_GROUP))
-
-
-def control_group_free_bytes(group: Path) -> int:
-    """Return what a control group has left; files that it has read lately count as free, as the kernel drops them."""
-    try:
-        limit, current = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int(limit) - int(current) + int(statistics["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return 1 << 62
-
-
-def _machine_free_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.execution.memory_host import free_host_bytes
+from gpu_worker.free_memory import free_host_bytes
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.checkpoint import Checkpoint

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.execution.memory_budget import CacheDemand
-from gpu_worker.execution.memory_host import (
-    check_host_weights_fit,
-    control_group_free_bytes,
-    free_host_bytes,
-    host_num_blocks,
-)
+from gpu_worker.execution.memory_host import check_host_weights_fit, host_num_blocks
 from shared.errors import ConfigError
 
 GIB = 1 << 30
@@ -62,25 +57,6 @@ def test_weights_beyond_the_free_memory_are_refused() -> None:
     ):
         check_host_weights_fit(4 * GIB, "float32", GIB)
     check_host_weights_fit(GIB, "float32", GIB)
-
-
-def test_free_memory_is_plausible() -> None:
-    assert 1 << 24 < free_host_bytes() < 1 << 50
-
-
-def test_files_read_lately_count_as_free(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text(f"{8 * GIB}\n")
-    (tmp_path / "memory.current").write_text(f"{7 * GIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon {GIB}\ninactive_file {5 * GIB}\nactive_file 12\n")
-    assert control_group_free_bytes(tmp_path) == 6 * GIB
-
-
-@pytest.mark.parametrize("limit", ["max\n", ""])
-def test_control_group_without_a_limit_bounds_nothing(tmp_path: Path, limit: str) -> None:
-    for name, text in {"memory.max": limit, "memory.current": "1", "memory.stat": "inactive_file 0"}.items():
-        (tmp_path / name).write_text(text)
-    assert control_group_free_bytes(tmp_path) > 1 << 60
-    assert control_group_free_bytes(tmp_path / "absent") > 1 << 60
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,31 @@
+"""How much of the host's memory nobody uses, within this process's control group."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def free_host_bytes() -> int:
+    """Return how much memory nobody uses, within this process's control group."""
+    return min(_machine_free_bytes(), control_group_free_bytes(_CONTROL_GROUP))
+
+
+def control_group_free_bytes(group: Path) -> int:
+    """Return what a control group has left; files that it has read lately count as free, as the kernel drops them."""
+    try:
+        limit, current = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(limit) - int(current) + int(statistics["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 1 << 62
+
+
+def _machine_free_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
