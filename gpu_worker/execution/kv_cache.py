@@ -10,15 +10,16 @@ import torch
 from gpu_worker.execution.memory_budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
-from kernels.layer_cache import LayerCache, allocate_layer_cache
+from kernels.layer_cache import LayerCache, StackedCaches, allocate_layer_cache, allocate_layer_caches
 from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """The caches of all layers, which have the same blocks."""
+    """The caches of all layers, which have the same blocks: one by one, and stacked."""
 
     layers: Sequence[LayerCache]
+    stacked: StackedCaches
     num_blocks: int
     block_size: int
 
@@ -28,8 +29,8 @@ def allocate_kv_cache(
 ) -> KVCache:
     """Allocate a cache of keys and values of type `dtype`. Its contents are undefined."""
     sizes = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
-    layers = [allocate_layer_cache(*sizes, dtype, device) for _ in range(model.num_layers)]
-    return KVCache(layers, num_blocks, block_size)
+    stacked = allocate_layer_caches(model.num_layers, *sizes, dtype, device)
+    return KVCache(stacked.layers(), stacked, num_blocks, block_size)
 
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:

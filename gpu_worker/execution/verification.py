@@ -53,8 +53,7 @@ def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], acc
         return
     device = cache.layers[0].keys.device
     slots = torch.from_numpy(layout.slots[np.array([source, target])]).to(device)
-    for layer in cache.layers:
-        layer.move(slots[0], slots[1])
+    cache.stacked.move(slots[0], slots[1])
 
 
 def computed_tokens(

@@ -3,20 +3,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.layer_cache import LayerCache, allocate_layer_cache
+from kernels.layer_cache import LayerCache, StackedCaches, allocate_layer_caches
 from tests.kernels.layer_caches import EIGHT_BITS
 
-NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 8, 3, 10
+NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 2, 8, 3, 10
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, *EIGHT_BITS]
 
 
-def cache_of_any_bytes(block_size: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
-    cache = allocate_layer_cache(NUM_BLOCKS, block_size, NUM_KV_HEADS, HEAD_DIM, dtype, device)
+def caches_of_any_bytes(block_size: int, dtype: torch.dtype, device: torch.device) -> StackedCaches:
+    caches = allocate_layer_caches(NUM_LAYERS, NUM_BLOCKS, block_size, NUM_KV_HEADS, HEAD_DIM, dtype, device)
     generator = torch.Generator().manual_seed(2)
-    for tensor in cache.tensors:
+    for tensor in (tensor for layer in caches.layers() for tensor in layer.tensors):
         content = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8, generator=generator)
         tensor.view(torch.uint8).copy_(content.view_as(tensor.view(torch.uint8)))
-    return cache
+    return caches
 
 
 def bytes_of(cache: LayerCache, slot: int) -> list[bytes]:
@@ -43,11 +43,12 @@ def bytes_of(cache: LayerCache, slot: int) -> list[bytes]:
 def test_moved_slots_hold_what_their_sources_held(
     dtype: torch.dtype, block_size: int, source: list[int], target: list[int], device: torch.device
 ) -> None:
-    cache = cache_of_any_bytes(block_size, dtype, device)
-    before = [bytes_of(cache, slot) for slot in range(NUM_BLOCKS * block_size)]
-    cache.move(
+    caches = caches_of_any_bytes(block_size, dtype, device)
+    slots = range(NUM_BLOCKS * block_size)
+    before = [[bytes_of(layer, slot) for slot in slots] for layer in caches.layers()]
+    caches.move(
         torch.tensor(source, dtype=torch.int64, device=device), torch.tensor(target, dtype=torch.int64, device=device)
     )
     came_from = dict(zip(target, source, strict=True))
-    after = [bytes_of(cache, slot) for slot in range(NUM_BLOCKS * block_size)]
-    assert after == [before[came_from.get(slot, slot)] for slot in range(len(before))]
+    after = [[bytes_of(layer, slot) for slot in slots] for layer in caches.layers()]
+    assert after == [[layer[came_from.get(slot, slot)] for slot in slots] for layer in before]
