@@ -46,7 +46,7 @@ def make_linear(weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = N
     elif isinstance(weight, SplitWeight):
         return _split_linear(weight, bias)
     elif not isinstance(weight, torch.Tensor):
-        return make_quantized_linear(weight, bias)
+        return make_quantized_linear(weight, bias, make_linear)
     if (packed := pack_weight(weight, bias)) is not None:
         return KernelLinear(packed)
     if _can_pack(weight):

@@ -1,6 +1,7 @@
 """Linear layers on quantized weights, and on parts of unlike form.
 
-On a CPU with a compiler, weights are packed for its kernel; on a GPU, for those of the form's operation.
+On a CPU with a compiler, weights are packed for its kernel, without one, for those of torch; on a GPU, for those of the
+form's operation.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gpu_worker.layers.measured_linear import MeasuredLinear, PlainMatrix
 from gpu_worker.quantization.weight_forms import GroupQuantizedWeight, ScaledWeight
 from kernels.fp8_linear import Fp8Weight, fp8_linear, pack_fp8
 from kernels.int4_linear import Int4Weight, int4_linear, pack_int4
@@ -37,11 +39,26 @@ def kernel_weight(weight: GroupQuantizedWeight | ScaledWeight) -> QuantizedWeigh
     return Int8Weight(*scaled) if weight.values.dtype is torch.int8 else Fp8Weight(*scaled)
 
 
-def make_quantized_linear(weight: GroupQuantizedWeight | ScaledWeight, bias: torch.Tensor | None) -> Linear:
-    """Choose the fastest form of a linear layer on quantized weights."""
+def make_quantized_linear(
+    weight: GroupQuantizedWeight | ScaledWeight, bias: torch.Tensor | None, dense: Callable[[torch.Tensor], Linear]
+) -> Linear:
+    """Choose the fastest form of a linear layer on quantized weights.
+
+    Args:
+        weight: In any form.
+        bias: Added to every row.
+        dense: Makes a layer of a dense matrix.
+
+    Shapes:
+        bias: `[out_features]`
+    """
     plain = kernel_weight(weight)
-    packed = pack_quantized_weight(plain, bias)
-    return QuantizedLinear(plain, bias) if packed is None else KernelQuantizedLinear(packed)
+    if (packed := pack_quantized_weight(plain, bias)) is not None:
+        return KernelQuantizedLinear(packed)
+    matrix, operation = _packed_for_operation(plain)
+    if matrix is plain and plain.values.device.type == "cpu":
+        return MeasuredLinear(PlainMatrix(weight, plain, partial(operation, weight=plain), dense), bias)
+    return QuantizedLinear(partial(operation, weight=matrix, bias=bias))
 
 
 class KernelQuantizedLinear:
@@ -67,9 +84,9 @@ class QuantizedLinear:
 
     __slots__ = ("_multiply",)
 
-    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
-        """Pack the weights; the plain ones can be freed afterwards."""
-        self._multiply: Callable[..., torch.Tensor] = partial(_operation(weight), bias=bias)
+    def __init__(self, multiply: Callable[..., torch.Tensor]) -> None:
+        """Hold the form's operation, bound to its weights."""
+        self._multiply = multiply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -98,12 +115,12 @@ class SplitLinear:
         return torch.cat([part.to_float32(x) for part in self._parts], dim=1)
 
 
-def _operation(weight: QuantizedWeight) -> Callable[..., torch.Tensor]:
-    """Bind an operation to its weights, in the form that is multiplied fastest on their device."""
+def _packed_for_operation(weight: QuantizedWeight) -> tuple[object, Callable[..., torch.Tensor]]:
+    """Return a form's weights as they are multiplied fastest on their device, and its operation."""
     if isinstance(weight, Int4Weight):
-        return partial(int4_linear, weight=pack_int4(weight))
+        return pack_int4(weight), int4_linear
     if isinstance(weight, Int8GroupWeight):
-        return partial(int8_group_linear, weight=pack_int8_groups(weight))
+        return pack_int8_groups(weight), int8_group_linear
     if isinstance(weight, Int8Weight):
-        return partial(int8_linear, weight=pack_int8(weight))
-    return partial(fp8_linear, weight=pack_fp8(weight))
+        return pack_int8(weight), int8_linear
+    return pack_fp8(weight), fp8_linear

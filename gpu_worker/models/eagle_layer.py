@@ -25,7 +25,6 @@ from gpu_worker.layers.fused_eagle import FusedEagle
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_eagle import LayeredEagle
 from gpu_worker.layers.rotary_embedding import rotary_table
-from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
@@ -68,7 +67,7 @@ class EagleLayer:
         own = 2 * size**2 + _num_weights(config) + head
         whole = model.config.num_layers * _num_weights(model.config) + head
         self.relative_cost = own * dtype.itemsize / (whole * model.dtype.itemsize)
-        self._form = _form(config, _take_weights(config, checkpoint, model, dtype), model.head_in(dtype))
+        self._form = _form(config, _take_weights(config, checkpoint, model, dtype), model)
 
     def forward(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
@@ -122,7 +121,7 @@ def _num_weights(config: ModelConfig) -> int:
     return config.hidden_size * (heads + 3 * config.intermediate_size)
 
 
-def _form(config: ModelConfig, weights: EagleWeights, head: LMHead) -> EagleForm:
+def _form(config: ModelConfig, weights: EagleWeights, model: CausalLM) -> EagleForm:
     """Choose the form: fused into one call where that can be had, else operation by operation."""
     shape = StackShape(
         config.hidden_size,
@@ -133,7 +132,11 @@ def _form(config: ModelConfig, weights: EagleWeights, head: LMHead) -> EagleForm
         config.rms_norm_eps,
     )
     dtype = weights.embedding.dtype
-    library, matrix = fusing_library(shape, dtype, weights.embedding.device), head.packed_for(dtype)
+    library = fusing_library(shape, dtype, model.device)
+    if library is not None and model.config.tie_word_embeddings:
+        return FusedEagle(library, shape, weights, Projection(DenseWeight(model.embedding.to(dtype))))
+    head = model.head_in(dtype)
+    matrix = head.packed_for(dtype)
     if library is None or matrix is None:
         return LayeredEagle(weights, head)
     return FusedEagle(library, shape, weights, matrix)

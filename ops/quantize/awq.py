@@ -15,6 +15,9 @@ import torch
 from ops.quantize.grid import QuantizedMatrix, grouped, round_to_nearest
 
 _NUM_EXPONENTS = 20
+_MAX_SEARCH_ROWS = 2048
+"""A matrix with more rows is judged by so many of them, evenly spread: one number is searched for, from 20."""
+
 _CLIPS = tuple(1.0 - step / 20 for step in range(1, 11))
 
 
@@ -35,6 +38,7 @@ def search_scales(
         gram: `[in_features, in_features]` float32
         magnitudes, result: `[in_features]` float32
     """
+    weights = [weight[:: -(-len(weight) // _MAX_SEARCH_ROWS)] for weight in weights]
     best = torch.ones_like(magnitudes)
     least = sum(_loss(weight, rounded(weight, bits, group_size).dequantize(), gram) for weight in weights)
     for step in range(1, _NUM_EXPONENTS + 1):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from gpu_worker.quantization.scaled_rows import ScaledRows
 from ops.quantize.grid import QuantizedMatrix, grouped
-from ops.quantize.rows import ScaledRows
 
 Tensors = dict[str, torch.Tensor]
 

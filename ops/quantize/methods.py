@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 
 from gpu_worker.layers.layer_weights import LayerWeights
+from gpu_worker.quantization.scaled_rows import ScaledRows, float8_rows, int8_rows
 from ops.quantize.awq import clip, rounded
 from ops.quantize.awq_layer import rescale_layer
 from ops.quantize.formats import Tensors, awq_tensors, gptq_tensors, pack_quantized_tensors, scaled_row_tensors
 from ops.quantize.gptq import gptq
 from ops.quantize.grid import QuantizedMatrix, round_to_nearest
 from ops.quantize.layer_inputs import InputMoments, LayerInputs
-from ops.quantize.rows import ScaledRows, float8_rows, int8_rows
 
 BITS = 4
 # Of the head: what its rounding changes is not mended by anything behind it.
