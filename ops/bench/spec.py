@@ -34,11 +34,23 @@ from gpu_worker.proposer_setup import build_proposer
 from gpu_worker.speculative.proposer import Proposer
 from ops.bench.make_model import SHAPES, Size, make_model
 from ops.bench.record import append_record
-from ops.bench.spec_loads import KnowingProposer, Run, beginning_prompts, copying_prompts, random_prompts, serve
+from ops.bench.spec_loads import (
+    KnowingProposer,
+    Run,
+    beginning_prompts,
+    copying_prompts,
+    random_prompts,
+    serve,
+    together,
+)
 from ops.stack.config import DEMO_MODEL
 
 _PROMPT_TOKENS = 64
+_LEAST_PROMPTS = 8
+"""Small batches are measured on several, one after another: acceptance differs from text to text."""
+
 _PROPOSERS = ["ngram", "self", "draft", "medusa", "eagle"]
+Prompts = list[list[int]]
 _MakeProposer = Callable[[list[list[int]]], Proposer]
 
 
@@ -84,24 +96,28 @@ class Comparison:
 
 
 def compare(
-    runner: TorchModelRunner, prompts: list[list[int]], new: int, depth: int, rounds: int, proposer: _MakeProposer
+    runner: TorchModelRunner, batches: list[Prompts], new: int, depth: int, rounds: int, proposer: _MakeProposer
 ) -> Comparison:
-    """Serve the same prompts plainly and with drafts, in turn.
+    """Serve the same batches of prompts, one after another, plainly and with drafts, in turn.
 
     Raises:
         RuntimeError: A step failed.
     """
     policies = (None, FixedDepth(depth), AdaptiveDepth(2 * depth))
     runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
-    answers: list[list[int]] = []
+    answers: list[list[list[int]]] = [[] for _ in batches]
     for number in range(rounds + 1):
         for policy, kept in zip(policies, runs, strict=True):
-            guessing = proposer(answers)
-            runner.verify_drafts_of(guessing)
-            run = serve(runner, prompts, new, policy, guessing.forget)
-            answers = answers or run.answers
-            if run.answers != answers:
-                _tell_difference(run.answers, answers)
+            parts = []
+            for place, prompts in enumerate(batches):
+                guessing = proposer(answers[place])
+                runner.verify_drafts_of(guessing)
+                parts.append(serve(runner, prompts, new, policy, guessing.forget))
+                answers[place] = answers[place] or parts[-1].answers
+            run = together(parts)
+            plain = [answer for batch in answers for answer in batch]
+            if run.answers != plain:
+                _tell_difference(run.answers, plain)
             # The first round warms up, and teaches the policy that adapts.
             if number:
                 kept.append(run)
@@ -168,17 +184,19 @@ def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object
     common = {"dtype": str(runner.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
     for name, ways in _ways(model, runner, options):
         for batch in options.batch:
-            result = compare(runner, ways.prompts(batch), options.new, options.depth, options.rounds, ways.proposer)
+            prompts = ways.prompts(max(batch, _LEAST_PROMPTS))
+            batches = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
+            result = compare(runner, batches, options.new, options.depth, options.rounds, ways.proposer)
             result = replace(result, is_tree=ways.is_tree)
             yield common | {"model": options.shape or model.name, "proposer": name, "batch": batch} | result.row()
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A proposer for each run, given the plain answers, and the prompts of a batch that it is measured on."""
+    """A proposer for each run, given the plain answers, and so many prompts that it is measured on."""
 
     proposer: _MakeProposer
-    prompts: Callable[[int], list[list[int]]]
+    prompts: Callable[[int], Prompts]
     is_tree: bool = False
 
 
@@ -197,7 +215,7 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
 def _way_of(name: str, proposer: Proposer, model: Path) -> Way:
     """Use one proposer for all runs: what it guesses by is loaded only once."""
     find = copying_prompts if name == "ngram" else beginning_prompts
-    return Way(lambda _: proposer, partial(find, model), is_tree=name == "medusa")
+    return Way(lambda _: proposer, partial(find, model), is_tree=name in ("medusa", "eagle"))
 
 
 def _settings(model: Path, name: str, options: argparse.Namespace) -> tuple[WorkerConfig, RunnerConfig]:

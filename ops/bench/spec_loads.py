@@ -100,6 +100,20 @@ class Run:
         return self.num_accepted_tokens / tested if tested else 0.0
 
 
+def together(runs: Values[Run]) -> Run:
+    """Return runs, one after another, as one."""
+    return Run(
+        sum(run.seconds for run in runs),
+        sum(run.num_steps for run in runs),
+        sum(run.num_tokens for run in runs),
+        [answer for run in runs for answer in run.answers],
+        sum(run.num_drafts for run in runs),
+        sum(run.num_draft_tokens for run in runs),
+        sum(run.num_accepted_tokens for run in runs),
+        sum(run.num_all_right for run in runs),
+    )
+
+
 class _Counts:
     """A policy that counts what it is told."""
 
