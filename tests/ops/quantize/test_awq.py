@@ -8,6 +8,7 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import take_layer
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.registry import read_model_config
+from ops.quantize import awq
 from ops.quantize.awq import clip, rounded, search_scales
 from ops.quantize.awq_layer import rescale_layer
 from ops.quantize.layer_pass import LayerPass
@@ -31,6 +32,22 @@ def test_scales_protect_loud_features() -> None:
     assert output_error(weight, scaled, inputs) < 0.6 * output_error(
         weight, rounded(weight, 4, 32).dequantize(), inputs
     )
+
+
+def test_scales_of_some_rows_are_as_good_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = correlated_inputs(200, 64)
+    weight = torch.randn(6100, 64, generator=torch.Generator().manual_seed(1))
+    gram, magnitudes = inputs.T @ inputs, inputs.abs().mean(0)
+
+    of_some = search_scales([weight], gram, magnitudes, 4, 32)
+    monkeypatch.setattr(awq, "_MAX_SEARCH_ROWS", len(weight))
+    of_all = search_scales([weight], gram, magnitudes, 4, 32)
+
+    errors = [
+        output_error(weight, rounded(weight * scales, 4, 32).dequantize() / scales, inputs)
+        for scales in (of_some, of_all)
+    ]
+    assert errors[0] < 1.01 * errors[1]
 
 
 def test_scales_are_shared_by_matrices_of_the_same_input() -> None:
