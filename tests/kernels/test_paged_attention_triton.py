@@ -14,7 +14,7 @@ from kernels.paged_attention.triton_attention import PagedAttentionBatch, can_ru
 from kernels.paged_attention.triton_config import MAX_SPLITS, ChunkConfig, SplitConfig, choose_num_splits
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.token_trees import Tree, attend_to_paths, random_tree, tree_batch
+from tests.kernels.token_trees import AnyMasks, Tree, attend_to_paths, deep_tree, random_tree, tree_batch
 from tests.kernels.tolerances import assert_close
 
 # With one multiprocessor a sequence is not divided; with 64, as often as its shortest splits allow.
@@ -100,12 +100,13 @@ def check_trees(
     device: torch.device,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    gpu: Gpu = SPLITS,
 ) -> None:
     batch, masks = tree_batch(trees, shape)
     options = (sliding_window, soft_cap)
     with poisoned_memory():
         actual = paged_attention_triton(
-            on_device(batch, device, masks), batch.max_query_len, batch.scale, *options, SPLITS, SPLIT, CHUNK
+            on_device(batch, device, masks), batch.max_query_len, batch.scale, *options, gpu, SPLIT, CHUNK
         )
     assert_close(actual, attend_to_paths(trees, shape, *options))
 
@@ -134,6 +135,33 @@ def test_windows_over_trees_equal_sequences_of_their_own(
 def test_one_large_tree_equals_sequences_of_its_own(device: torch.device) -> None:
     check_trees([random_tree(150, 63, seed=4)], SMALL, device)
     check_trees([random_tree(64, 63, seed=5)], SMALL, device)
+
+
+# Hidden tokens at every distance that a mask speaks of, contexts shorter than that, and paths longer than 31; ends of
+# contexts before, at and behind the edges of blocks, tiles and splits, beside sequences without a tree.
+MASKED = [AnyMasks(129, num_before=3), Tree(64), AnyMasks(96, num_before=2), AnyMasks(31, num_before=2)]
+MASKED_CHUNKS = [AnyMasks(128, num_before=20), Tree(40, num_before=2), deep_tree(81, 40, 3)]
+ONE_HEAD = Shape(1, 1, 24, 8)
+
+
+@pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
+@pytest.mark.parametrize("shape", [SMALL, INT8, FP8], ids=["float32", "int8", "fp8"])
+def test_masks_of_any_bits_equal_sequences_of_their_own(shape: Shape, gpu: Gpu, device: torch.device) -> None:
+    check_trees(MASKED, shape, device, gpu=gpu)
+
+
+def test_deep_trees_equal_sequences_of_their_own(device: torch.device) -> None:
+    check_trees([deep_tree(97, 40), Tree(33), deep_tree(70, 60)], ONE_HEAD, device)
+
+
+@pytest.mark.parametrize("shape", [ONE_HEAD, INT8], ids=["float32", "int8"])
+def test_chunks_with_masks_of_any_bits_equal_sequences_of_their_own(shape: Shape, device: torch.device) -> None:
+    check_trees(MASKED_CHUNKS, shape, device)
+
+
+@pytest.mark.parametrize("trees", [MASKED, MASKED_CHUNKS], ids=["decodes", "chunks"])
+def test_windows_over_masks_of_any_bits_equal_sequences_of_their_own(trees: list[Tree], device: torch.device) -> None:
+    check_trees(trees, SMALL, device, 64)
 
 
 def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.device) -> None:

@@ -51,6 +51,22 @@ def random_tree(length: int, num_guesses: int, seed: int, num_before: int = 1) -
     return Tree(length, parents, num_before)
 
 
+@dataclass(frozen=True)
+class AnyMasks(Tree):
+    """A sequence whose `num_before` last tokens each hide any of the 63 before them, the furthest always."""
+
+    def path(self, query: int) -> list[int]:
+        own = self.length - self.num_queries + query
+        hidden = {own - 63, *(own - i for i in random.Random(own).sample(range(1, 63), 30))}
+        return [slot for slot in range(own + 1) if slot not in hidden]
+
+
+def deep_tree(length: int, depth: int, num_before: int = 1) -> Tree:
+    """A chain of guesses with a branch off its first, its middle, and its last but one."""
+    chain = [None, *range(depth - 1)]
+    return Tree(length, [*chain, 0, depth // 2, depth - 2], num_before)
+
+
 def tree_batch(trees: Sequence[Tree], shape: Shape) -> tuple[PagedBatch, torch.Tensor]:
     """Lay sequences into a batch, and return it with its masks."""
     sequences = [make_sequence(tree.length, shape, seed=tree.length) for tree in trees]
