@@ -1,0 +1,55 @@
+"""8-bit integers times inputs that are rounded to 8 bits too, by oneDNN: exact sums of the whole row.
+
+Inputs become unsigned bytes around 128, the type for which oneDNN has fast products on x86.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.int8_linear import Int8Weight
+
+# oneDNN chooses the packed layout for a number of rows; see `gpu_worker/layers/linear.py`.
+_PACKED_FOR_ROWS = 32
+_MAX = 127
+_ZERO = 128
+# A row of zeros must not be divided by zero.
+_MIN_SCALE = 1e-12
+
+
+class TokenInt8Form:
+    """A matrix in oneDNN's packing."""
+
+    __slots__ = ("_activation_scale", "_no_zeros", "_scales", "_values")
+
+    def __init__(self, weight: Int8Weight) -> None:
+        """Pack a matrix; the plain one can be freed afterwards."""
+        rows, columns = weight.values.shape
+        self._values = torch.ops.onednn.qlinear_prepack(weight.values.contiguous(), [_PACKED_FOR_ROWS, columns])
+        self._scales = weight.scales.expand(rows, 1).flatten().contiguous()
+        self._no_zeros = torch.zeros(rows, dtype=torch.int32)
+        self._activation_scale = weight.activation_scale
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        scale = self._activation_scale
+        if scale is None:
+            largest = torch.linalg.vector_norm(x, torch.inf, 1, True, dtype=torch.float32)
+            scale = largest.div_(_MAX).clamp_(min=_MIN_SCALE)
+        codes = x.float().div(scale).round_().add_(_ZERO).clamp_(0, 255).to(torch.uint8)
+        sums: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            codes,
+            1.0,
+            _ZERO,
+            self._values,
+            self._scales,
+            self._no_zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return sums.mul_(scale).to(x.dtype)
