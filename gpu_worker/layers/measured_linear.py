@@ -111,7 +111,7 @@ class Measured:
         key = (*matrix.kind(), dtype, torch.get_num_threads(), _DENSE in makers)
         if key not in self.names:
             seconds = measure(makers, matrix.formula, columns, dtype)
-            self.names[key] = choose(seconds)
+            self.names[key] = choose(seconds, larger=(_DENSE,))
             logger.info("%s, %dx%d in %s: %s", key[0], rows, columns, dtype, describe(self.names[key], seconds))
         names = self.names[key]
         if _DENSE in names:

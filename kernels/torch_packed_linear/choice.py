@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -13,22 +13,27 @@ from kernels.torch_packed_linear.timing import ROWS
 
 # Between the numbers of rows that were measured, in ratios.
 _UP_TO = (2, 8, 32)
-# How many times as fast another form must be, at some number of rows, for a copy of its own.
+# How many times as fast a form must be for a copy of its own, or for one that is larger than what was loaded.
 _WORTH_A_COPY = 1.25
 
 
-def choose(seconds: Mapping[str, tuple[float, ...]]) -> tuple[str, ...]:
+def choose(seconds: Mapping[str, tuple[float, ...]], larger: Collection[str] = ()) -> tuple[str, ...]:
     """Return which form to use for each number of rows: the best on the whole, unless another is much better there.
 
     Args:
         seconds: What `measure` returned.
+        larger: Forms that take more memory than what was loaded.
     """
-    best = [min(column) for column in zip(*seconds.values(), strict=True)]
-    first = min(seconds, key=lambda name: math.prod(s / b for s, b in zip(seconds[name], best, strict=True)))
-    chosen = []
-    for index, least in enumerate(best):
-        is_much_better = seconds[first][index] > _WORTH_A_COPY * least
-        chosen.append(min(seconds, key=lambda name: seconds[name][index]) if is_much_better else first)
+
+    def on_the_whole(name: str) -> float:
+        """Return the geometric mean, with a handicap for memory."""
+        return math.prod(seconds[name]) ** (1 / len(ROWS)) * (_WORTH_A_COPY if name in larger else 1)
+
+    first, chosen = min(seconds, key=on_the_whole), []
+    for index in range(len(ROWS)):
+        fastest = min(seconds, key=lambda name: seconds[name][index])
+        is_much_better = seconds[first][index] > _WORTH_A_COPY * seconds[fastest][index]
+        chosen.append(fastest if is_much_better else first)
     return tuple(chosen)
 
 

@@ -28,7 +28,8 @@ class TokenInt8Form:
         self._values = torch.ops.onednn.qlinear_prepack(weight.values.contiguous(), [_PACKED_FOR_ROWS, columns])
         self._scales = weight.scales.expand(rows, 1).flatten().contiguous()
         self._no_zeros = torch.zeros(rows, dtype=torch.int32)
-        self._activation_scale = weight.activation_scale
+        # Of two dimensions, so that what it divides becomes float32.
+        self._activation_scale = None if weight.activation_scale is None else weight.activation_scale.view(1, 1)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -36,7 +37,7 @@ class TokenInt8Form:
         if scale is None:
             largest = torch.linalg.vector_norm(x, torch.inf, 1, True, dtype=torch.float32)
             scale = largest.div_(_MAX).clamp_(min=_MIN_SCALE)
-        codes = x.float().div(scale).round_().add_(_ZERO).clamp_(0, 255).to(torch.uint8)
+        codes = x.div(scale).round_().add_(_ZERO).clamp_(0, 255).to(torch.uint8)
         sums: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
             codes,
             1.0,

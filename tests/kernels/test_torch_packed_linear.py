@@ -201,7 +201,7 @@ def test_hopeless_form_is_not_measured_with_more_rows() -> None:
     [
         ((1, 1, 3, 9), (2, 2, 2, 3), "packed packed dense dense"),
         ((2, 2, 2, 2), (2, 2, 2, 3), "packed packed packed packed"),
-        ((1.9, 2, 3, 9), (2, 2, 2, 3), "dense dense dense dense"),
+        ((1.9, 2, 9, 9), (2, 2, 2, 3), "dense dense dense dense"),
         ((1, math.inf, math.inf, math.inf), (4, 4, 4, 4), "packed dense dense dense"),
     ],
 )
@@ -211,6 +211,12 @@ def test_another_form_is_held_only_where_it_is_much_better(
     seconds = {"packed": packed, "dense": dense}
     assert choose(seconds) == tuple(chosen.split())
     assert describe(choose(seconds), seconds).startswith(chosen.replace(" ", "/"))
+
+
+def test_larger_form_must_be_worth_its_memory() -> None:
+    seconds = {"packed": (5.0, 5.0, 5.0, 6.0), "dense": (4.5, 4.5, 4.5, 4.5)}
+    assert set(choose(seconds)) == {"dense"}
+    assert choose(seconds, larger=("dense",)) == ("packed", "packed", "packed", "dense")
 
 
 def test_rows_go_to_the_form_that_was_measured_nearest() -> None:
