@@ -1,7 +1,8 @@
 """Train the demo model's drafts: a smaller model, Medusa heads and an EAGLE layer, each in a folder of its own.
 
 `python -m ops.demo_model.drafts --minutes 25` writes the folders `draft/`, `medusa/` and `eagle/` anew, from the demo
-model, the text that it was trained on, and what it writes itself. They are measured on the held-out modules.
+model, the text that it was trained on, and what it writes itself. They are measured on the held-out modules. With
+`--out` they go elsewhere, and the model's card stays as it is.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ DRAFT_FOLDERS: Mapping[str, Path] = MappingProxyType(
 )
 # A file of weights has four megabytes at most: that is why Medusa's heads share the model's vocabulary matrix.
 _SHAPE = DraftShape(hidden_size=192, num_layers=2, num_heads=3, head_layers=2, shares_head=True, num_steps=2)
-_NUM_TOKENS = 1_372_160
+NUM_TOKENS = 1_372_160
 _OWN_SHARE = 0.48
 
 
-def material_plan(folder: Path, seed: int) -> MaterialPlan:
-    """Write the texts into a folder, and plan to learn from them."""
+def material_plan(folder: Path, seed: int, num_tokens: int) -> MaterialPlan:
+    """Write the texts into a folder, and plan to learn from so many of their tokens."""
     documents = list(training_documents())
     rng = random.Random(seed)
     chats = list(chat_documents(documents, rng))
@@ -52,12 +53,11 @@ def material_plan(folder: Path, seed: int) -> MaterialPlan:
     for name, parts in texts.items():
         (folder / name).write_text("".join(part + END_OF_TEXT for part in parts), encoding="utf-8")
     corpus, held_out = (folder / name for name in texts)
-    return MaterialPlan(MODEL_FOLDER, (corpus,), (held_out,), _NUM_TOKENS, _OWN_SHARE, 512, seed)
+    return MaterialPlan(MODEL_FOLDER, (corpus,), (held_out,), num_tokens, _OWN_SHARE, 512, seed)
 
 
-def record(training: Training, kind: str, material: Material, seed: int) -> dict[str, Any]:
-    """Return what `training.json` says of a draft, after measuring its files in the engine."""
-    folder = DRAFT_FOLDERS[kind]
+def record(training: Training, kind: str, folder: Path, material: Material, seed: int) -> dict[str, Any]:
+    """Return what `training.json` says of the draft in a folder, after measuring its files in the engine."""
     return {
         "kind": kind,
         "seed": seed,
@@ -77,15 +77,15 @@ def record(training: Training, kind: str, material: Material, seed: int) -> dict
     }
 
 
-def train_all(minutes: float, seed: int) -> None:
-    """Train the three drafts on the same material, one after another."""
+def train_all(parent: Path, length: Length, num_tokens: int, seed: int) -> None:
+    """Train the three drafts on the same material, one after another, each in its folder of `parent`."""
     with tempfile.TemporaryDirectory(prefix="headrace-drafts-") as folder:
-        plan = material_plan(Path(folder), seed)
+        plan = material_plan(Path(folder), seed, num_tokens)
         material = prepare(plan, _tell)
-        for kind, out in DRAFT_FOLDERS.items():
-            job = TrainDraftJob(kind, out, Length(None, minutes * 60), plan, _SHAPE)
-            training = train_on(material, job, _tell)
-            found = record(training, kind, material, seed)
+        for kind, shipped in DRAFT_FOLDERS.items():
+            out = parent / shipped.name
+            training = train_on(material, TrainDraftJob(kind, out, length, plan, _SHAPE), _tell)
+            found = record(training, kind, out, material, seed)
             write_text(out / "training.json", json.dumps(found, indent=2) + "\n")
             print(f"\n{kind}: {found}", file=sys.stderr)
 
@@ -95,13 +95,16 @@ def _tell(stage: str, done: int, total: int, note: str = "") -> None:
 
 
 def main() -> None:
-    """Train as the command line says, and write the model card again."""
+    """Train as the command line says, and write the model card again where the drafts lie beside the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="time to train each draft for")
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="tokens to learn from")
+    parser.add_argument("--out", type=Path, default=MODEL_FOLDER.parent, help="folder for the three folders")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights and data")
     arguments = parser.parse_args()
-    train_all(arguments.minutes, arguments.seed)
-    write_card()
+    train_all(arguments.out, Length(None, arguments.minutes * 60), arguments.tokens, arguments.seed)
+    if arguments.out.resolve() == MODEL_FOLDER.parent:
+        write_card()
 
 
 if __name__ == "__main__":

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from ops.demo_model import drafts
+from ops.demo_model.corpus import training_documents
 from ops.demo_model.draft_card import draft_section
 from ops.demo_model.draft_serving import serve_drafts
-from ops.demo_model.drafts import DRAFT_FOLDERS
+from ops.demo_model.drafts import DRAFT_FOLDERS, train_all
 from ops.demo_model.export import MODEL_FOLDER
+from ops.train_draft import material
+from ops.train_draft.optimization import Length
 from tests.gpu_worker.models.conftest import one_thread
 
 __all__ = ["one_thread"]
@@ -58,3 +66,19 @@ def test_card_states_the_figures_of_the_records(kind: str) -> None:
     assert section in (MODEL_FOLDER / "README.md").read_text()
     assert f"{training(kind)['right_up_to_guess'][0]:.1%}" in section
     assert f"{training(kind)['served']['accepted_a_draft']:.2f}" in section
+
+
+@pytest.mark.slow
+def test_all_drafts_are_trained_measured_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "training_documents", lambda: islice(training_documents(), 12))
+    monkeypatch.setattr(drafts, "serve_drafts", partial(serve_drafts, num_prompts=2))
+    monkeypatch.setattr(material, "HELD_OUT_ROWS", 2)
+
+    train_all(tmp_path, Length(2, None), num_tokens=2048, seed=3)
+
+    for kind, shipped in DRAFT_FOLDERS.items():
+        record = json.loads((tmp_path / shipped.name / "training.json").read_text())
+        assert record.keys() == training(kind).keys()
+        assert (record["kind"], record["steps"], record["served"]["prompts"]) == (kind, 2, 2)
+    shutil.copytree(MODEL_FOLDER, tmp_path / "model")
+    assert "accepted" in draft_section(tmp_path / "model")
