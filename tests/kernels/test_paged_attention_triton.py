@@ -140,7 +140,7 @@ def test_one_large_tree_equals_sequences_of_its_own(device: torch.device) -> Non
 # Hidden tokens at every distance that a mask speaks of, contexts shorter than that, and paths longer than 31; ends of
 # contexts before, at and behind the edges of blocks, tiles and splits, beside sequences without a tree.
 MASKED = [AnyMasks(129, num_before=3), Tree(64), AnyMasks(96, num_before=2), AnyMasks(31, num_before=2)]
-MASKED_CHUNKS = [AnyMasks(128, num_before=20), Tree(40, num_before=2), deep_tree(81, 40, 3)]
+MASKED_CHUNKS = [AnyMasks(98, num_before=20), Tree(40, num_before=2), deep_tree(81, 40, 3)]
 ONE_HEAD = Shape(1, 1, 24, 8)
 
 
