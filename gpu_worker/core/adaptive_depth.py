@@ -4,21 +4,25 @@ Keeps, for each size of batch, the time of a step by the mean number of drafts a
 its drafts that were right lately; and for all how much likelier the second guess of a draft is, or the third, than that
 share foretells, since the guesses of a tree follow several ways, and a head may be worse than the one before. A step is
 worth the tokens that it is expected to make over the time that it is expected to take; where no number of drafts beats
-none, there are none. All this knowledge ages, so now and then a step tries what does not look best, as rarely as it is
-expensive.
+none, there are none. All this knowledge ages, so now and then some steps try what does not look best, as rarely as they
+are expensive.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from operator import itemgetter, mul
 
 from gpu_worker.core.sequence import Sequence
 
 _FIRST_ACCEPTANCE = 0.6
-_SEQUENCE_WEIGHT = 0.1
+_SEQUENCE_WEIGHT = 0.05
 _ENGINE_WEIGHT = 0.02
+"""Of a draft in a small batch; in a large one a step brings as many, which count for less each."""
+
+_SMALL_BATCH = 4
 _SHARED = 0.3
 """How much the engine's share of right drafts counts in a sequence's chances; its own is from few drafts."""
 
@@ -44,6 +48,9 @@ _TRIAL_COST = 0.005
 
 _LEAST_TRIAL_INTERVAL = 32
 
+_TRIAL_STEPS = _LEAST_MEASUREMENTS + 1
+"""Steps in a row that a trial takes: the first one with drafts also makes up for what steps without them put off."""
+
 _STEPS_BETWEEN_LOOKS = 8
 """Steps for which none remains none, since choosing takes time as well."""
 
@@ -60,7 +67,8 @@ class StepTimes:
         self._first: list[list[float]] = [[] for _ in range(max_depth + 1)]
         self.until_trial = _LEAST_TRIAL_INTERVAL
         self.until_next_look = 0
-        self.num_trials = 0
+        self._num_trials = 0
+        self._trial_depth = self._trial_steps = 0
 
     @property
     def is_known(self) -> bool:
@@ -69,24 +77,49 @@ class StepTimes:
 
     def measure(self, depth: int, duration_s: float) -> None:
         """Add a step. A depth counts as measured after some; the first may have set up what later ones find."""
-        known = self._measured[depth]
-        if known is not None:
-            self._measured[depth] = known + _TIME_WEIGHT * (min(duration_s, known * _LONGEST_TRUSTED) - known)
-            return
         first = self._first[depth]
-        first.append(duration_s)
-        if len(first) == _LEAST_MEASUREMENTS:
-            self._measured[depth] = min(first)
+        if len(first) < _LEAST_MEASUREMENTS:
+            first.append(duration_s)
+            if len(first) == _LEAST_MEASUREMENTS:
+                self._measured[depth] = statistics.median(first)
+            return
+        known = self._measured[depth]
+        assert known is not None
+        self._measured[depth] = known + _TIME_WEIGHT * (min(duration_s, known * _LONGEST_TRUSTED) - known)
 
-    def next_trial(self) -> int:
-        """Return which depth to try: of powers of two the first that is not known, or when all are, each in turn.
+    def start_trial(self, best: int) -> None:
+        """Begin a trial of another depth than the best one, whose time is then measured anew.
 
-        The shallow ones first, since they tell what the others cost.
+        Where drafts pay, of none, which they are compared with; else of powers of two, the first that is not known, or
+        when all are, each in turn: the shallow ones first, since they tell what the others cost.
         """
-        depths = [1 << exponent for exponent in range((len(self._measured) - 1).bit_length())]
-        unknown = [depth for depth in depths if self._measured[depth] is None]
-        self.num_trials += 1
-        return unknown[0] if unknown else depths[self.num_trials % len(depths)]
+        depth = 0
+        if not best:
+            depths = [1 << exponent for exponent in range((len(self._measured) - 1).bit_length())]
+            unknown = [depth for depth in depths if self._measured[depth] is None]
+            self._num_trials += 1
+            depth = unknown[0] if unknown else depths[self._num_trials % len(depths)]
+        expected = self.all()
+        self._trial_depth, self._trial_steps = depth, _TRIAL_STEPS
+        self._first[depth].clear()
+        self.until_trial = _LEAST_TRIAL_INTERVAL
+        self._wait_for(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best])
+
+    def take_trial_step(self) -> int | None:
+        """Return the depth to try in this step; None when there is no trial."""
+        if not self._trial_steps:
+            return None
+        self._trial_steps -= 1
+        return self._trial_depth
+
+    def make_up(self, depth: int, duration_s: float) -> None:
+        """Take in a step that did more than steps of its depth do; the next trial waits for as long as that took."""
+        expected = self.all()
+        self._wait_for((duration_s - expected[depth]) / expected[0])
+
+    def _wait_for(self, lost_steps: float) -> None:
+        """Put the next trial off until what was lost is a small share of all."""
+        self.until_trial = max(self.until_trial, round(lost_steps / _TRIAL_COST))
 
     def all(self) -> list[float]:
         """Return the times of all depths: measured ones, straight lines between them, behind them the last slope."""
@@ -130,23 +163,28 @@ class AdaptiveDepth:
         assert max_depth > 0
         self._max_depth = max_depth
         self._acceptance = _FIRST_ACCEPTANCE
+        self._engine_weight = _ENGINE_WEIGHT
         self._factors = PlaceFactors(max_depth)
         self._times: dict[int, StepTimes] = {}
+        self._is_drafting = False
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depths that make the most tokens a second, or for a trial, others."""
         times = self._times_of(len(sequences))
         if not times.is_known:
             return [0] * len(sequences)
+        if (depth := times.take_trial_step()) is not None:
+            return [min(depth, max(0, limit)) for limit in limits]
         times.until_trial -= 1
         times.until_next_look -= 1
         if times.until_trial >= 0 and times.until_next_look > 0:
             return [0] * len(sequences)
+        self._engine_weight = _ENGINE_WEIGHT * min(1.0, _SMALL_BATCH / len(sequences))
         levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
         best = self._best_depths(Counter(levels), times.all())
         if times.until_trial < 0:
-            depth = self._trial(times, sum(map(best.__getitem__, levels)), len(sequences))
-            return [min(depth, max(0, limit)) for limit in limits]
+            times.start_trial(_mean_depth(sum(map(best.__getitem__, levels)), len(sequences)))
+            return self.depths(sequences, limits)
         if not any(best.values()):
             # Without drafts nothing is learned that would change it.
             times.until_next_look = _STEPS_BETWEEN_LOOKS
@@ -160,13 +198,18 @@ class AdaptiveDepth:
         # Those behind the first wrong one were not put to the test.
         for is_right in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
             acceptance += _SEQUENCE_WEIGHT * (is_right - acceptance)
-            self._acceptance += _ENGINE_WEIGHT * (is_right - self._acceptance)
+            self._acceptance += self._engine_weight * (is_right - self._acceptance)
         sequence.acceptance = acceptance
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Move the time of steps like this one."""
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
-        self._times_of(num_sequences).measure(depth, duration_s)
+        is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
+        times = self._times_of(num_sequences)
+        if is_first:
+            times.make_up(depth, duration_s)
+        else:
+            times.measure(depth, duration_s)
 
     def _times_of(self, num_sequences: int) -> StepTimes:
         size = num_sequences.bit_length()
@@ -208,15 +251,6 @@ class AdaptiveDepth:
     def _acceptance_of(self, sequence: Sequence) -> float:
         own = self._acceptance if sequence.acceptance is None else sequence.acceptance
         return own + _SHARED * (self._acceptance - own)
-
-    def _trial(self, times: StepTimes, num_best: int, num_sequences: int) -> int:
-        """Return another depth to try now, and put the next trial as far off as this one is expensive."""
-        # Where drafts pay, what they are compared with.
-        depth = 0 if num_best else times.next_trial()
-        expected = times.all()
-        excess = abs(expected[depth] / expected[_mean_depth(num_best, num_sequences)] - 1.0)
-        times.until_trial = max(_LEAST_TRIAL_INTERVAL, round(excess / _TRIAL_COST))
-        return depth
 
 
 def _mean_depth(num_drafted: int, num_sequences: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -154,10 +155,32 @@ def test_shallow_depths_are_tried_before_deeper_ones_whose_cost_they_tell() -> N
     measure(times, 0, 1.0)
     tried = []
     for _ in range(12):
-        tried.append(times.next_trial())
-        times.measure(tried[-1], 1.0)
-    assert tried[:9] == [1, 1, 1, 2, 2, 2, 4, 4, 4]
-    assert set(tried[9:]) == {1, 2, 4}
+        times.start_trial(best=0)
+        while (depth := times.take_trial_step()) is not None:
+            tried.append(depth)
+            times.measure(depth, 1.0)
+    assert [depth for depth, _ in itertools.groupby(tried[:12])] == [1, 2, 4]
+    assert set(tried[12:]) == {1, 2, 4}
+
+
+def test_what_steps_without_drafts_put_off_is_not_taken_for_the_cost_of_drafts() -> None:
+    world = World(memory_bound, [0.9])
+    put_off = [0]
+
+    def step_s(num_tokens: int) -> float:
+        put_off[0] = put_off[0] + 1 if num_tokens == 1 else 0
+        return memory_bound(num_tokens) + (0 if num_tokens == 1 else 0.1 * previous.pop())
+
+    previous = [0]
+    usual = step_s
+
+    def timed(num_tokens: int) -> float:
+        previous.append(put_off[0])
+        return usual(num_tokens)
+
+    world.step_s = timed
+    world.run(500)
+    assert world.run(2000) > 3 / memory_bound(1)
 
 
 def test_one_long_step_moves_a_time_little() -> None:
