@@ -87,22 +87,23 @@ def _headrace(task: Task) -> Iterator[Address]:
 
 @contextmanager
 def _llama(home: Path, plain: Path, precision: str, task: Task) -> Iterator[Address]:
-    port, load = _free_port(), task.loads[-1]
-    batch = max(load.batch for load in task.loads)
+    port = _free_port()
+    batch, prompt = max(load.batch for load in task.loads), max(load.prompt for load in task.loads)
     command = [str(llama_program(home, "llama-server")), "-m", str(convert_for_llama(plain, home, precision))]
     command += ["--host", _HOST, "--port", str(port), "--alias", _MODEL, "--offline", "-t", str(task.num_threads)]
-    command += ["-np", str(batch), "-c", str(batch * _sequence_tokens(task)), "-b", "2048", "-ub", str(load.prompt)]
+    command += ["-np", str(batch), "-c", str(batch * _sequence_tokens(task)), "-b", "2048", "-ub", str(prompt)]
     with _running(command, {}, partial(_is_healthy, port)):
         yield Address(_HOST, port, _MODEL)
 
 
 @contextmanager
 def _vllm(home: Path, task: Task) -> Iterator[Address]:
-    port, load = _free_port(), task.loads[-1]
+    port = _free_port()
+    batch, prompt = max(load.batch for load in task.loads), max(load.prompt for load in task.loads)
     command = [str(vllm_python(home)), "-m", "vllm.entrypoints.openai.api_server", "--model", str(task.model)]
     command += ["--host", _HOST, "--port", str(port), "--served-model-name", _MODEL, "--dtype", "bfloat16"]
-    command += ["--max-model-len", str(_sequence_tokens(task)), "--max-num-seqs", str(load.batch)]
-    command += ["--max-num-batched-tokens", str(max(load.prompt, 512)), "--disable-log-stats"]
+    command += ["--max-model-len", str(_sequence_tokens(task)), "--max-num-seqs", str(batch)]
+    command += ["--max-num-batched-tokens", str(max(prompt, 512)), "--disable-log-stats"]
     with _running(command, vllm_environ(task.num_threads), partial(_is_healthy, port)):
         yield Address(_HOST, port, _MODEL)
 

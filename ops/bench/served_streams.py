@@ -60,13 +60,16 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
     """Ask for a completion of `max_tokens` of each prompt, all at once.
 
     Raises:
-        StreamError: An answer is not what was asked for, or streams do not overlap.
+        StreamError: Nobody listens, an answer is not what was asked for, or streams do not overlap.
     """
     loop = asyncio.get_running_loop()
     streams = []
     for prompt in prompts:
         make = partial(_Stream, _request(address, prompt, max_tokens))
-        _, stream = await loop.create_connection(make, address.host, address.port)
+        try:
+            _, stream = await loop.create_connection(make, address.host, address.port)
+        except OSError as error:
+            raise StreamError(f"{address.host}:{address.port} takes no connection: {error.strerror}") from None
         streams.append(stream)
     for stream in streams:
         stream.send()
@@ -102,7 +105,10 @@ def token_times(pieces: list[tuple[float, bytes]], max_tokens: int) -> list[floa
     parser = httptools.HttpResponseParser(body)
     for moment, data in pieces:
         body.now = moment
-        parser.feed_data(data)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise StreamError(f"an answer is not HTTP: {error}") from None
     text = b"".join(body.parts)
     status = parser.get_status_code() if pieces else 0
     if status != 200:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from ops.bench import served_servers
+from ops.bench.engine import Load
+from ops.bench.engine_peers import Task
 from ops.bench.served import Row, ratios
 from ops.bench.served_servers import OURS
 from ops.bench.served_streams import Address, StreamError, measure, serve_streams, token_times
@@ -71,6 +77,34 @@ def test_refused_or_short_answers_are_errors() -> None:
         token_times([(1.0, HEAD + chunk(" w3") + b"0\r\n\r\n")], 8)
     with pytest.raises(StreamError, match="status 0"):
         token_times([], 8)
+    with pytest.raises(StreamError, match="an answer is not HTTP"):
+        token_times([(1.0, b"Segmentation fault")], 8)
+
+
+def test_server_that_is_gone_is_told() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+
+        with pytest.raises(StreamError, match=f"127.0.0.1:{port} takes no connection: Connect"):
+            asyncio.run(serve_streams(Address("127.0.0.1", port, "any"), [[3]], 8))
+
+
+def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    @contextmanager
+    def note(command: list[str], environ: object, is_ready: object) -> Iterator[None]:
+        commands.append(command)
+        yield
+
+    monkeypatch.setattr(served_servers, "_running", note)
+    monkeypatch.setattr(served_servers, "vllm_python", lambda home: home / "python")
+    (vllm,) = (server for server in served_servers.servers(Path("."), Path("."), "BF16") if server.name == "vLLM CPU")
+    with vllm.start(Task(Path("."), [Load(32, 512, 64), Load(1, 512, 64)], 2)):
+        (command,) = commands
+
+    assert command[command.index("--max-num-seqs") + 1] == "32"
 
 
 def test_ratio_is_to_the_best_peer() -> None:
