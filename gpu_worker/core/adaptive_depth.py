@@ -87,18 +87,20 @@ class StepTimes:
         assert known is not None
         self._measured[depth] = known + _TIME_WEIGHT * (min(duration_s, known * _LONGEST_TRUSTED) - known)
 
-    def start_trial(self, best: int) -> None:
-        """Begin a trial of another depth than the best one, whose time is then measured anew.
+    def start_trial(self, best: int, hoped: int) -> None:
+        """Begin a trial, whose depth is then measured anew.
 
-        Where drafts pay, of none, which they are compared with; else of powers of two, the first that is not known, or
-        when all are, each in turn: the shallow ones first, since they tell what the others cost.
+        Where drafts pay, of none, which they are compared with, and in turn with that of what is hoped for.
+
+        Args:
+            best: The depth that is best by all that is known.
+            hoped: The depth that would be, if drafts were right more often. Deeper ones than were ever tried are come
+                to step by step, since the shallow ones tell what the others cost.
         """
-        depth = 0
-        if not best:
-            depths = [1 << exponent for exponent in range((len(self._measured) - 1).bit_length())]
-            unknown = [depth for depth in depths if self._measured[depth] is None]
-            self._num_trials += 1
-            depth = unknown[0] if unknown else depths[self._num_trials % len(depths)]
+        deepest = max(depth for depth, time in enumerate(self._measured) if time is not None)
+        hoped = max(1, min(hoped, 2 * deepest))
+        self._num_trials += 1
+        depth = 0 if best and (hoped == best or self._num_trials % 2) else hoped
         expected = self.all()
         self._trial_depth, self._trial_steps = depth, _TRIAL_STEPS
         self._first[depth].clear()
@@ -183,7 +185,10 @@ class AdaptiveDepth:
         levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
         best = self._best_depths(Counter(levels), times.all())
         if times.until_trial < 0:
-            times.start_trial(_mean_depth(sum(map(best.__getitem__, levels)), len(sequences)))
+            hopeful = [(level + _LEVELS) // 2 for level in levels]
+            hoped = self._best_depths(Counter(hopeful), times.all())
+            num_best, num_hoped = sum(map(best.__getitem__, levels)), sum(map(hoped.__getitem__, hopeful))
+            times.start_trial(_mean_depth(num_best, len(sequences)), _mean_depth(num_hoped, len(sequences)))
             return self.depths(sequences, limits)
         if not any(best.values()):
             # Without drafts nothing is learned that would change it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 
@@ -150,17 +149,29 @@ def test_times_between_and_behind_measured_depths_lie_on_lines() -> None:
     assert times.all() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
 
 
+def tried(times: StepTimes, best: int, hoped: int) -> int:
+    times.start_trial(best, hoped)
+    steps = set()
+    while (depth := times.take_trial_step()) is not None:
+        steps.add(depth)
+        times.measure(depth, 1.0)
+    [depth] = steps
+    return depth
+
+
 def test_shallow_depths_are_tried_before_deeper_ones_whose_cost_they_tell() -> None:
     times = StepTimes(6)
     measure(times, 0, 1.0)
-    tried = []
-    for _ in range(12):
-        times.start_trial(best=0)
-        while (depth := times.take_trial_step()) is not None:
-            tried.append(depth)
-            times.measure(depth, 1.0)
-    assert [depth for depth, _ in itertools.groupby(tried[:12])] == [1, 2, 4]
-    assert set(tried[12:]) == {1, 2, 4}
+    assert [tried(times, 0, 6) for _ in range(5)] == [1, 2, 4, 6, 6]
+    assert [tried(times, 0, 0), tried(times, 0, 3)] == [1, 3]
+
+
+def test_where_drafts_pay_none_and_more_are_tried_in_turn() -> None:
+    times = StepTimes(6)
+    measure(times, 0, 1.0)
+    measure(times, 3, 1.2)
+    assert {tried(times, 3, 5), tried(times, 3, 5)} == {0, 5}
+    assert {tried(times, 3, 3), tried(times, 3, 3)} == {0}
 
 
 def test_what_steps_without_drafts_put_off_is_not_taken_for_the_cost_of_drafts() -> None:
