@@ -44,8 +44,8 @@ class MedusaHeads:
         """Hold the heads.
 
         Args:
-            blocks: The residual blocks, in order; the first yields the features of all heads, end to end, from their
-                common input, and of each further one there is one a head.
+            blocks: The residual blocks, in order, at least one; the first yields the features of all heads, end to end,
+                from their common input, and of each further one there is one a head.
             vocabularies: The heads' own matrices; None uses the model's.
             model: What the heads were trained for.
             dtype: What they compute in.
@@ -72,8 +72,6 @@ class MedusaHeads:
 
     def _features(self, hidden: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Return what the residual blocks make of the vectors, `[num_heads, num_rows, hidden_size]`."""
-        if not self._blocks:
-            return hidden.expand(num_heads, -1, -1)
         first = self._blocks[0][0](hidden).view(len(hidden), self.num_heads, -1).transpose(0, 1)
         features = F.silu(first[:num_heads]) + hidden
         for block in self._blocks[1:]:

@@ -1,7 +1,8 @@
 """Guesses by heads that each look a token further ahead, from the hidden vector that the model computed last.
 
-No pass of any model is needed, and no memory but one vector a sequence. The heads know nothing of each other, so what
-they say is made into a tree: of all ways to combine their candidates, those that are likeliest together.
+No pass of any model is needed, and no memory but what the last step of each sequence left. The heads know nothing of
+each other, so what they say is made into a tree: of all ways to combine their candidates, those that are likeliest
+together.
 
 Source: Cai et al., "Medusa" (arXiv 2401.10774), sections 2.1 and 2.3; the tree is made anew for each draft, from the
 heads' probabilities then, where the paper fixes it beforehand.
