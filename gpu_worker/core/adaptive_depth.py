@@ -185,7 +185,7 @@ class AdaptiveDepth:
         levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
         best = self._best_depths(Counter(levels), times.all())
         if times.until_trial < 0:
-            hopeful = [(level + _LEVELS) // 2 for level in levels]
+            hopeful = [(3 * level + _LEVELS) // 4 for level in levels]
             hoped = self._best_depths(Counter(hopeful), times.all())
             num_best, num_hoped = sum(map(best.__getitem__, levels)), sum(map(hoped.__getitem__, hopeful))
             times.start_trial(_mean_depth(num_best, len(sequences)), _mean_depth(num_hoped, len(sequences)))
