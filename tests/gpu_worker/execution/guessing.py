@@ -51,13 +51,13 @@ class TreeProposer(ChainProposer):
         tokens: list[int] = []
         parents: list[int] = []
         depths: list[int] = []
-        for guess in range(self.random.randint(0, count)):
-            parent = self.random.choice([ROOT, *range(max(0, guess - 3), guess)])
+        for _ in range(self.random.randint(0, count)):
+            parent = self.random.choice([ROOT, *range(max(0, len(tokens) - 3), len(tokens))])
             depth = 0 if parent == ROOT else depths[parent] + 1
             if depth < len(coming):
                 tokens.append(self.guess(coming[depth]))
-                parents.append(parent if parent < len(tokens) - 1 else ROOT)
-                depths.append(0 if parents[-1] == ROOT else depths[parents[-1]] + 1)
+                parents.append(parent)
+                depths.append(depth)
         return Draft(tuple(tokens), tuple(parents))
 
 
