@@ -1,0 +1,86 @@
+"""What holds after any traffic: answers, what was counted on the way, and that nothing is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import LogprobEntry
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.speculative.draft_model import DraftModelProposer
+from gpu_worker.speculative.proposer import Proposer
+from tests.gpu_worker.matrix.factors import EngineCell
+from tests.gpu_worker.matrix.traffic import Answer, Choice, Traffic
+
+# Eight bits may round the other way where what is rounded differs in its last bit.
+TOLERANCES = {"auto": 1e-4, "int8": 0.02, "fp8": 0.05}
+
+
+def check_answer(choice: Choice, cell: EngineCell, traffic: Traffic, whole: Answer) -> None:
+    """Assert that a sequence was answered like `whole`, less what an earlier attempt had delivered."""
+    sequence = next(sequence for sequence in traffic.sequences if sequence.id == choice.name)
+    answer, where = traffic.answers[choice.name], f"{choice.name} in {cell}"
+    num_emitted = traffic.num_emitted[choice.name]
+    assert answer.token_ids == whole.token_ids[num_emitted:], where
+    assert answer.finishes == whole.finishes, where
+    assert sequence.num_prompt_tokens == len(choice.prompt()), where
+    assert sequence.num_output_tokens == len(whole.token_ids), where
+    tolerance = TOLERANCES[cell.kv_cache]
+    assert len(whole.logprobs) == (0 if choice.ask.reports == "nothing" else len(whole.token_ids)), where
+    _check_logprobs(answer.logprobs, whole.logprobs[num_emitted:], tolerance, where)
+    if answer.token_ids:
+        # Who has all tokens already is told nothing but the end.
+        _check_logprobs(answer.prompt_logprobs, whole.prompt_logprobs, tolerance, where)
+    if choice.ask.reports == "prompt_logprobs":
+        assert sequence.num_cached_tokens == 0, where
+    elif (choice.ask.prefix, cell.blocks) == ("hit", "ample") and answer.token_ids:
+        assert sequence.num_cached_tokens >= 8, where
+
+
+def check_usage(traffic: Traffic) -> None:
+    """Assert that what sequences and engine count as drafted and accepted fits together, and the tokens there are."""
+    speculation = traffic.parts.scheduler.speculation
+    assert speculation is not None
+    drafted = sum(sequence.num_drafted_tokens for sequence in traffic.sequences)
+    accepted = sum(sequence.num_accepted_tokens for sequence in traffic.sequences)
+    assert (drafted, accepted) == (speculation.num_draft_tokens, speculation.num_accepted_tokens)
+    for sequence in traffic.sequences:
+        answer = traffic.answers[sequence.id]
+        # Each step adds one token of its own, but for one that ends with a guess.
+        num_own = len(answer.token_ids) - sequence.num_accepted_tokens
+        assert num_own in (answer.num_events, answer.num_events - (answer.finishes == ["stop"])), sequence.id
+        assert sequence.num_accepted_tokens <= sequence.num_drafted_tokens
+
+
+def check_nothing_is_left(traffic: Traffic, last: str) -> None:
+    """Assert that blocks, rows and the proposer's knowledge are free again, but for what the sequence `last` had."""
+    scheduler, runner, proposer = traffic.parts.scheduler, traffic.parts.runner, traffic.parts.proposer
+    scheduler.check_integrity()
+    assert scheduler.stats.free_blocks == scheduler.config.num_blocks
+    assert {sequence.id for sequence in traffic.sequences if sequence.row is not None} <= {last}
+    if isinstance(runner, DeviceModelRunner):
+        assert len(runner._rows._free) >= runner._rows.spare - 1
+    assert proposer is not None
+    assert runner._drafting is not None
+    assert runner._drafting._proposer is proposer, "the proposer failed on the way"
+    assert _held_by(proposer) <= {last}
+    if isinstance(proposer, DraftModelProposer):
+        proposer._pool.check_integrity()
+        (double,) = proposer._doubles.values()
+        num_held = 0 if double is None else len(double.sequence.block_table)
+        assert proposer._pool.num_available == proposer._pool.num_blocks - num_held
+
+
+def _held_by(proposer: Proposer) -> set[str]:
+    """Return the sequences that a proposer keeps something for, whatever it calls it."""
+    kept = [value for value in vars(proposer).values() if isinstance(value, dict | set)]
+    return {key.id for value in kept for key in value if isinstance(key, Sequence)}
+
+
+def _check_logprobs(got: Values[LogprobEntry], expected: Values[LogprobEntry], tolerance: float, where: str) -> None:
+    assert [entry.token_id for entry in got] == [entry.token_id for entry in expected], where
+    values = [[entry.logprob, *(value for _, value in entry.top)] for entry in got]
+    for value, entry in zip(values, expected, strict=True):
+        assert value == pytest.approx([entry.logprob, *(top for _, top in entry.top)], abs=tolerance), where

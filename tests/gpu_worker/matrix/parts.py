@@ -1,0 +1,154 @@
+"""Engines of every combination of factors, over tiny models that are loaded once.
+
+The model's head is sharp for a few tokens only, so random heads and layers guess some of them right by chance. Its
+second layer says less than its first, so the first alone guesses well; the draft model is the model, a little changed.
+Blocks that were never written hold NaN, which would end every request that reads them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.config import WorkerConfig
+from gpu_worker.core.adaptive_depth import AdaptiveDepth
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.speculation import FixedDepth, Speculation
+from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.proposer_setup import build_proposer
+from gpu_worker.speculative.draft_model import DraftModelProposer
+from gpu_worker.speculative.proposer import Proposer
+from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
+from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, VOCAB, save_tiny_model
+from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer
+from tests.gpu_worker.matrix.factors import PLAIN, EngineCell
+from tests.gpu_worker.models.draft_files import (
+    eagle_config,
+    eagle_tensors,
+    medusa_config,
+    medusa_tensors,
+    save_draft,
+)
+
+SIZE = 48
+DEPTH = 5
+NUM_BLOCKS = 400
+NUM_SCARCE_BLOCKS = 12
+MAX_NUM_SEQS = {"large": 40, "small": 6}
+TOKEN_BUDGETS = {"large": 400, "small": 13}
+NUM_SHARP_TOKENS = 10
+
+Runner = TorchModelRunner | DeviceModelRunner
+Answers = Mapping[str, list[int]]
+
+SCRIPTED: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "trees": TreeProposer, "hostile": HostileProposer}
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is loaded once, and where heads and layers are."""
+
+    target: CausalLM
+    draft: CausalLM
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An engine's parts. Without a proposer it decodes plainly."""
+
+    scheduler: Scheduler
+    runner: Runner
+    proposer: Proposer | None
+
+
+def save_models(directory: Path) -> Models:
+    """Save a model and what guesses for it, and load both models."""
+    model = save_tiny_model(directory / "target")
+    with torch.no_grad():
+        model.lm_head.weight[:NUM_SHARP_TOKENS] *= 1.5
+        model.lm_head.weight[NUM_SHARP_TOKENS:] *= 0.2
+        model.model.layers[1].self_attn.o_proj.weight *= 0.5
+        model.model.layers[1].mlp.down_proj.weight *= 0.5
+        model.save_pretrained(directory / "target")
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+        model.save_pretrained(directory / "draft")
+    torch.manual_seed(1)
+    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
+    save_draft(directory / "eagle", eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
+    return Models(load(directory / "target", "cpu"), load(directory / "draft", "cpu"), directory)
+
+
+def make_parts(models: Models, cell: EngineCell, answers: Answers, num_scarce_blocks: int = NUM_SCARCE_BLOCKS) -> Parts:
+    """Make the engine of a cell, with a proposer of its own; those with a script know the `answers`.
+
+    Where blocks are scarce, there are `num_scarce_blocks`, and as few for a draft model.
+    """
+    num_blocks = num_scarce_blocks if cell.blocks == "scarce" else NUM_BLOCKS
+    runner = _runner(models.target, cell, NUM_BLOCKS)
+    if cell.proposer == PLAIN:
+        return Parts(Scheduler(_scheduler_config(cell, num_blocks)), runner, None)
+    proposer = _proposer(models, cell, runner, answers, num_blocks)
+    runner.verify_drafts_of(proposer)
+    policy = FixedDepth(DEPTH) if cell.depth == "fixed" else AdaptiveDepth(DEPTH)
+    return Parts(Scheduler(_scheduler_config(cell, num_blocks), Speculation(policy)), runner, proposer)
+
+
+def prediction_of(cell: EngineCell, answer: list[int], seed: int) -> tuple[int, ...]:
+    """Return what a client may say about the answer beforehand: most of it is right."""
+    if cell.proposer != "ngram":
+        return ()
+    generator = random.Random(seed)
+    return tuple(token if generator.random() < 0.8 else generator.randrange(VOCAB) for token in answer)
+
+
+def _scheduler_config(cell: EngineCell, num_blocks: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        block_size=BLOCK,
+        num_blocks=num_blocks,
+        max_num_seqs=MAX_NUM_SEQS[cell.budget],
+        max_num_batched_tokens=TOKEN_BUDGETS[cell.budget],
+        max_model_len=MAX_LEN,
+        headroom_tokens=0 if cell.blocks == "scarce" else 128,
+    )
+
+
+def _runner(model: CausalLM, cell: EngineCell, num_blocks: int) -> Runner:
+    max_num_seqs = MAX_NUM_SEQS[cell.budget]
+    dtype = KV_CACHE_DTYPES.get(cell.kv_cache, model.dtype)
+    if cell.runner == "host":
+        return TorchModelRunner(model, poisoned_cache(model, num_blocks, dtype), max_num_seqs, MAX_LEN)
+    return make_device_runner(
+        model,
+        is_graphed=cell.runner == "graphed",
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_draft_tokens=DEPTH,
+        kv_cache_dtype=dtype,
+    )
+
+
+def _proposer(models: Models, cell: EngineCell, runner: Runner, answers: Answers, num_blocks: int) -> Proposer:
+    if cell.proposer in SCRIPTED:
+        return SCRIPTED[cell.proposer](dict(answers), 0.8)
+    if cell.proposer == "draft":
+        guesser = _runner(models.draft, cell, num_blocks)
+        return DraftModelProposer(
+            guesser, vocab_size=VOCAB, max_model_len=MAX_LEN, max_num_batched_tokens=TOKEN_BUDGETS[cell.budget]
+        )
+    directory = models.directory / cell.proposer if cell.proposer in ("medusa", "eagle") else None
+    settings = RunnerConfig(
+        models.directory / "target",
+        block_size=BLOCK,
+        max_num_seqs=MAX_NUM_SEQS[cell.budget],
+        max_num_batched_tokens=TOKEN_BUDGETS[cell.budget],
+    )
+    return build_proposer(WorkerConfig(speculative=cell.proposer, draft_model=directory), settings, runner)
