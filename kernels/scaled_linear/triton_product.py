@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu
-from kernels.scaled_linear.config import ScaledLinearConfig, scaled_linear_config, splits_of
+from kernels.product_launch import ProductLaunch
+from kernels.scaled_linear.config import scaled_linear_launch, scaled_linear_splits
 from kernels.scaled_linear.matrix import SCALE_BLOCK, ScaledMatrix
 from kernels.split_sums import add_splits
 
@@ -117,22 +118,22 @@ def scaled_linear_triton(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     gpu: Gpu,
-    config: ScaledLinearConfig | None = None,
+    launch: ProductLaunch | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
     """Multiply quantized rows; None takes what the tables say."""
     num_rows, in_features = inputs.shape
     out_features = matrix.values.shape[0]
-    config = config or scaled_linear_config(gpu.generation, num_rows)
+    launch = launch or scaled_linear_launch(gpu.generation, num_rows)
     if matrix.has_blocks:
         # Products of each block are scaled one by one: twice the sums, and the scales, have to fit into registers.
-        config = replace(config, block_k=SCALE_BLOCK, block_m=min(config.block_m, _MAX_ROWS_WITH_BLOCKS))
-    num_splits = num_splits or splits_of(config, gpu, num_rows, out_features, in_features)
+        launch = replace(launch, block_k=SCALE_BLOCK, block_m=min(launch.block_m, _MAX_ROWS_WITH_BLOCKS))
+    num_splits = num_splits or scaled_linear_splits(launch, gpu, num_rows, out_features, in_features)
     outputs = torch.empty((num_rows, out_features), dtype=out_dtype, device=inputs.device)
     partials = outputs
     if num_splits > 1:
         partials = torch.empty((num_splits, *outputs.shape), dtype=torch.float32, device=inputs.device)
-    num_tiles = triton.cdiv(out_features, config.block_n) * triton.cdiv(num_rows, config.block_m)
+    num_tiles = triton.cdiv(out_features, launch.block_n) * triton.cdiv(num_rows, launch.block_m)
     scaled_linear_kernel[(num_tiles, num_splits)](
         inputs,
         input_scales,
@@ -148,13 +149,13 @@ def scaled_linear_triton(
         input_scales.shape[1],
         HAS_BLOCKS=matrix.has_blocks,
         SCALE_BLOCK=SCALE_BLOCK,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        BLOCK_K=launch.block_k,
         TOGETHER=_ROW_BLOCKS_TOGETHER,
         SPLITS=num_splits,
-        IS_EVEN=in_features % config.block_k == 0,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        IS_EVEN=in_features % launch.block_k == 0,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
     )
     return outputs

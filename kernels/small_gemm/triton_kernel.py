@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu
-from kernels.small_gemm.config import SmallGemmConfig, choose_num_splits, small_gemm_config
+from kernels.product_launch import ProductLaunch
+from kernels.small_gemm.config import small_gemm_launch, small_gemm_splits
 from kernels.small_gemm.workspace import SmallGemmWorkspace
 from kernels.split_sums import add_splits
 
@@ -73,16 +74,16 @@ def small_gemm_triton(
     weight: torch.Tensor,
     workspace: SmallGemmWorkspace,
     gpu: Gpu,
-    config: SmallGemmConfig | None = None,
+    launch: ProductLaunch | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.small_gemm.small_gemm` promises; None takes what the tables say."""
     num_rows, in_features = inputs.shape
     out_features = weight.shape[0]
-    config = config or small_gemm_config(gpu.generation, num_rows)
-    num_splits = num_splits or choose_num_splits(config, gpu, num_rows, out_features, in_features)
+    launch = launch or small_gemm_launch(gpu.generation, num_rows)
+    num_splits = num_splits or small_gemm_splits(launch, gpu, out_features, in_features)
     outputs = torch.empty((num_rows, out_features), dtype=inputs.dtype, device=inputs.device)
-    small_gemm_kernel[(triton.cdiv(out_features, config.block_n), num_splits)](
+    small_gemm_kernel[(triton.cdiv(out_features, launch.block_n), num_splits)](
         inputs,
         weight,
         outputs,
@@ -93,12 +94,12 @@ def small_gemm_triton(
         in_features,
         inputs.stride(0),
         weight.stride(0),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        BLOCK_K=launch.block_k,
         SPLITS=num_splits,
-        IS_EVEN=in_features % (config.block_k * num_splits) == 0,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        IS_EVEN=in_features % (launch.block_k * num_splits) == 0,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
     )
     return outputs

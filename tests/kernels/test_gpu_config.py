@@ -9,7 +9,7 @@ from kernels.paged_attention.triton_config import chunk_config, split_config
 from kernels.sampling import launch_table as sampling_table
 from kernels.sampling.config import sampling_config
 from kernels.small_gemm import launch_table as small_gemm_table
-from kernels.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_config
+from kernels.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_launch
 from kernels.split_k import MIN_BLOCK_N
 
 GENERATIONS = {generation.name for generation in GpuGeneration}
@@ -54,7 +54,7 @@ def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
         assert split_config(generation, padded_head_dim, torch.bfloat16).block_n == split[size]["block_n"]
         assert chunk_config(generation, padded_head_dim, torch.float16).block_m == chunk[size]["block_m"]
     for num_rows, max_rows in ((1, 16), (16, 16), (17, 32), (64, 64)):
-        config = small_gemm_config(generation, num_rows)
+        config = small_gemm_launch(generation, num_rows)
         assert (config.block_m, config.block_k) == (
             max_rows,
             small_gemm_table.SMALL_GEMM[name][max_rows]["block_k"],

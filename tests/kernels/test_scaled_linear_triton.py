@@ -13,12 +13,12 @@ from kernels.fp8_linear import Fp8Weight
 from kernels.fp8_linear.reference import dequantize_fp8, round_tokens
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.int8_linear.reference import quantize_tokens
+from kernels.product_launch import ProductLaunch
 from kernels.scaled_linear import dispatch, scale_matrix, scaled_linear
 from kernels.scaled_linear.config import (
-    ScaledLinearConfig,
     is_kernel_preferred,
-    scaled_linear_config,
-    splits_of,
+    scaled_linear_launch,
+    scaled_linear_splits,
 )
 from kernels.scaled_linear.launch_table import SCALED_LINEAR
 from kernels.scaled_linear.triton_product import scaled_linear_triton
@@ -27,7 +27,7 @@ from tests.kernels.compile_checks import CompiledKernel, compile_launches
 from tests.kernels.poisoned_memory import poisoned_memory
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
-SMALL = ScaledLinearConfig(16, 64, 128, 4, 2, 1)
+SMALL = ProductLaunch(16, 64, 128, 4, 2, 1)
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
 # Sums in float32; the result is rounded.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -156,7 +156,7 @@ def test_dispatched_layer_quantizes_and_multiplies(device: torch.device, monkeyp
 def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) -> None:
     assert list(SCALED_LINEAR[generation.name]) == sorted(SCALED_LINEAR[generation.name])
     for num_rows in (1, 16, 17, 64, 1000):
-        assert scaled_linear_config(generation, num_rows).block_m >= min(num_rows, 128)
+        assert scaled_linear_launch(generation, num_rows).block_m >= min(num_rows, 128)
     assert is_kernel_preferred(generation, 64)
     assert not is_kernel_preferred(generation, 2048)
 
@@ -164,11 +164,11 @@ def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) 
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)], ids=str)
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 65])
 def test_splits_fill_the_gpu(shape: tuple[int, int], num_rows: int) -> None:
-    config = scaled_linear_config(GpuGeneration.HOPPER, num_rows)
-    splits = splits_of(config, H200, num_rows, *shape)
+    launch = scaled_linear_launch(GpuGeneration.HOPPER, num_rows)
+    splits = scaled_linear_splits(launch, H200, num_rows, *shape)
     assert 1 <= splits <= (8 if num_rows <= 64 else 1)
     if num_rows == 1:
-        assert splits * -(-shape[0] // config.block_n) > 0.8 * H200.num_multiprocessors
+        assert splits * -(-shape[0] // launch.block_n) > 0.8 * H200.num_multiprocessors
 
 
 @pytest.fixture(scope="module")

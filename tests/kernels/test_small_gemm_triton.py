@@ -8,13 +8,9 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.product_launch import ProductLaunch
 from kernels.small_gemm import triton_kernel
-from kernels.small_gemm.config import (
-    MAX_OUT_FEATURES,
-    SmallGemmConfig,
-    choose_num_splits,
-    small_gemm_config,
-)
+from kernels.small_gemm.config import MAX_OUT_FEATURES, small_gemm_launch, small_gemm_splits
 from kernels.small_gemm.reference import small_gemm_reference
 from kernels.small_gemm.triton_kernel import small_gemm_triton
 from kernels.small_gemm.workspace import SmallGemmWorkspace
@@ -22,7 +18,7 @@ from kernels.split_k import MAX_SPLITS
 from tests.kernels.compile_checks import compile_launches
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
-SMALL = SmallGemmConfig(16, 64, 32, 4, 2, 1)
+SMALL = ProductLaunch(16, 64, 32, 4, 2, 1)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 
 
@@ -82,16 +78,36 @@ def test_row_does_not_depend_on_the_others(device: torch.device, monkeypatch: py
 @pytest.mark.parametrize("out_features", [1024, 4096, 6144, 28_672, 151_936])
 @pytest.mark.parametrize("in_features", [1024, 4096, 14_336])
 def test_splits_fit_the_workspace_and_fill_the_gpu(num_rows: int, out_features: int, in_features: int) -> None:
-    config = small_gemm_config(GpuGeneration.HOPPER, num_rows)
-    splits = choose_num_splits(config, H200, num_rows, out_features, in_features)
+    launch = small_gemm_launch(GpuGeneration.HOPPER, num_rows)
+    splits = small_gemm_splits(launch, H200, out_features, in_features)
     assert 1 <= splits <= MAX_SPLITS
     assert splits == 1 or out_features <= MAX_OUT_FEATURES
-    assert splits * config.block_k <= in_features
-    programs = splits * -(-out_features // config.block_n)
+    assert splits * launch.block_k <= in_features
+    programs = splits * -(-out_features // launch.block_n)
     at_once = 2 * H200.num_multiprocessors
     assert programs > 0.45 * at_once
     if num_rows == 1:
-        assert programs / (-(-programs // at_once) * at_once) > (0.45 if out_features == 1024 else 0.85)
+        assert programs / (-(-programs // at_once) * at_once) > (0.45 if out_features == 1024 else 0.84)
+
+
+def test_sums_of_a_row_do_not_depend_on_how_many_come_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3 8B's widest matrix: what a split costs for each row alone would choose others for 1 and for 16."""
+    launched: list[dict[str, int]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int]) -> Kernel:
+            return self
+
+        def __call__(self, *tensors: object, **constants: int) -> None:
+            launched.append(constants)
+
+    monkeypatch.setattr(triton_kernel, "small_gemm_kernel", Kernel())
+    weight = torch.empty(4096).as_strided((28_672, 4096), (0, 1))
+    for num_rows in (1, 7, 16):
+        small_gemm_triton(torch.empty(num_rows, 4096), weight, SmallGemmWorkspace(torch.device("cpu"), 1, 64), H200)
+
+    assert launched[0]["SPLITS"] > 1
+    assert launched == launched[:1] * 3
 
 
 def test_kernel_compiles_to_tensor_core_instructions(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from kernels.gpu_config import gpu_of
 from kernels.int4_linear import int4_linear
 from kernels.packed_linear import PackedMatrix
 from kernels.packed_linear.config import PackedLinearConfig
+from kernels.product_launch import ProductLaunch
 from kernels.scaled_linear import ScaledMatrix
-from kernels.scaled_linear.config import ScaledLinearConfig
 from ops.bench.gpu.case import Check, sets_for
 from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, random_fp8, random_inputs, random_int4
 from ops.bench.gpu.shapes import LLAMA3_8B
@@ -47,8 +47,8 @@ def multiply_fp8(x: torch.Tensor, matrix: object, max_rows: int, entry: Entry) -
     from kernels.scaled_linear.triton_tokens import quantize_tokens_triton
 
     values, scales = quantize_tokens_triton(x, matrix.values.dtype)
-    config = ScaledLinearConfig(max_rows, **entry)
-    return scaled_linear_triton(values, scales, matrix, None, x.dtype, gpu_of(x.device), config)
+    launch = ProductLaunch(max_rows, **entry)
+    return scaled_linear_triton(values, scales, matrix, None, x.dtype, gpu_of(x.device), launch)
 
 
 def make_checks(
