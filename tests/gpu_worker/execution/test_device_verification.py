@@ -12,6 +12,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth, Speculation
 from gpu_worker.engine import Engine
+from gpu_worker.execution.decode_graphs import ComputedRows, DecodeGraphs
 from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.draft_model import DraftModelProposer
@@ -178,6 +179,22 @@ def test_sequences_that_are_aborted_change_nobody_else(model: CausalLM, plain: O
     assert len(proposer.running) <= 5
 
 
+@pytest.fixture
+def reused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what graphs return become NaN when the next one runs, as a GPU's graphs overwrite it."""
+    run_graph, latest = DecodeGraphs.run, list[torch.Tensor]()
+
+    def run_over(self: DecodeGraphs, *arguments: Any) -> tuple[ComputedRows, torch.Tensor]:
+        for tensor in latest:
+            tensor.fill_(float("nan"))
+        computed, rows = run_graph(self, *arguments)
+        latest[:] = [computed.hidden, computed.logits]
+        return computed, rows
+
+    monkeypatch.setattr(DecodeGraphs, "run", torch.inference_mode()(run_over))
+
+
+@pytest.mark.usefixtures("reused_memory")
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
 def test_proposer_is_shown_what_a_plain_pass_makes_of_the_tokens(
     model: CausalLM, plain: Outcome, is_graphed: bool
