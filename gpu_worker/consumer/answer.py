@@ -69,7 +69,8 @@ class AnswerWriter:
 
     def _finish(self, event: SequenceEvent, reason: FinishReason, num_output_tokens: int) -> Finish:
         sequence = event.sequence
-        num_accepted = sequence.num_accepted_tokens
+        # The engine counts guesses behind a stop string too, since it learns of that later.
+        num_accepted = min(sequence.num_accepted_tokens, num_output_tokens)
         num_rejected = sequence.num_drafted_tokens - num_accepted
         usage = Usage(
             sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens, num_accepted, num_rejected

@@ -1,0 +1,85 @@
+"""What an answer says does not depend on how many tokens each step brought, as drafts let it vary."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.consumer.answer import AnswerWriter
+from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import LogprobEntry, SequenceEvent
+from gpu_worker.model_directory import read_model_directory
+from shared.messages import Delta, FinishReason, Request, Sampling
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER
+
+MESSAGE = QueuedMessage("subject", b"", "ack", 1, 1, 0)
+READER = RequestReader("m", read_model_directory(DEMO_MODEL), 2048, TOKENIZER)
+PROMPT = "x = é"
+
+
+def held_request(sampling: Sampling, emitted: list[int], *, echo: bool) -> tuple[HeldRequest, Sequence]:
+    request = Request(id="r", model="m", text=PROMPT, sampling=sampling, emitted=tuple(emitted), echo=echo)
+    prompt_ids = TOKENIZER.encode_text(PROMPT)
+    sequence = READER.sequence(request, "r.1", prompt_ids, [])
+    held = HeldRequest("r", request, MESSAGE, sequence, READER.output(request, prompt_ids))
+    held.prelude = READER.prelude(request, prompt_ids)
+    return held, sequence
+
+
+def written(
+    sampling: Sampling, token_ids: list[int], sizes: list[int], num_emitted: int, reason: FinishReason, *, echo: bool
+) -> list[Delta]:
+    """Write the answer of a sequence whose steps brought `sizes` tokens, until it has ended."""
+    held, sequence = held_request(sampling, token_ids[:num_emitted], echo=echo)
+    writer, deltas, place = AnswerWriter(TOKENIZER), list[Delta](), num_emitted
+    while not deltas or deltas[-1].finish is None:
+        size = sizes[len(deltas) % len(sizes)]
+        new = tuple(token_ids[place : place + size])
+        entries = () if sampling.logprobs is None else tuple(LogprobEntry(token_id, -1.0) for token_id in new)
+        finish = reason if place + size >= len(token_ids) else None
+        deltas.append(writer.delta(held, SequenceEvent(sequence, new, place, finish, entries)))
+        place += size
+    return deltas
+
+
+def summed(deltas: list[Delta]) -> tuple[object, ...]:
+    entries = [entry.token_id for delta in deltas for entry in delta.logprobs or ()]
+    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    return "".join(delta.text for delta in deltas), token_ids, entries, deltas[-1].finish
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), token_ids=st.lists(st.integers(0, 400), min_size=1, max_size=40))
+def test_answer_is_the_same_however_its_tokens_are_grouped(data: st.DataObject, token_ids: list[int]) -> None:
+    text = TOKENIZER.decode(token_ids)
+    start = data.draw(st.integers(0, max(0, len(text) - 1)))
+    stops = data.draw(st.sampled_from([(), ("\n\n", text[start : start + 3] or "x")]))
+    sampling = Sampling(stop=stops, logprobs=data.draw(st.sampled_from([None, 0])))
+    sizes = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=6))
+    reason = data.draw(st.sampled_from(["stop", "length"]))
+    echo = data.draw(st.booleans())
+    alone = written(sampling, token_ids, [1], 0, reason, echo=echo)
+    assert summed(written(sampling, token_ids, sizes, 0, reason, echo=echo)) == summed(alone)
+    # An answer goes on where it had not ended.
+    num_emitted = data.draw(st.integers(0, len(alone) - 1))
+    rest = written(sampling, token_ids, sizes, num_emitted, reason, echo=False)
+    assert summed(rest) == summed(written(sampling, token_ids, [1], num_emitted, reason, echo=False))
+    assert summed(rest)[1:] == summed(alone[num_emitted:])[1:]
+    assert rest[0].seq == num_emitted
+    if num_emitted or not echo:
+        assert summed(rest)[0] == summed(alone[num_emitted:])[0]
+
+
+def test_guesses_behind_a_stop_string_do_not_count_as_accepted() -> None:
+    token_ids = TOKENIZER.encode_text("one two three four five six")
+    held, sequence = held_request(Sampling(stop=("two",)), [], echo=False)
+    sequence.num_drafted_tokens, sequence.num_accepted_tokens = len(token_ids) + 2, len(token_ids) - 1
+    finish = AnswerWriter(TOKENIZER).delta(held, SequenceEvent(sequence, tuple(token_ids), 0)).finish
+    assert finish is not None
+    assert finish.usage is not None
+    usage = finish.usage
+    assert usage.accepted_prediction_tokens <= usage.completion_tokens < len(token_ids) - 1
+    assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == len(token_ids) + 2
