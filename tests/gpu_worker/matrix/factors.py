@@ -24,6 +24,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"temperature": 0.8, "stop_token_ids": (2, 7)},
     "eos": {"temperature": 0.8, "ignore_eos": False},
     "two tokens": {"temperature": 0.8, "max_tokens": 2},
+    "up to the model's length": {"temperature": 0.8, "max_tokens": 1000},
     "everything": {
         "temperature": 0.9,
         "top_k": 30,

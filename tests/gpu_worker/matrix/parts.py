@@ -26,7 +26,7 @@ from gpu_worker.proposer_setup import build_proposer
 from gpu_worker.speculative.draft_model import DraftModelProposer
 from gpu_worker.speculative.proposer import Proposer
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
-from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, VOCAB, save_tiny_model
+from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.matrix.factors import PLAIN, EngineCell
 from tests.gpu_worker.models.draft_files import (
@@ -39,6 +39,7 @@ from tests.gpu_worker.models.draft_files import (
 
 SIZE = 48
 DEPTH = 5
+MAX_LEN = 44
 NUM_BLOCKS = 400
 NUM_SCARCE_BLOCKS = 12
 MAX_NUM_SEQS = {"large": 40, "small": 6}
@@ -72,6 +73,7 @@ class Parts:
 def save_models(directory: Path) -> Models:
     """Save a model and what guesses for it, and load both models."""
     model = save_tiny_model(directory / "target")
+    model.config.max_position_embeddings = MAX_LEN
     with torch.no_grad():
         model.lm_head.weight[:NUM_SHARP_TOKENS] *= 1.5
         model.lm_head.weight[NUM_SHARP_TOKENS:] *= 0.2

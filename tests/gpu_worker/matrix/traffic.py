@@ -21,6 +21,7 @@ from tests.gpu_worker.matrix.parts import Models, Parts, make_parts
 SHARED = random_prompt(10, seed=99)
 EOS = 4
 MAX_TOKENS = 12
+NUM_BEHIND = 6
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Choice:
 
     def prompt(self) -> list[int]:
         place = list(SAMPLINGS).index(self.ask.sampling)
-        own = random_prompt(2 + place, seed=place)
+        own = random_prompt(1 + place, seed=place)
         return [*SHARED, *own] if self.ask.prefix == "hit" else own
 
     def sequence(
@@ -102,8 +103,15 @@ class Oracle:
 
     def script(self, choice: Choice, cell: EngineCell) -> list[int]:
         """Return the answer's tokens, and what would come behind them if nothing ended it."""
-        changes = {"stop_token_ids": (), "ignore_eos": True, "max_tokens": MAX_TOKENS + 6, "prompt_logprobs": None}
-        return self._run(choice, cell, msgspec.structs.replace(choice.sampling(), **changes)).token_ids
+        sampling = choice.sampling()
+        endless = msgspec.structs.replace(
+            sampling,
+            stop_token_ids=(),
+            ignore_eos=True,
+            max_tokens=(sampling.max_tokens or 0) + NUM_BEHIND,
+            prompt_logprobs=None,
+        )
+        return self._run(choice, cell, endless).token_ids
 
     def _run(self, choice: Choice, cell: EngineCell, sampling: Sampling) -> Answer:
         # Graphs compute what the device computes without them.
