@@ -6,13 +6,18 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
+# Tests that compute: they share two processes. The others start servers, kill them and watch the clock: they run alone.
+COMPUTING_TESTS := tests/gpu_worker tests/kernels tests/shared \
+	tests/ops/bench tests/ops/demo_model tests/ops/quantize tests/ops/train_draft
+PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help up test lint bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
-	@echo "make test    run the default tests (ARGS=\"-k scheduler\"; ARGS=\"-m slow\" for the long ones)"
+	@echo "make test    run the default tests (ARGS=\"-k scheduler\" for some, ARGS=\"-m slow\" for the long ones, ARGS=--cov for"
+	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
@@ -23,8 +28,15 @@ help:
 up: $(VENV)/.embedded
 	@exec $(BIN)/headrace up $(ARGS)
 
+ifeq ($(strip $(ARGS)),)
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+	@$(PYTEST) -n 2 --dist loadfile $(COMPUTING_TESTS); computing=$$?; \
+	$(PYTEST) $(COMPUTING_TESTS:%=--ignore=%); alone=$$?; \
+	exit $$((computing || alone))
+else
+test: $(VENV)/.test
+	@$(PYTEST) $(ARGS)
+endif
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -16,6 +16,8 @@ def pytest_configure() -> None:
     # any test may cause, through transformers for example.
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Tests share their cores with other tests: threads that wait for each other must not hold one meanwhile.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ class Pair(NamedTuple):
     model: CausalLM
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Compute on one thread: these models are too small for a second one to do anything but wait."""
     before = torch.get_num_threads()
