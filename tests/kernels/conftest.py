@@ -1,4 +1,4 @@
-"""Where the Triton kernels of the tests run: on a GPU, or in the interpreter."""
+"""Where the Triton kernels of the tests run: on a GPU, or in the interpreter; and on how many threads others do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ import torch
 def device() -> torch.device:
     """The GPU if there is one, else the CPU, where kernels run in Triton's interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let compiled kernels share out their work; the arrays of the interpreter are too small for that."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if request.module.__name__.endswith("_triton") else 2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,4 +65,28 @@ def interpreter_rounds_to_fp8() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(interpreter, "_convert_float", convert)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreter_patches_once() -> Iterator[None]:
+    """Let what a kernel calls find the language as it was patched for the kernel.
+
+    The interpreter of Triton 3.6 patches it again for every call, which takes longer than most calls.
+    """
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_lang = interpreter._patch_lang
+
+    def patch(function: Any) -> Any:
+        seen = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        is_patched = not any(tl.core.is_builtin(language.load) for language in seen)
+        return interpreter._LangPatchScope() if is_patched else patch_lang(function)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_lang", patch)
         yield
