@@ -1,27 +1,30 @@
-"""How much of a GPU's memory the proposer of drafts will take, which is kept free for it before it is loaded.
+"""What the model's runner must know of the proposer of drafts before either is loaded.
 
-What scales with the KV cache is counted to its blocks: a draft model's cache holds as many tokens as the model's own,
-so that a sequence which fits one fits the other. Its steps need no memory of their own: they run between the model's,
-whose largest step is larger.
+That is which layers it reads, and how much of a GPU's memory it will take, which is kept free for it. What scales with
+the KV cache is counted to its blocks: a draft model's cache holds as many tokens as the model's own, so that a sequence
+which fits one fits the other. Its steps need no memory of their own: they run between the model's, whose largest step
+is larger.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.speculative.draft import MAX_GUESSES
+from shared.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from gpu_worker.execution.runner_config import RunnerConfig
 
 
 def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) -> RunnerConfig:
-    """Return the settings of the model's runner with the drafts that it verifies and the memory that they take.
+    """Return the settings of the model's runner with the drafts that it verifies and what their proposer needs.
 
     Raises:
-        HeadraceError: A file of the draft weights is missing or damaged.
+        HeadraceError: A file of the draft weights is missing or damaged, or is for another model.
     """
     if config.speculative == "off":
         return runner_config
@@ -33,7 +36,21 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
         max_draft_tokens=min(config.num_speculative_tokens, MAX_GUESSES),
         proposer_bytes=fixed,
         proposer_block_bytes=per_block,
+        tapped_layers=_tapped_layers(config.draft_model, runner_config) if config.speculative == "eagle" else (),
     )
+
+
+def _tapped_layers(directory: Path | None, runner_config: RunnerConfig) -> tuple[int, ...]:
+    from gpu_worker.models.eagle_config import read_eagle_config
+    from gpu_worker.models.json_file import JsonFile
+    from gpu_worker.models.registry import read_model_config
+
+    assert directory is not None
+    try:
+        file = JsonFile.read(directory / "config.json")
+        return read_eagle_config(file, read_model_config(runner_config.model)).tapped_layers
+    except HeadraceError as error:
+        raise ConfigError("HEADRACE_DRAFT_MODEL", str(error)) from error
 
 
 def _needs(config: WorkerConfig, runner_config: RunnerConfig) -> tuple[int, int]:
@@ -43,8 +60,8 @@ def _needs(config: WorkerConfig, runner_config: RunnerConfig) -> tuple[int, int]
     from gpu_worker.execution.kv_cache import bytes_per_block
     from gpu_worker.execution.runner_config import choose_dtype, choose_kv_cache_dtype
     from gpu_worker.models.draft_weights import open_draft_weights
+    from gpu_worker.models.eagle_config import read_eagle_config
     from gpu_worker.models.json_file import JsonFile
-    from gpu_worker.models.llama import read_config
     from gpu_worker.models.registry import read_model_config
     from gpu_worker.models.weights_size import weights_bytes
 
@@ -66,4 +83,5 @@ def _needs(config: WorkerConfig, runner_config: RunnerConfig) -> tuple[int, int]
         weights = checkpoint.num_bytes_loaded("")
     if kind == "medusa":
         return weights, 0
-    return weights, bytes_per_block(block_size, read_config(JsonFile.read(directory / "config.json")), dtype)
+    eagle = read_eagle_config(JsonFile.read(directory / "config.json"), model)
+    return weights, bytes_per_block(block_size, eagle.layer, dtype)

@@ -106,7 +106,12 @@ def _plan(config: RunnerConfig) -> _Plan:
 def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
     with start_up.stage(Stage.LOAD) as progress:
         model = load_model(
-            plan.config.model, plan.dtype, plan.device, max_model_len=plan.demand.max_model_len, progress=progress
+            plan.config.model,
+            plan.dtype,
+            plan.device,
+            max_model_len=plan.demand.max_model_len,
+            tapped_layers=plan.config.tapped_layers,
+            progress=progress,
         )
         if plan.device.type == "cuda":
             torch.cuda.synchronize(plan.device)

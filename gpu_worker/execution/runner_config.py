@@ -35,6 +35,7 @@ class RunnerConfig:
         max_draft_tokens: Drafts that a sequence verifies in a step at most; 0 where there is no proposer.
         proposer_bytes: Memory that the proposer of drafts will take on a GPU, whatever the size of the KV cache.
         proposer_block_bytes: Memory that it will take on a GPU for each block of the KV cache.
+        tapped_layers: Layers of the model that the proposer reads.
     """
 
     model: Path
@@ -52,6 +53,7 @@ class RunnerConfig:
     max_draft_tokens: int = 0
     proposer_bytes: int = 0
     proposer_block_bytes: int = 0
+    tapped_layers: tuple[int, ...] = ()
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

@@ -17,10 +17,11 @@ class DecoderForm(Protocol):
 
         Shapes:
             token_ids, positions: `[num_tokens]` int64
-            result: `[num_tokens, hidden_size]`, normalised
+            result: `[num_tokens, hidden_size]`, normalised; behind it, as further columns, the streams before the
+                layers that are tapped
         """
         ...
 
     def first(self, num_layers: int) -> DecoderForm:
-        """Return the decoder without the layers behind the first ones; weights are shared."""
+        """Return the decoder without the layers behind the first ones, and without taps; weights are shared."""
         ...

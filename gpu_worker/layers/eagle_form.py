@@ -10,9 +10,39 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.vocabulary import LMHead
 
 Place = tuple[list[int], list[float]]
 """Tokens that may come next, likely ones first, and their log probabilities given the chain before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairNorms:
+    """EAGLE-3: the layer's projections read the embedding and the hidden vector side by side, normalised by these.
+
+    Attributes:
+        embedding, hidden: `[hidden_size]`.
+        is_stream_normed: The residual stream begins with the normalised hidden vector, not with the vector as it is.
+    """
+
+    embedding: torch.Tensor
+    hidden: torch.Tensor
+    is_stream_normed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EagleHead:
+    """From hidden vectors to tokens.
+
+    Attributes:
+        matrix: `[num_features, hidden_size]`, or the model's own head.
+        norm: `[hidden_size]`, applied before it; None is nothing.
+        token_ids: `[num_features]` int32, the tokens that its features stand for; None is their number.
+    """
+
+    matrix: Projection | LMHead
+    norm: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +51,17 @@ class EagleWeights:
 
     Attributes:
         embedding: `[vocab_size, hidden_size]`.
-        join: From an embedding and a hidden vector, side by side, to the residual stream.
+        inputs: EAGLE and EAGLE-2: from an embedding and a hidden vector, side by side, to the residual stream.
         layer: The rest of the layer.
+        head: What it guesses by.
         eps: Of its normalisations.
         cos_sin: `[max_positions, head_dim]` float32, rotations.
     """
 
     embedding: torch.Tensor
-    join: Projection
+    inputs: Projection | PairNorms
     layer: LayerWeights
+    head: EagleHead
     eps: float
     cos_sin: torch.Tensor
 
@@ -40,7 +72,7 @@ class EagleStep:
 
     Attributes:
         token_ids: `[num_tokens]` int64, the token behind each hidden vector.
-        hidden: `[num_tokens, hidden_size]`, normalised as for the model's head, or what the layer yielded.
+        hidden: `[num_tokens, hidden_size]`, what the layer reads of the model, or what it yielded itself.
         positions: `[num_tokens]` int64, of the hidden vectors.
         context: The batch as attention sees it, over the layer's cache.
     """

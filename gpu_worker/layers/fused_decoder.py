@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import LayerWeights
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.decoder_stack import CpuDecoderStack, StackShape, StackStep
+from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -38,10 +38,12 @@ class FusedDecoder:
         layers: Iterable[LayerWeights],
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
+        tapped_layers: Sequence[int] = (),
     ) -> None:
         """Make the stack. Shapes are those of `CpuDecoderStack`."""
         packed = [LayerPacking(library, embedding.dtype).pack(weights) for weights in layers]
-        self._stack = CpuDecoderStack(library, shape, embedding, packed, final_norm.float(), cos_sin)
+        inputs = StackInputs(embedding)
+        self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""

@@ -8,35 +8,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.eagle_form import EagleStep, EagleWeights, Place
+from gpu_worker.layers.eagle_form import EagleHead, EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.layers.fused_decoder import stack_step
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
 from gpu_worker.quantization.weight_forms import DenseWeight, ScaledWeight
 from kernels.cpu_library import CpuLibrary
-from kernels.decoder_stack import CpuDecoderStack, CpuDraftChain, PackedMatrix, StackShape, StackStep
-
-Head = Projection | PackedMatrix
+from kernels.decoder_stack import (
+    ChainHead,
+    CpuDecoderStack,
+    CpuDraftChain,
+    PackedMatrix,
+    StackInputs,
+    StackLayer,
+    StackShape,
+    StackStep,
+)
 
 
 class FusedEagle:
     """Packs the weights; the plain ones, but for the embedding, can be freed afterwards."""
 
-    def __init__(self, library: CpuLibrary, shape: StackShape, weights: EagleWeights, head: Head) -> None:
-        """Guess with the model's head: its matrix, or, packed for the layer's type already, what others use too."""
-        packing = LayerPacking(library, weights.embedding.dtype)
-        layer, join = weights.layer, weights.join
-        if weights.embedding.dtype is torch.bfloat16:
-            layer, join = _rounded_layer(layer), _rounded(join)
-            head = _rounded(head) if isinstance(head, Projection) else head
-        layers = [packing.pack(layer)]
-        matrix = packing.matrix(join)
-        self._stack = CpuDecoderStack(library, shape, weights.embedding, layers, None, weights.cos_sin, matrix)
-        self._chain = CpuDraftChain(self._stack, packing.matrix(head) if isinstance(head, Projection) else head)
+    def __init__(self, library: CpuLibrary, shape: StackShape, weights: EagleWeights) -> None:
+        """Pack the weights; the head must be one that `can_fuse` lets pass."""
+        dtype = weights.embedding.dtype
+        packing = _Packing(LayerPacking(library, dtype), is_rounded=dtype is torch.bfloat16)
+        layers, inputs = [packing.layer(weights.layer)], packing.inputs(weights.embedding, weights.inputs)
+        self._stack = CpuDecoderStack(library, shape, inputs, layers, None, weights.cos_sin)
+        self._chain = CpuDraftChain(self._stack, packing.head(weights.head, dtype))
 
     def __call__(self, step: EagleStep) -> torch.Tensor:
         """Do what `EagleForm` promises."""
@@ -58,13 +62,38 @@ class FusedEagle:
         return stack_step(step.token_ids, step.positions, step.context, hidden)
 
 
-def _rounded_layer(layer: LayerWeights) -> LayerWeights:
-    qkv, output, gate_up, down = map(_rounded, (layer.qkv, layer.output, layer.gate_up, layer.down))
-    return dataclasses.replace(layer, qkv=qkv, output=output, gate_up=gate_up, down=down)
+def can_fuse(head: EagleHead, dtype: torch.dtype) -> bool:
+    """Say whether the kernel can read the head: one of its own, or the model's, packed for the layer's type."""
+    return isinstance(head.matrix, Projection) or head.matrix.packed_for(dtype) is not None
 
 
-def _rounded(projection: Projection) -> Projection:
-    if not isinstance(projection.weight, DenseWeight):
-        return projection
-    rows = int8_rows(projection.weight.weight.float())
-    return Projection(ScaledWeight(rows.values, rows.scales, "dynamic"), projection.bias)
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """Packs matrices, rounded to eight bits where that is wanted."""
+
+    packing: LayerPacking
+    is_rounded: bool
+
+    def layer(self, weights: LayerWeights) -> StackLayer:
+        qkv, output, gate_up, down = map(self._rounded, (weights.qkv, weights.output, weights.gate_up, weights.down))
+        return self.packing.pack(dataclasses.replace(weights, qkv=qkv, output=output, gate_up=gate_up, down=down))
+
+    def inputs(self, embedding: torch.Tensor, inputs: Projection | PairNorms) -> StackInputs:
+        if isinstance(inputs, Projection):
+            return StackInputs(embedding, join=self._matrix(inputs))
+        norms = torch.stack((inputs.embedding.float(), inputs.hidden.float()))
+        return StackInputs(embedding, pair_norms=norms, is_stream_normed=inputs.is_stream_normed)
+
+    def head(self, head: EagleHead, dtype: torch.dtype) -> ChainHead:
+        matrix = self._matrix(head.matrix) if isinstance(head.matrix, Projection) else head.matrix.packed_for(dtype)
+        assert matrix is not None
+        return ChainHead(matrix, None if head.norm is None else head.norm.float(), head.token_ids)
+
+    def _matrix(self, projection: Projection) -> PackedMatrix:
+        return self.packing.matrix(self._rounded(projection))
+
+    def _rounded(self, projection: Projection) -> Projection:
+        if not (self.is_rounded and isinstance(projection.weight, DenseWeight)):
+            return projection
+        rows = int8_rows(projection.weight.weight.float())
+        return Projection(ScaledWeight(rows.values, rows.scales, "dynamic"), projection.bias)

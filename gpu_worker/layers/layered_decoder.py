@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -61,14 +61,25 @@ class DecoderLayer:
             x = x if norm is None else norm(x)
         else:
             x = residual.add_(x) if norm is None else norm.add(x, residual)
+        return self.add_to(residual, x, positions, cos_sin, context), residual
+
+    def add_to(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        context: AttentionContext,
+    ) -> torch.Tensor:
+        """Add what attention makes of `x` to the stream, in place; return the layer's last contribution."""
         x = self._attention(x, positions, cos_sin, context)
-        return self._mlp(self._mlp_norm.add(x, residual)), residual
+        return self._mlp(self._mlp_norm.add(x, residual))
 
 
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
-    __slots__ = ("_cos_sin", "_embedding", "_layers", "_norm")
+    __slots__ = ("_cos_sin", "_embedding", "_layers", "_norm", "_tapped_layers")
 
     def __init__(
         self,
@@ -77,8 +88,9 @@ class LayeredDecoder:
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
         eps: float,
+        tapped_layers: Sequence[int] = (),
     ) -> None:
-        """Make the layers.
+        """Make the layers; the streams before those that are tapped are returned too.
 
         Shapes:
             embedding: `[vocab_size, hidden_size]`
@@ -89,16 +101,22 @@ class LayeredDecoder:
         self._layers = [DecoderLayer(index, weights, eps) for index, weights in enumerate(layers)]
         self._norm = RMSNorm(final_norm, eps)
         self._cos_sin = cos_sin
+        self._tapped_layers = tapped_layers
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
         x, residual = torch.embedding(self._embedding, token_ids), None
-        for layer in self._layers:
+        streams: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            if index in self._tapped_layers:
+                streams[index] = x.clone() if residual is None else x + residual
             x, residual = layer(x, residual, positions, self._cos_sin, context)
-        return self._norm(x) if residual is None else self._norm.add(x, residual)
+        result = self._norm(x) if residual is None else self._norm.add(x, residual)
+        return torch.cat((result, *(streams[index] for index in self._tapped_layers)), 1) if streams else result
 
     def first(self, num_layers: int) -> LayeredDecoder:
         """Do what `DecoderForm` promises."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
+        short._tapped_layers = ()
         return short

@@ -3,33 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from gpu_worker.layers.eagle_form import EagleStep, EagleWeights, Place
+from gpu_worker.layers.eagle_form import EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.layers.layered_decoder import DecoderLayer
-from gpu_worker.layers.linear import make_linear
+from gpu_worker.layers.linear import Linear, make_linear
+from gpu_worker.layers.rms_norm import RMSNorm
 from gpu_worker.layers.single_steps import SingleSteps
 from gpu_worker.layers.vocabulary import LMHead
+
+
+class _Inputs(Protocol):
+    """From embeddings and hidden vectors, `[num_tokens, hidden_size]`, to what attention reads and the stream."""
+
+    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class _Joined:
+    """EAGLE and EAGLE-2."""
+
+    def __init__(self, join: Linear, norm: RMSNorm | None) -> None:
+        self._join = join
+        self._norm = norm
+
+    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        stream = self._join(torch.cat((embedded, hidden), dim=1))
+        return stream if self._norm is None else self._norm(stream), stream
+
+
+class _Paired:
+    """EAGLE-3."""
+
+    def __init__(self, norms: PairNorms, eps: float) -> None:
+        self._embedding_norm = RMSNorm(norms.embedding, eps)
+        self._hidden_norm = RMSNorm(norms.hidden, eps)
+        self._is_stream_normed = norms.is_stream_normed
+
+    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = self._hidden_norm(hidden)
+        stream = normed.clone() if self._is_stream_normed else hidden.clone()
+        return torch.cat((self._embedding_norm(embedded), normed), dim=1), stream
 
 
 class LayeredEagle:
     """Holds weights only: every call's state is in its arguments."""
 
-    def __init__(self, weights: EagleWeights, head: LMHead) -> None:
-        """Guess with the model's head."""
+    def __init__(self, weights: EagleWeights) -> None:
+        """Make the layer's operations."""
+        inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
+        norm = weights.layer.attention_norm
+        if isinstance(inputs, PairNorms):
+            self._inputs: _Inputs = _Paired(inputs, eps)
+        else:
+            join = make_linear(inputs.weight, inputs.bias)
+            self._inputs = _Joined(join, None if norm is None else RMSNorm(norm, eps))
         self._embedding = weights.embedding
-        self._join = make_linear(weights.join.weight, weights.join.bias)
-        self._layer = DecoderLayer(0, weights.layer, weights.eps)
+        self._layer = DecoderLayer(0, weights.layer, eps)
         self._cos_sin = weights.cos_sin
-        self._head = head
+        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(make_linear(head.matrix.weight), dtype)
+        self._head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
+        self._token_ids = head.token_ids
 
     def __call__(self, step: EagleStep) -> torch.Tensor:
         """Do what `EagleForm` promises."""
         embedded = torch.embedding(self._embedding, step.token_ids)
-        joined = self._join(torch.cat((embedded, step.hidden.to(embedded.dtype)), dim=1))
-        added, stream = self._layer(joined, None, step.positions, self._cos_sin, step.context)
-        return stream.add_(added)
+        x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
+        return stream.add_(self._layer.add_to(stream, x, step.positions, self._cos_sin, step.context))
 
     def foretell(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
@@ -62,6 +103,7 @@ class LayeredEagle:
 
     def _candidates(self, hidden: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return likely tokens and their log probabilities, `[num_rows, num_candidates]`."""
-        logits = self._head(hidden)
-        scores, token_ids = logits.topk(min(num_candidates, logits.shape[1]))
+        logits = self._head(hidden if self._head_norm is None else self._head_norm(hidden))
+        scores, features = logits.topk(min(num_candidates, logits.shape[1]))
+        token_ids = features if self._token_ids is None else self._token_ids[features].long()
         return token_ids, scores - logits.logsumexp(dim=-1, keepdim=True)

@@ -33,6 +33,8 @@ class ModelConfig:
         eos_token_ids: Tokens that end a sequence, from `config.json` and `generation_config.json`.
         dtype: What the checkpoint's weights are stored in, those that are not quantized.
         quantization: How the checkpoint's linear layers are quantized, if they are.
+        tapped_layers: Layers before which the residual stream is reported, behind the hidden vectors that the head
+            reads, to a proposer of drafts.
     """
 
     architecture: str
@@ -56,6 +58,7 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: torch.dtype
     quantization: QuantizationMethod | None = None
+    tapped_layers: tuple[int, ...] = ()
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Sizes of one layer's attention."""

@@ -71,7 +71,8 @@ class CausalLM:
 
         Shapes:
             token_ids, positions: `[num_tokens]` int64, the sequences end to end; positions below `max_model_len`
-            result: `[num_tokens, hidden_size]`, normalised for `logits()`
+            result: `[num_tokens, hidden_size]`, normalised for `logits()`; behind it, as further columns, the residual
+                streams before the layers that are tapped
         """
         return self._decoder(token_ids, positions, context)
 
@@ -83,7 +84,7 @@ class CausalLM:
         config = self.config
         short = copy.copy(self)
         short.config = dataclasses.replace(
-            config, num_layers=num_layers, layer_windows=config.layer_windows[:num_layers]
+            config, num_layers=num_layers, layer_windows=config.layer_windows[:num_layers], tapped_layers=()
         )
         short._decoder = self._decoder.first(num_layers)
         return short
@@ -101,7 +102,7 @@ class CausalLM:
             hidden: `[num_rows, hidden_size]`, rows of what `forward()` returned
             result: `[num_rows, vocab_size]` float32
         """
-        return self._head(hidden)
+        return self._head(hidden[:, : self.config.hidden_size] if self.config.tapped_layers else hidden)
 
 
 def _decoder(
@@ -122,8 +123,8 @@ def _decoder(
     cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
     library = fusing_library(shape, embedding.dtype, embedding.device)
     if library is not None:
-        return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin)
-    return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps)
+        return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin, config.tapped_layers)
+    return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps, config.tapped_layers)
 
 
 def take_layer(config: ModelConfig, checkpoint: WeightSource, projections: Projections, index: int) -> LayerWeights:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gpu_worker.models.draft_weights import MEDUSA_FILE, open_draft_weights
+from gpu_worker.models.eagle_config import is_third
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
@@ -24,7 +25,7 @@ def read_draft_kind(directory: Path) -> DraftKind:
     """Tell a directory's kind.
 
     Raises:
-        HeadraceError: A file is missing or damaged, or it holds EAGLE-3 weights, which are not supported.
+        HeadraceError: A file is missing or damaged.
     """
     if find_gguf(directory) is not None:
         return DraftKind.MODEL
@@ -37,8 +38,7 @@ def read_draft_kind(directory: Path) -> DraftKind:
         or "MedusaModel" in architectures
     ):
         return DraftKind.MEDUSA
-    if "draft_vocab_size" in config.names() or any("eagle3" in name.lower() for name in architectures):
-        problem = "says that these are EAGLE-3 weights, which are not supported; take EAGLE or EAGLE-2 weights"
-        raise config.error("draft_vocab_size" if "draft_vocab_size" in config.names() else "architectures", problem)
+    if is_third(config):
+        return DraftKind.EAGLE
     with open_draft_weights(directory, torch.float32, torch.device("cpu")) as weights:
         return DraftKind.EAGLE if weights.has("fc.weight") else DraftKind.MODEL

@@ -26,6 +26,7 @@ def load_model(
     device: torch.device,
     *,
     max_model_len: int | None = None,
+    tapped_layers: tuple[int, ...] = (),
     progress: Progress | None = None,
 ) -> CausalLM:
     """Load a model.
@@ -35,6 +36,7 @@ def load_model(
         dtype: float32, bfloat16 or float16; weights are converted to it.
         device: Where the model runs.
         max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
+        tapped_layers: Layers before which the residual stream is reported.
         progress: Called after each tensor with the bytes that were taken and that there are, in the files.
 
     Raises:
@@ -43,6 +45,7 @@ def load_model(
     config = read_model_config(directory)
     if max_model_len is not None and max_model_len < config.max_model_len:
         config = dataclasses.replace(config, max_model_len=max_model_len)
+    config = dataclasses.replace(config, tapped_layers=tapped_layers)
     with open_weights(directory, dtype, device, progress) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)

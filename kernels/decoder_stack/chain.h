@@ -14,6 +14,8 @@ constexpr int kMaxCandidates = 8;
 // What to guess behind the first sequences of a step.
 struct ChainRequest {
   Matrix head;
+  const float* norm;         // Before the head; null where there is none.
+  const int32_t* token_ids;  // What the head's features stand for; null where that is their number.
   const int32_t* limits;  // Places that each sequence's chain may have.
   int32_t num_seqs;
   int32_t num_candidates;  // Of a place.
@@ -31,7 +33,7 @@ struct Candidates {
 template <typename T>
 struct ChainScratch {
   char* stack;
-  T *result, *rows;
+  T *result, *rows, *normed;
   float *logits, *totals;
   int64_t *token_ids, *positions, *slots;
   int32_t *block_tables, *query_starts, *context_lens, *sequences;
@@ -44,6 +46,7 @@ struct ChainScratch {
     stack = pieces.take<char>(Scratch<T>(of, num_tokens, nullptr).bytes);
     result = pieces.take<T>(num_tokens * of.hidden_size);
     rows = pieces.take<T>(count * of.hidden_size);
+    normed = pieces.take<T>(request.norm ? count * of.hidden_size : 0);
     logits = pieces.take<float>(count * request.head.num_outputs());
     totals = pieces.take<float>(count);
     token_ids = pieces.take<int64_t>(count);
@@ -92,24 +95,32 @@ void score(const Stack& stack, const ChainRequest& request, const ChainScratch<T
            const Candidates& found, int num_threads) {
   const Matrix& head = request.head;
   const int vocab_size = head.num_outputs(), size = stack.hidden_size;
-  Operation operations[3];
+  const T* inputs = request.norm ? scratch.normed : scratch.rows;
+  Operation operations[4];
 #pragma omp parallel num_threads(num_threads)
   {
+    if (request.norm) {
+      share(operations[3], count, [&](int64_t row) {
+        rms_norm_row(scratch.rows + row * size, request.norm, stack.eps, scratch.normed + row * size, size);
+      });
+    }
     if (head.quantized) {
       const Rows rows(*head.quantized, inputs_of<T>(*head.quantized), count, scratch.prepared);
       share(operations[0], count, [&](int64_t row) {
-        prepare_row(*head.quantized, rows, scratch.rows + row * size, row);
+        prepare_row(*head.quantized, rows, inputs + row * size, row);
       });
       multiply_quantized<T, Finish::kStoreFloat>(*head.quantized, rows, scratch.logits, vocab_size, count,
                                                  operations[1]);
     } else {
-      multiply<T, Finish::kStoreFloat>(head.dense, scratch.rows, size, scratch.logits, vocab_size, count,
+      multiply<T, Finish::kStoreFloat>(head.dense, inputs, size, scratch.logits, vocab_size, count,
                                        operations[1]);
     }
     share(operations[2], count, [&](int64_t row) {
       const int64_t first = int64_t{scratch.sequences[row]} * request.num_candidates;
-      choose(scratch.logits + row * vocab_size, vocab_size, request.num_candidates, found.token_ids + first,
-             found.scores + first);
+      int32_t* token_ids = found.token_ids + first;
+      choose(scratch.logits + row * vocab_size, vocab_size, request.num_candidates, token_ids, found.scores + first);
+      if (request.token_ids)
+        for (int rank = 0; rank < request.num_candidates; ++rank) token_ids[rank] = request.token_ids[token_ids[rank]];
     });
   }
 }

@@ -32,14 +32,28 @@ class ChainCandidates:
     scores: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class ChainHead:
+    """From what a stack of guesses ends with to tokens.
+
+    Attributes:
+        matrix: `[num_features, hidden_size]`.
+        norm: `[hidden_size]` float32, applied before it; None is nothing.
+        token_ids: `[num_features]` int32, the tokens that its features stand for; None is their number.
+    """
+
+    matrix: PackedMatrix
+    norm: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
+
+
 class CpuDraftChain:
     """Goes on by itself where the stack ends. Not thread safe, as the stack."""
 
-    def __init__(self, stack: CpuDecoderStack, head: PackedMatrix) -> None:
-        """Guess with `stack`, which joins hidden vectors, and `head`, `[vocab_size, hidden_size]`."""
+    def __init__(self, stack: CpuDecoderStack, head: ChainHead) -> None:
+        """Guess with `stack`, whose inputs include hidden vectors, and `head`."""
         self._stack = stack
         self._head = head
-        self._vocab_size = head.num_outputs
 
     def __call__(
         self, step: StackStep, limits: Sequence[int], num_candidates: int, least_score: float
@@ -56,10 +70,17 @@ class CpuDraftChain:
             IndexError: A token id or position is out of range.
         """
         num_seqs, most = len(limits), max(limits)
-        num_candidates = min(num_candidates, MAX_CANDIDATES, self._vocab_size)
+        num_candidates = min(num_candidates, MAX_CANDIDATES, self._head.matrix.num_outputs)
         places = torch.tensor(limits, dtype=torch.int32)
+        head = self._head
         request = ChainRequestStructure(
-            matrix_structure(self._head), places.data_ptr(), num_seqs, num_candidates, least_score
+            matrix_structure(head.matrix),
+            None if head.norm is None else head.norm.data_ptr(),
+            None if head.token_ids is None else head.token_ids.data_ptr(),
+            places.data_ptr(),
+            num_seqs,
+            num_candidates,
+            least_score,
         )
         found = ChainCandidates(
             torch.empty(num_seqs, dtype=torch.int32),

@@ -74,7 +74,7 @@ class StackStep:
     """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`.
 
     Attributes:
-        hidden: `[num_tokens, hidden_size]`, contiguous, for a stack that joins embeddings with hidden vectors.
+        hidden: `[num_tokens, hidden_size]`, contiguous, for a stack whose inputs are embeddings and hidden vectors.
     """
 
     token_ids: torch.Tensor
@@ -88,6 +88,24 @@ class StackStep:
     hidden: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StackInputs:
+    """How the residual stream begins: with the embedding, unless a token comes with a hidden vector.
+
+    Attributes:
+        embedding: `[vocab_size, hidden_size]` float32 or bfloat16, which is what the stack computes in.
+        join: `[hidden_size, 2 * hidden_size]`, from the embedding and the hidden vector, side by side, to the stream.
+        pair_norms: `[2, hidden_size]` float32: the first layer's projections read the two side by side, normalised by
+            these, and the hidden vector is the stream.
+        is_stream_normed: The stream is the normalised one.
+    """
+
+    embedding: torch.Tensor
+    join: PackedMatrix | None = None
+    pair_norms: torch.Tensor | None = None
+    is_stream_normed: bool = False
+
+
 class CpuDecoderStack:
     """Embedding, layers and final normalisation. Owns the memory between operations: one thread calls it at a time."""
 
@@ -95,63 +113,72 @@ class CpuDecoderStack:
         self,
         library: CpuLibrary,
         shape: StackShape,
-        embedding: torch.Tensor,
+        inputs: StackInputs,
         layers: Sequence[StackLayer],
         final_norm: torch.Tensor | None,
         cos_sin: torch.Tensor,
-        join: PackedMatrix | None = None,
+        tapped_layers: Sequence[int] = (),
     ) -> None:
         """Describe the model to the kernel.
 
         Args:
             library: The compiled kernels.
             shape: Sizes.
-            embedding: Of the vocabulary.
+            inputs: What comes before the layers.
             layers: One or more.
             final_norm: None returns the stream as it is.
             cos_sin: Rotations of all positions.
-            join: From the embedding and the hidden vector of each token, side by side, to the residual stream; None
-                begins it with the embedding.
+            tapped_layers: The streams before these layers are returned too, behind the result.
 
         Shapes:
-            embedding: `[vocab_size, hidden_size]` float32 or bfloat16, which is what the stack computes in
             final_norm: `[hidden_size]` float32
             cos_sin: `[max_positions, rotated_dim]` float32
-            join: `[hidden_size, 2 * hidden_size]`
         """
         self.library = library
-        self.dtype = embedding.dtype
-        self._parts = (shape, embedding, layers, final_norm, cos_sin, join)  # The structures hold addresses only.
-        self._size = shape.hidden_size
+        self.dtype = inputs.embedding.dtype
+        self._taps = torch.tensor(tapped_layers, dtype=torch.int32)
+        # The structures hold addresses only.
+        self._parts = (shape, inputs, layers, final_norm, cos_sin)
+        self._result_size = shape.hidden_size * (1 + len(self._taps))
         self._layers = (LayerStructure * len(layers))(*map(_layer_structure, layers))
-        self._stack = StackStructure(
-            embedding.data_ptr(),
-            MatrixStructure() if join is None else matrix_structure(join),
-            cos_sin.data_ptr(),
-            None if final_norm is None else final_norm.data_ptr(),
-            ctypes.addressof(self._layers),
-            len(layers),
-            len(embedding),
-            len(cos_sin),
-            shape.hidden_size,
-            shape.intermediate_size,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            cos_sin.shape[1],
-            DTYPE_NUMBERS[embedding.dtype],
-            DTYPE_NUMBERS[embedding.dtype],
-            shape.eps,
-            shape.head_dim**-0.5,
-        )
+        self._stack = self._structure()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._caches: Sequence[LayerCache] | None = None
+
+    def _structure(self) -> StackStructure:
+        shape, inputs, layers, final_norm, cos_sin = self._parts
+        embedding, norms = inputs.embedding, inputs.pair_norms
+        return StackStructure(
+            embedding=embedding.data_ptr(),
+            join=MatrixStructure() if inputs.join is None else matrix_structure(inputs.join),
+            embedding_norm=None if norms is None else norms[0].data_ptr(),
+            hidden_norm=None if norms is None else norms[1].data_ptr(),
+            cos_sin=cos_sin.data_ptr(),
+            final_norm=None if final_norm is None else final_norm.data_ptr(),
+            layers=ctypes.addressof(self._layers),
+            tapped_layers=self._taps.data_ptr(),
+            num_tapped=len(self._taps),
+            is_stream_normed=inputs.is_stream_normed,
+            num_layers=len(layers),
+            vocab_size=len(embedding),
+            max_positions=len(cos_sin),
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            rotated_dim=cos_sin.shape[1],
+            dtype=DTYPE_NUMBERS[embedding.dtype],
+            cache_dtype=DTYPE_NUMBERS[embedding.dtype],
+            eps=shape.eps,
+            scale=shape.head_dim**-0.5,
+        )
 
     def __call__(self, step: StackStep) -> torch.Tensor:
         """Compute a step: write keys and values into the caches, return the normalised hidden vectors.
 
         Shapes:
-            result: `[num_tokens, hidden_size]`
+            result: `[num_tokens, (1 + number of tapped layers) * hidden_size]`
 
         Raises:
             IndexError: A token id or position is out of range.
@@ -159,7 +186,7 @@ class CpuDecoderStack:
         stack, structure = self.structures(step)
         num_tokens = len(step.token_ids)
         scratch = self.scratch(self.library.decoder_stack_scratch(stack, num_tokens))
-        result = torch.empty(num_tokens, self._size, dtype=self.dtype)
+        result = torch.empty(num_tokens, self._result_size, dtype=self.dtype)
         num_threads = torch.get_num_threads()
         check_fault(self.library.decoder_stack(stack, structure, scratch, result.data_ptr(), num_threads))
         return result
@@ -190,9 +217,9 @@ class CpuDecoderStack:
         return self._scratch.data_ptr()
 
     def first(self, num_layers: int) -> CpuDecoderStack:
-        """Return the stack without the layers behind the first ones; weights are shared, scratch memory is not."""
-        shape, embedding, layers, final_norm, cos_sin, join = self._parts
-        return CpuDecoderStack(self.library, shape, embedding, layers[:num_layers], final_norm, cos_sin, join)
+        """Return the stack without the layers behind the first ones, and without taps; weights are shared."""
+        shape, inputs, layers, final_norm, cos_sin = self._parts
+        return CpuDecoderStack(self.library, shape, inputs, layers[:num_layers], final_norm, cos_sin)
 
     def _place_caches(self, step: StackStep) -> None:
         """Tell the kernel where the caches are, when they are others than before."""

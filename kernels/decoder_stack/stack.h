@@ -46,13 +46,21 @@ struct Layer {
 struct Stack {
   const void* embedding;
   Matrix join;  // From an embedding and a hidden vector, side by side, to the residual stream, where steps have both.
+  const float* embedding_norm;  // Where they have both and are not joined: the first layer's projections read the two
+  const float* hidden_norm;     // side by side, normalised, and the hidden vector is the residual stream.
   const float* cos_sin;
   const float* final_norm;
   const Layer* layers;
+  const int32_t* tapped_layers;  // The streams before them follow the result of each token, in the stack's type.
+  int32_t num_tapped, is_stream_normed;  // The latter with hidden_norm: the normalised vector is the stream.
   int32_t num_layers, vocab_size, max_positions, hidden_size, intermediate_size;
   HeadSizes heads;
   int32_t dtype, cache_dtype;
   float eps, scale;
+
+  bool has_pairs() const { return hidden_norm != nullptr; }
+  int num_operations() const { return kOperationsPerLayer * num_layers + kOperationsBeside + num_tapped; }
+  int64_t result_size() const { return int64_t{1 + num_tapped} * hidden_size; }
 };
 
 struct Step {
@@ -63,7 +71,7 @@ struct Step {
   const int32_t* query_starts;
   const int32_t* context_lens;
   const int64_t* tree_masks;  // Null where every token sees all before it.
-  const void* hidden;         // A vector of each token, in the stack's type, for `join`; null without it.
+  const void* hidden;         // A vector of each token, in the stack's type; null where steps have none.
   int32_t num_tokens, num_seqs, max_blocks, block_size;
 };
 
@@ -114,9 +122,9 @@ struct Scratch {
   Scratch(const Stack& stack, int64_t num_tokens, char* memory) {
     const int64_t heads = stack.heads.num_heads + 2 * stack.heads.num_kv_heads;
     Pieces pieces{memory};
-    operations = pieces.take<Operation>(kOperationsPerLayer * stack.num_layers + kOperationsBeside);
+    operations = pieces.take<Operation>(stack.num_operations());
     residual = pieces.take<float>(num_tokens * stack.hidden_size);
-    joined = pieces.take<T>(stack.join.is_given() ? num_tokens * 2 * stack.hidden_size : 0);
+    joined = pieces.take<T>(stack.join.is_given() || stack.has_pairs() ? num_tokens * 2 * stack.hidden_size : 0);
     normed = pieces.take<T>(num_tokens * stack.hidden_size);
     qkv = pieces.take<T>(num_tokens * heads * stack.heads.head_dim);
     attended = pieces.take<T>(num_tokens * stack.heads.num_heads * stack.heads.head_dim);
@@ -188,24 +196,34 @@ struct Walk {
     multiply_rows<Finish::kStoreFloat>(stack.join, scratch.joined, scratch.residual, size);
   }
 
-  void normalise_token(int64_t token, const float* weight, T* target) {
+  // Lays the normalised embedding and hidden vector of each token side by side; the latter begins the stream.
+  void pair() {
     const int size = stack.hidden_size;
-    const float* stream = scratch.residual + token * size;
-    if (!weight) return narrow(stream, target + token * size, size);
-    rms_norm_row(stream, weight, stack.eps, target + token * size, size);
+    each_token([&](int64_t token) {
+      T* both = scratch.joined + token * 2 * size;
+      const T* embedding = static_cast<const T*>(stack.embedding) + step.token_ids[token] * size;
+      const T* hidden = static_cast<const T*>(step.hidden) + token * size;
+      rms_norm_row(embedding, stack.embedding_norm, stack.eps, both, size);
+      rms_norm_row(hidden, stack.hidden_norm, stack.eps, both + size, size);
+      widen(stack.is_stream_normed ? both + size : hidden, scratch.residual + token * size, size, size);
+    });
   }
 
-  void normalise(const float* weight, T* target) {
-    each_token([&](int64_t token) { normalise_token(token, weight, target); });
+  void normalise_token(int64_t token, const float* weight, T* target) {
+    const float* stream = scratch.residual + token * stack.hidden_size;
+    if (!weight) return narrow(stream, target, stack.hidden_size);
+    rms_norm_row(stream, weight, stack.eps, target, stack.hidden_size);
   }
 
   // Normalises, and prepares the result for the matrix that it is multiplied by.
-  void normalise_for(const Matrix& matrix, const float* weight, T* target) {
-    if (!matrix.quantized) return normalise(weight, target);
+  void normalise_for(const Matrix& matrix, const float* weight) {
+    const int size = stack.hidden_size;
+    if (!matrix.quantized)
+      return each_token([&](int64_t token) { normalise_token(token, weight, scratch.normed + token * size); });
     const Rows rows = rows_of(*matrix.quantized);
     each_token([&](int64_t token) {
-      normalise_token(token, weight, target);
-      prepare_row(*matrix.quantized, rows, target + token * stack.hidden_size, token);
+      normalise_token(token, weight, scratch.normed + token * size);
+      prepare_row(*matrix.quantized, rows, scratch.normed + token * size, token);
     });
   }
 
@@ -213,10 +231,11 @@ struct Walk {
     const HeadSizes& heads = stack.heads;
     const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
     T* target = scratch.qkv;
-    normalise_for(layer.qkv[0], layer.attention_norm, scratch.normed);
+    const T* x = stack.has_pairs() ? scratch.joined : scratch.normed;
+    if (!stack.has_pairs()) normalise_for(layer.qkv[0], layer.attention_norm);
     for (int part = 0; part < layer.num_qkv; ++part) {
-      if (part > 0) prepare(layer.qkv[part], scratch.normed);
-      multiply_rows<Finish::kStore>(layer.qkv[part], scratch.normed, target, stride);
+      if (part > 0 || stack.has_pairs()) prepare(layer.qkv[part], x);
+      multiply_rows<Finish::kStore>(layer.qkv[part], x, target, stride);
       target += layer.qkv[part].num_outputs();
     }
   }
@@ -261,7 +280,7 @@ struct Walk {
   void gate(const Layer& layer) {
     const int size = stack.intermediate_size;
     const Matrix* parts = layer.gate_up;
-    normalise_for(parts[0], layer.mlp_norm, scratch.normed);
+    normalise_for(parts[0], layer.mlp_norm);
     if (layer.num_gate_up == 1) return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size);
     multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, scratch.gate_up, 2 * size);
     prepare(parts[1], scratch.normed);
@@ -288,18 +307,37 @@ struct Walk {
     multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
   }
 
+  // Reports the stream before a layer, if that is wanted.
+  void tap(int layer, T* result) {
+    const int size = stack.hidden_size;
+    for (int number = 0; number < stack.num_tapped; ++number) {
+      if (stack.tapped_layers[number] != layer) continue;
+      each_token([&](int64_t token) {
+        T* target = result + token * stack.result_size() + int64_t{1 + number} * size;
+        narrow(scratch.residual + token * size, target, size);
+      });
+    }
+  }
+
   void run_all(T* result) {
-    stack.join.is_given() ? join() : embed();
-    for (int i = 0; i < stack.num_layers; ++i) run(stack.layers[i]);
-    normalise(stack.final_norm, result);
+    if (stack.join.is_given())
+      join();
+    else if (stack.has_pairs())
+      pair();
+    else
+      embed();
+    for (int i = 0; i < stack.num_layers; ++i) {
+      tap(i, result);
+      run(stack.layers[i]);
+    }
+    each_token([&](int64_t token) { normalise_token(token, stack.final_norm, result + token * stack.result_size()); });
   }
 };
 
 template <typename T>
 void run_stack(const Stack& stack, const Step& step, char* memory, T* result, int num_threads) {
   const Scratch<T> scratch(stack, step.num_tokens, memory);
-  const int num_operations = kOperationsPerLayer * stack.num_layers + kOperationsBeside;
-  for (int i = 0; i < num_operations; ++i) new (scratch.operations + i) Operation;
+  for (int i = 0; i < stack.num_operations(); ++i) new (scratch.operations + i) Operation;
 #pragma omp parallel num_threads(num_threads)
   Walk<T>{stack, step, scratch, scratch.operations}.run_all(result);
 }

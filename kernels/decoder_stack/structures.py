@@ -49,9 +49,14 @@ class StackStructure(ctypes.Structure):
     _fields_ = (
         ("embedding", _POINTER),
         ("join", MatrixStructure),
+        ("embedding_norm", _POINTER),
+        ("hidden_norm", _POINTER),
         ("cos_sin", _POINTER),
         ("final_norm", _POINTER),
         ("layers", _POINTER),
+        ("tapped_layers", _POINTER),
+        ("num_tapped", _INT32),
+        ("is_stream_normed", _INT32),
         ("num_layers", _INT32),
         ("vocab_size", _INT32),
         ("max_positions", _INT32),
@@ -92,6 +97,8 @@ class ChainRequestStructure(ctypes.Structure):
 
     _fields_ = (
         ("head", MatrixStructure),
+        ("norm", _POINTER),
+        ("token_ids", _POINTER),
         ("limits", _POINTER),
         ("num_seqs", _INT32),
         ("num_candidates", _INT32),

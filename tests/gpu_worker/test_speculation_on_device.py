@@ -25,6 +25,8 @@ from shared.errors import ConfigError
 from shared.messages import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
 from tests.gpu_worker.models.draft_files import (
+    eagle3_config,
+    eagle3_tensors,
     eagle_config,
     eagle_tensors,
     medusa_config,
@@ -103,16 +105,18 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, 256, 4096, set()))
     save_draft(directory / "eagle", eagle_config(256, 4096), eagle_tensors(256))
+    save_draft(directory / "eagle3", eagle3_config(256, 4096, 500), eagle3_tensors(256, 4096, 500))
     return directory
 
 
-@pytest.mark.parametrize("kind", ["ngram", "self", "draft", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["ngram", "self", "draft", "medusa", "eagle", "eagle3"])
 def test_answers_equal_those_without_drafts(
     kind: str, plain: list[int], drafts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(monkeypatch, 200 * MB)
-    directories = {"draft": DEMO_MODEL, "medusa": drafts / "medusa", "eagle": drafts / "eagle"}
-    tokens, engine = generate(speculative=kind, draft_model=directories.get(kind), num_speculative_tokens=3)
+    directories = {"draft": DEMO_MODEL} | {name: drafts / name for name in ("medusa", "eagle", "eagle3")}
+    speculative = kind.removesuffix("3")
+    tokens, engine = generate(speculative=speculative, draft_model=directories.get(kind), num_speculative_tokens=3)
     assert tokens == plain
     assert engine.stats.spec_decode_num_drafts > 0
     assert machine.runners[0].max_steps_in_flight == 1

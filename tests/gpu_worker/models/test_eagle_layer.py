@@ -11,9 +11,17 @@ from gpu_worker.layers.eagle_form import EagleStep
 from gpu_worker.models.draft_kind import DraftKind, read_draft_kind
 from gpu_worker.models.eagle_layer import EagleLayer, load_eagle_layer
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.loader import load_model
 from kernels.layer_cache import LayerCache
 from tests.gpu_worker.models.conftest import Pair
-from tests.gpu_worker.models.draft_files import eagle_config, eagle_outputs, eagle_tensors, save_draft
+from tests.gpu_worker.models.draft_files import (
+    eagle3_config,
+    eagle3_tensors,
+    eagle_config,
+    eagle_outputs,
+    eagle_tensors,
+    save_draft,
+)
 from tests.gpu_worker.models.variants import SIZES
 
 SIZE, VOCAB, LENGTH, BLOCK = int(SIZES["hidden_size"]), int(SIZES["vocab_size"]), 12, 4
@@ -81,13 +89,50 @@ def test_layer_of_another_model_is_refused(
         load_eagle_layer(tmp_path, pair_of("llama").model)
 
 
-def test_eagle3_is_refused_by_name(pair_of: PairOf, tmp_path: Path) -> None:
-    tensors = {"d2t": torch.zeros(4), "fc.weight": torch.zeros(SIZE, 3 * SIZE)}
-    save_draft(tmp_path, eagle_config(SIZE, VOCAB, draft_vocab_size=40), tensors)
-    with pytest.raises(CheckpointError, match="EAGLE-3, which is not supported"):
+def third(num_layers: int, **fields: object) -> dict[str, object]:
+    layers = {"eagle_aux_hidden_state_layer_ids": list(range(num_layers))}
+    return eagle3_config(SIZE, VOCAB, 40, **layers, **fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (third(3, norm_before_fc=True), r"field 'norm_before_fc' is true, which is not supported"),
+        (third(4), r"'eagle_aux_hidden_state_layer_ids' is \[0, 1, 2, 3\]; it must name .* 0 to 2; take weights"),
+        (eagle3_config(SIZE, VOCAB, 40), r"'eagle_aux_hidden_state_layer_ids' is missing, .* a model of 3"),
+        (third(3, draft_vocab_size=VOCAB + 1), r"field 'draft_vocab_size' is 98; .* from 1 to 97"),
+        (third(3, hidden_size=SIZE * 2), r"field 'hidden_size' is 128, but must be 64; take weights"),
+    ],
+)
+def test_third_version_with_fields_that_do_not_fit_is_refused(
+    pair_of: PairOf, tmp_path: Path, config: dict[str, object], problem: str
+) -> None:
+    save_draft(tmp_path, config, eagle3_tensors(SIZE, VOCAB, 40))
+    with pytest.raises(CheckpointError, match=problem):
         load_eagle_layer(tmp_path, pair_of("llama").model)
-    with pytest.raises(CheckpointError, match="EAGLE-3 weights, which are not supported"):
-        read_draft_kind(tmp_path)
+    assert read_draft_kind(tmp_path) is DraftKind.EAGLE
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({"d2t": torch.full((40,), VOCAB)}, r"tensor 'd2t' leads to a token that is not one of the 97"),
+        ({"d2t": torch.zeros(39, dtype=torch.int64)}, r"tensor 'd2t' must be 40 whole numbers"),
+        ({"d2t": torch.zeros(40)}, r"tensor 'd2t' must be 40 whole numbers"),
+        ({"d2t": None}, r"tensor 'd2t' is missing, which tells the tokens of 40 features"),
+        ({"fc.weight": torch.zeros(SIZE, 2 * SIZE)}, r"tensor 'fc\.weight' has shape \[64, 128\]"),
+        ({"midlayer.hidden_norm.weight": None}, r"has no tensor 'midlayer\.hidden_norm\.weight'"),
+    ],
+)
+def test_third_version_with_tensors_that_do_not_fit_is_refused(
+    pair_of: PairOf, tmp_path: Path, tensors: dict[str, torch.Tensor | None], problem: str
+) -> None:
+    changed = eagle3_tensors(SIZE, VOCAB, 40) | tensors
+    save_draft(tmp_path, third(3), {name: tensor for name, tensor in changed.items() if tensor is not None})
+    directory = pair_of("llama").directory
+    model = load_model(directory, torch.float32, torch.device("cpu"), tapped_layers=(0, 1, 2))
+    with pytest.raises(CheckpointError, match=problem):
+        load_eagle_layer(tmp_path, model)
 
 
 def test_model_of_its_own_is_told_apart(pair_of: PairOf) -> None:

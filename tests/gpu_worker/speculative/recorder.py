@@ -11,6 +11,7 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.proposer_memory import with_room_for_proposer
 from gpu_worker.proposer_setup import build_proposer
 from gpu_worker.speculative.draft import Draft
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Proposer
@@ -53,8 +54,10 @@ def recorded_runner(
     directory: Path, listener: Listener, *, token_budget: int = 64, **settings: Any
 ) -> tuple[TorchModelRunner, Recorder]:
     """Build a runner with the proposer that the worker's settings ask for."""
-    runner = make_runner(directory)
+    worker_config = WorkerConfig(**settings)
     config = RunnerConfig(directory, block_size=BLOCK, max_num_seqs=40, max_num_batched_tokens=token_budget)
-    recorder = Recorder(build_proposer(WorkerConfig(**settings), config, runner), listener)
+    config = with_room_for_proposer(worker_config, config)
+    runner = make_runner(directory, tapped_layers=config.tapped_layers)
+    recorder = Recorder(build_proposer(worker_config, config, runner), listener)
     runner.verify_drafts_of(recorder)
     return runner, recorder

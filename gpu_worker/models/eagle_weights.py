@@ -1,0 +1,99 @@
+"""Takes the weights of an EAGLE layer from its checkpoint, whichever layout they are in."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.layers.eagle_form import EagleHead, EagleWeights, PairNorms
+from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.models.checkpoint import Checkpoint
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.eagle_config import REMEDY, EagleConfig
+from gpu_worker.quantization.weight_forms import DenseWeight
+
+_LAYERS = ("midlayer", "layers.0")
+
+
+def take_eagle_weights(
+    config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype
+) -> EagleWeights:
+    """Take every weight of the layer but what makes one vector of several, in EAGLE-3.
+
+    Raises:
+        CheckpointError: One is missing, malformed, or of another model.
+    """
+    layer, is_third = config.layer, bool(config.tapped_layers)
+    size = layer.hidden_size
+    prefix = next((name for name in _LAYERS if checkpoint.has(f"{name}.mlp.down_proj.weight")), _LAYERS[is_third ^ 1])
+    if checkpoint.has("embed_tokens.weight"):
+        embedding = checkpoint.take("embed_tokens.weight", layer.vocab_size, size)
+    else:
+        embedding = model.embedding.to(dtype)
+    inputs: Projection | PairNorms
+    norm, hidden_norm = f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight"
+    attention_norm = None
+    if is_third:
+        norms = checkpoint.take(norm, size), checkpoint.take(hidden_norm, size)
+        inputs = PairNorms(*norms, config.is_stream_normed)
+    else:
+        inputs = take_projection(checkpoint, ["fc"], [size], 2 * size)
+        attention_norm = checkpoint.take(norm, size) if checkpoint.has(norm) else None
+    taken = _take_layer(layer, checkpoint, prefix, attention_norm, (1 + is_third) * size)
+    cos_sin = rotary_table(layer.rope, layer.head_dim, layer.max_model_len, model.device)
+    head = _take_head(config, checkpoint) if is_third else EagleHead(_model_head(model, dtype))
+    return EagleWeights(embedding, inputs, taken, head, layer.rms_norm_eps, cos_sin)
+
+
+def take_projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Projection:
+    """Take layers of the same input as one; they have biases where the checkpoint says so."""
+    weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(count, columns) for count in rows])
+    bias = None
+    if checkpoint.has(f"{names[0]}.bias"):
+        bias = checkpoint.take_rows([f"{name}.bias" for name in names], [(count,) for count in rows])
+    return Projection(DenseWeight(weight), bias)
+
+
+def _take_layer(
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, attention_norm: torch.Tensor | None, num_inputs: int
+) -> LayerWeights:
+    size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    return LayerWeights(
+        shape=config.attention_shape(0),
+        attention_norm=attention_norm,
+        qkv=take_projection(checkpoint, [f"{attention}.{part}_proj" for part in "qkv"], heads, num_inputs),
+        head_norm=None,
+        output=take_projection(checkpoint, [f"{attention}.o_proj"], [size], heads[0]),
+        mlp_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", size),
+        gate_up=take_projection(checkpoint, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], size),
+        down=take_projection(checkpoint, [f"{mlp}.down_proj"], [size], inner),
+    )
+
+
+def _model_head(model: CausalLM, dtype: torch.dtype) -> Projection | LMHead:
+    """Return the model's head: as a matrix where that is at hand, to be made into the form that suits the layer."""
+    if model.config.tie_word_embeddings:
+        return Projection(DenseWeight(model.embedding.to(dtype)))
+    return model.head_in(dtype)
+
+
+def _take_head(config: EagleConfig, checkpoint: Checkpoint) -> EagleHead:
+    """Take the head of an EAGLE-3 layer; `d2t` holds what to add to a feature's number to have its token."""
+    size, count = config.layer.hidden_size, config.num_features
+    matrix, norm = take_projection(checkpoint, ["lm_head"], [count], size), checkpoint.take("norm.weight", size)
+    if not checkpoint.has("d2t"):
+        if count != config.layer.vocab_size:
+            raise checkpoint.error("d2t", f"is missing, which tells the tokens of {count} features")
+        return EagleHead(matrix, norm)
+    added = checkpoint.take_raw("d2t")
+    if added.shape != (count,) or added.is_floating_point():
+        raise checkpoint.error("d2t", f"must be {count} whole numbers")
+    token_ids = added.long() + torch.arange(count, device=added.device)
+    if token_ids.min() < 0 or token_ids.max() >= config.layer.vocab_size:
+        problem = f"leads to a token that is not one of the {config.layer.vocab_size} of the vocabulary"
+        raise checkpoint.error("d2t", f"{problem}; {REMEDY}")
+    return EagleHead(matrix, norm, token_ids.int())
