@@ -211,10 +211,10 @@ class AdaptiveDepth:
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
         times = self._times_of(num_sequences)
-        if is_first:
-            times.make_up(depth, duration_s)
-        else:
+        if not is_first:
             times.measure(depth, duration_s)
+        elif times.is_known:
+            times.make_up(depth, duration_s)
 
     def _times_of(self, num_sequences: int) -> StepTimes:
         size = num_sequences.bit_length()

@@ -194,6 +194,14 @@ def test_what_steps_without_drafts_put_off_is_not_taken_for_the_cost_of_drafts()
     assert world.run(2000) > 3 / memory_bound(1)
 
 
+def test_drafts_in_a_batch_smaller_than_any_measured_are_no_harm() -> None:
+    world = World(memory_bound, [0.9] * 9)
+    world.run(200)
+    world.policy.time(9, 0, 1.0)
+    world.policy.time(1, 4, 1.0)
+    assert world.policy.depths(world.sequences[:1], [4]) == [0]
+
+
 def test_one_long_step_moves_a_time_little() -> None:
     times = StepTimes(1)
     measure(times, 0, 1.0)
