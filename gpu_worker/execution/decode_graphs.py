@@ -154,10 +154,10 @@ def _padding(size: int, spare_row: int) -> StepLayout:
 
 
 def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepLayout:
-    """Pad a step. Sequences of padding have one token as long as there are any; what is left belongs to nobody."""
+    """Pad a step. Sequences of padding have one token each; the tokens that are left belong to nobody."""
     num_tokens, num_seqs = len(layout.token_ids), len(layout.rows)
     tokens, seqs = slice(num_tokens, shape.num_tokens), slice(num_seqs, shape.num_seqs)
-    starts = np.minimum(padding.query_starts[1 : 1 + shape.num_seqs - num_seqs] + num_tokens, shape.num_tokens)
+    starts = padding.query_starts[1 : 1 + shape.num_seqs - num_seqs] + np.int32(num_tokens)
     tree_masks = None
     if shape.query_len > 1:
         tree_masks = np.full(shape.num_tokens, SEES_ALL, dtype=np.int64)
@@ -169,7 +169,7 @@ def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepL
         np.concatenate((layout.positions, padding.positions[tokens])),
         np.concatenate((layout.slots, padding.slots[tokens])),
         np.concatenate((layout.rows, padding.rows[seqs])),
-        np.concatenate((layout.query_starts, starts.astype(np.int32))),
+        np.concatenate((layout.query_starts, starts)),
         np.concatenate((layout.context_lens, padding.context_lens[seqs])),
         shape.query_len,
         tree_masks,

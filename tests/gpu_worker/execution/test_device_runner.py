@@ -157,6 +157,21 @@ def test_sampled_tokens_and_logprobs_equal_those_of_the_cpu_runner(
                 assert dict(entry.top) == pytest.approx(dict(other.top), abs=1e-4)
 
 
+@pytest.mark.parametrize("token_budget", [1, 2])
+def test_chunks_of_one_token_are_not_taken_for_decodes(model: CausalLM, token_budget: int) -> None:
+    """Alone, and beside the decode of another sequence."""
+
+    def sequences() -> list[Sequence]:
+        sampling = Sampling(temperature=0.0, max_tokens=4)
+        return [make_sequence(str(index), random_prompt(6, seed=index), sampling) for index in range(2)]
+
+    expected = run(make_device_runner(model, is_graphed=False), sequences())
+
+    outcome = run(make_device_runner(model, is_graphed=True), sequences(), token_budget=token_budget)
+
+    assert outcome.tokens == expected.tokens
+
+
 def test_resumed_sequences_continue_with_the_same_tokens(model: CausalLM, seeded_outcome: Outcome) -> None:
     runner = make_device_runner(model, is_graphed=True)
     resumed = [
