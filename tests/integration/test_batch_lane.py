@@ -15,7 +15,7 @@ from tests.integration.system import System, running_system
 
 STEP_S = 0.02
 NUM_JOBS = 8
-JOB_TOKENS = 150
+JOB_TOKENS = 80
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ async def test_interactive_request_does_not_wait_for_running_batch_jobs(four_slo
         await anext(aiter(stream))
         ttft_s = time.monotonic() - started
         await stream.close()
-    # The step in flight and its own: a job would have held its slot for 150 of them.
+    # The step in flight and its own: a job would have held its slot for 60 more.
     assert ttft_s < 15 * STEP_S
     answers = [json.loads((await results.next_msg(timeout=30)).data) for _ in range(NUM_JOBS)]
     assert sorted(answer["id"] for answer in answers) == [f"job-{index}" for index in range(NUM_JOBS)]

@@ -16,6 +16,11 @@ from tests.integration.system import System, running_system
 
 MAX_TOKENS = 40
 STEP_S = 0.02
+LIMITS = {
+    "rate": ("--requests-per-minute", "3"),
+    "concurrency": ("--max-concurrent", "2"),
+    "model": ("--allow-model", "some-other-model"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +37,15 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def with_keys(tmp_path_factory: pytest.TempPathFactory, keys_file: Path) -> Iterator[System]:
-    _keys(keys_file, "create", "--tenant", "first")
+def limited_keys(keys_file: Path) -> dict[str, str]:
+    """A key for each of `LIMITS`, made before the system starts."""
+    return {name: _new_key(keys_file, *limits) for name, limits in LIMITS.items()}
+
+
+@pytest.fixture(scope="module")
+def with_keys(
+    tmp_path_factory: pytest.TempPathFactory, keys_file: Path, limited_keys: dict[str, str]
+) -> Iterator[System]:
     environ = {"HEADRACE_KEYS_FILE": str(keys_file)}
     with running_system(tmp_path_factory.mktemp("with-keys"), "--simulate", "5", environ=environ) as running:
         yield running
@@ -86,11 +98,9 @@ async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(
     assert max(served) < 4
 
 
-async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, keys_file: Path) -> None:
-    key = _new_key(keys_file, "--requests-per-minute", "3")
+async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, limited_keys: dict[str, str]) -> None:
     model = with_keys.model
-    await asyncio.sleep(1.1)  # until the gateway has seen the new key
-    async with with_keys.async_client(api_key=key) as client:
+    async with with_keys.async_client(api_key=limited_keys["rate"]) as client:
         for _ in range(3):
             await _ask(client, model)
         with pytest.raises(openai.RateLimitError) as raised:
@@ -100,11 +110,9 @@ async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System
     assert raised.value.response.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-async def test_concurrency_of_a_key_is_limited(with_keys: System, keys_file: Path) -> None:
-    key = _new_key(keys_file, "--max-concurrent", "2")
+async def test_concurrency_of_a_key_is_limited(with_keys: System, limited_keys: dict[str, str]) -> None:
     model = with_keys.model
-    await asyncio.sleep(1.1)
-    async with with_keys.async_client(api_key=key) as client:
+    async with with_keys.async_client(api_key=limited_keys["concurrency"]) as client:
         outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(6)), return_exceptions=True)
         refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
         assert len(refused) == 4
@@ -113,7 +121,7 @@ async def test_concurrency_of_a_key_is_limited(with_keys: System, keys_file: Pat
 
 async def test_revoked_key_is_refused(with_keys: System, keys_file: Path) -> None:
     key = _new_key(keys_file)
-    await asyncio.sleep(1.1)
+    await asyncio.sleep(1.1)  # until the gateway has seen the new key
     async with with_keys.async_client(api_key=key) as client:
         assert (await client.models.list()).data
         listed = _keys(keys_file, "list")
@@ -124,10 +132,8 @@ async def test_revoked_key_is_refused(with_keys: System, keys_file: Path) -> Non
             await client.models.list()
 
 
-async def test_key_for_another_model_is_refused(with_keys: System, keys_file: Path) -> None:
-    key = _new_key(keys_file, "--allow-model", "some-other-model")
+async def test_key_for_another_model_is_refused(with_keys: System, limited_keys: dict[str, str]) -> None:
     model = with_keys.model
-    await asyncio.sleep(1.1)
-    async with with_keys.async_client(api_key=key) as client:
+    async with with_keys.async_client(api_key=limited_keys["model"]) as client:
         with pytest.raises((openai.PermissionDeniedError, openai.NotFoundError)):
             await _ask(client, model)
