@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
@@ -24,7 +25,8 @@ def check_target(model: Path) -> None:
     """Refuse a model that drafts cannot be trained for.
 
     Raises:
-        ConfigError: It is a GGUF file, or quantized, so that it may have no matrices to learn from.
+        ConfigError: It is a GGUF file, or quantized, so that it may have no matrices to learn from; or it has no
+            tokenizer.
         HeadraceError: Its configuration is missing or damaged.
     """
     if find_gguf(model) is not None:
@@ -33,6 +35,10 @@ def check_target(model: Path) -> None:
     if quantization is not None:
         problem = f"{model} is quantized ({quantization.name}); train for the model that it was made from"
         raise ConfigError("HEADRACE_TARGET", problem)
+    try:
+        read_model_directory(model)
+    except ConfigError as error:
+        raise ConfigError("HEADRACE_TARGET", error.problem) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,16 @@ def test_quantized_target_is_refused_before_it_writes_anything(job: JobMaker, ta
         check_job(job("medusa", model=model))
 
 
+def test_target_without_a_tokenizer_is_refused_by_the_name_of_its_setting(
+    job: JobMaker, target: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "mute"
+    shutil.copytree(target, model, ignore=shutil.ignore_patterns("tokenizer*"))
+
+    with pytest.raises(ConfigError, match=r"^HEADRACE_TARGET: .*mute has no tokenizer.json"):
+        check_job(job("medusa", model=model))
+
+
 def test_tokenizer_of_a_larger_vocabulary_is_refused(job: JobMaker, target: Path, tmp_path: Path) -> None:
     model = tmp_path / "cut"
     shutil.copytree(target, model)
