@@ -68,7 +68,7 @@ def record(training: Training, kind: str, folder: Path, material: Material, seed
         "own_tokens": material.num_own,
         "training_loss": round(training.last_loss, 4),
         "megabytes": round((folder / "model.safetensors").stat().st_size / 1e6, 2),
-        "machine": "two CPU cores",
+        "machine": f"{torch.get_num_threads()} threads of a CPU",
         "python": platform.python_version(),
         "torch": torch.__version__.partition("+")[0],
         "right_up_to_guess": [round(share, 3) for share in training.acceptance.by_position],
@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MODEL_FOLDER.parent, help="folder for the three folders")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights and data")
     arguments = parser.parse_args()
+    if arguments.minutes <= 0:
+        parser.error("--minutes must be more than 0")
     train_all(arguments.out, Length(None, arguments.minutes * 60), arguments.tokens, arguments.seed)
     if arguments.out.resolve() == MODEL_FOLDER.parent:
         write_card()
