@@ -22,6 +22,7 @@ from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.loader import load_model
 from gpu_worker.proposer_setup import build_proposer
 from gpu_worker.speculative.draft_model import DraftModelProposer
 from gpu_worker.speculative.proposer import Proposer
@@ -30,6 +31,8 @@ from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.matrix.factors import PLAIN, EngineCell
 from tests.gpu_worker.models.draft_files import (
+    eagle3_config,
+    eagle3_tensors,
     eagle_config,
     eagle_tensors,
     medusa_config,
@@ -54,9 +57,14 @@ SCRIPTED: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "trees": Tr
 
 @dataclass(frozen=True)
 class Models:
-    """What is loaded once, and where heads and layers are."""
+    """What is loaded once, and where heads and layers are.
+
+    Attributes:
+        tapped: The target, for a layer that listens to more than what it ends with.
+    """
 
     target: CausalLM
+    tapped: CausalLM
     draft: CausalLM
     directory: Path
 
@@ -86,7 +94,10 @@ def save_models(directory: Path) -> Models:
     torch.manual_seed(1)
     save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
     save_draft(directory / "eagle", eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
-    return Models(load(directory / "target", "cpu"), load(directory / "draft", "cpu"), directory)
+    eagle3 = eagle3_config(SIZE, VOCAB, VOCAB // 2, eagle_aux_hidden_state_layer_ids=[1, 0])
+    save_draft(directory / "eagle3", eagle3, eagle3_tensors(SIZE, VOCAB, VOCAB // 2, num_tapped=2))
+    tapped = load_model(directory / "target", torch.float32, torch.device("cpu"), tapped_layers=(1, 0))
+    return Models(load(directory / "target", "cpu"), tapped, load(directory / "draft", "cpu"), directory)
 
 
 def make_parts(models: Models, cell: EngineCell, answers: Answers, num_scarce_blocks: int = NUM_SCARCE_BLOCKS) -> Parts:
@@ -95,7 +106,7 @@ def make_parts(models: Models, cell: EngineCell, answers: Answers, num_scarce_bl
     Where blocks are scarce, there are `num_scarce_blocks`, and as few for a draft model.
     """
     num_blocks = num_scarce_blocks if cell.blocks == "scarce" else NUM_BLOCKS
-    runner = _runner(models.target, cell, NUM_BLOCKS)
+    runner = _runner(models.tapped if cell.proposer == "eagle3" else models.target, cell, NUM_BLOCKS)
     if cell.proposer == PLAIN:
         return Parts(Scheduler(_scheduler_config(cell, num_blocks)), runner, None)
     proposer = _proposer(models, cell, runner, answers, num_blocks)
@@ -146,11 +157,12 @@ def _proposer(models: Models, cell: EngineCell, runner: Runner, answers: Answers
         return DraftModelProposer(
             guesser, vocab_size=VOCAB, max_model_len=MAX_LEN, max_num_batched_tokens=TOKEN_BUDGETS[cell.budget]
         )
-    directory = models.directory / cell.proposer if cell.proposer in ("medusa", "eagle") else None
+    kind = "eagle" if cell.proposer == "eagle3" else cell.proposer
+    directory = models.directory / cell.proposer if kind in ("medusa", "eagle") else None
     settings = RunnerConfig(
         models.directory / "target",
         block_size=BLOCK,
         max_num_seqs=MAX_NUM_SEQS[cell.budget],
         max_num_batched_tokens=TOKEN_BUDGETS[cell.budget],
     )
-    return build_proposer(WorkerConfig(speculative=cell.proposer, draft_model=directory), settings, runner)
+    return build_proposer(WorkerConfig(speculative=kind, draft_model=directory), settings, runner)

@@ -173,7 +173,7 @@ def test_failed_step_ends_its_sequences_alone_and_leaves_nothing_behind(
     coming = sequences_of(BYSTANDERS, cell, oracle)
     traffic = Traffic(make_parts(oracle.models, cell, scripts))
     # Within a step, or when all of it has been submitted.
-    owner, name = (oracle.models.target, "forward") if runner == "host" else (traffic.parts.runner, "submit")
+    owner, name = (traffic.parts.runner.model, "forward") if runner == "host" else (traffic.parts.runner, "submit")
     whole, numbers = getattr(owner, name), itertools.count()
 
     def fail_once(*arguments: object) -> object:
