@@ -110,6 +110,7 @@ def packed_linear_triton(
     num_rows = inputs.shape[0]
     config = config or packed_linear_config(gpu.generation, num_rows)
     num_splits = num_splits or splits_of(config, gpu, num_rows, matrix)
+    assert num_splits == 1 or num_rows <= config.block_m, "blocks of rows would share the counters of their splits"
     outputs = torch.empty((num_rows, matrix.out_features), dtype=out_dtype, device=inputs.device)
     partials = outputs
     if num_splits > 1:

@@ -129,6 +129,7 @@ def scaled_linear_triton(
         # Products of each block are scaled one by one: twice the sums, and the scales, have to fit into registers.
         launch = replace(launch, block_k=SCALE_BLOCK, block_m=min(launch.block_m, _MAX_ROWS_WITH_BLOCKS))
     num_splits = num_splits or scaled_linear_splits(launch, gpu, num_rows, out_features, in_features)
+    assert num_splits == 1 or num_rows <= launch.block_m, "blocks of rows would share the counters of their splits"
     outputs = torch.empty((num_rows, out_features), dtype=out_dtype, device=inputs.device)
     partials = outputs
     if num_splits > 1:

@@ -81,6 +81,7 @@ def small_gemm_triton(
     num_rows, in_features = inputs.shape
     out_features = weight.shape[0]
     launch = launch or small_gemm_launch(gpu.generation, num_rows)
+    assert num_rows <= launch.block_m, "a program has all rows"
     num_splits = num_splits or small_gemm_splits(launch, gpu, out_features, in_features)
     outputs = torch.empty((num_rows, out_features), dtype=inputs.dtype, device=inputs.device)
     small_gemm_kernel[(triton.cdiv(out_features, launch.block_n), num_splits)](

@@ -105,7 +105,7 @@ def check(weight: Fp8Weight, num_rows: int, num_splits: int | None, device: torc
     assert matrix.counters.count_nonzero() == 0
 
 
-@pytest.mark.parametrize(("num_rows", "columns", "num_splits"), [(1, 384, 3), (5, 300, 1), (17, 130, 2)])
+@pytest.mark.parametrize(("num_rows", "columns", "num_splits"), [(1, 384, 3), (5, 300, 1), (16, 130, 2), (17, 130, 1)])
 @pytest.mark.parametrize(
     ("dtype", "scales"),
     [(INT8, (1, 1)), (INT8, (150, 1)), (FLOAT8, (1, 1)), (FLOAT8, (150, 1)), (FLOAT8, (2, 0))],
