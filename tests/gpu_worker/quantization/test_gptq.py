@@ -122,10 +122,10 @@ def test_half_precision_stays_near_float32(made: Made, dtype: torch.dtype) -> No
 
 def test_layers_of_the_same_groups_become_one_form(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     forms = []
-    from gpu_worker.layers import fused_decoder
+    from gpu_worker.layers import layer_packing
 
-    original = fused_decoder.kernel_weight
-    monkeypatch.setattr(fused_decoder, "kernel_weight", lambda form: forms.append(form) or original(form))
+    original = layer_packing.kernel_weight
+    monkeypatch.setattr(layer_packing, "kernel_weight", lambda form: forms.append(form) or original(form))
     made.load()
     assert all(isinstance(form, GroupQuantizedWeight) for form in forms)
     assert [form.shape for form in forms[:4]] == [(128, 64), (64, 64), (224, 64), (64, 112)]
