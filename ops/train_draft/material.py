@@ -19,7 +19,7 @@ from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.train_draft.own_text import GREEDY_SHARE, prompts, write_rows
+from ops.train_draft.own_text import BATCHED_TOKENS, GREEDY_SHARE, prompts, write_rows
 from ops.train_draft.rows import HIDDEN_DTYPE, Rows, cut, encode_files
 from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
@@ -27,7 +27,6 @@ from shared.errors import ConfigError
 HELD_OUT_ROWS = 32
 _HELD_OUT_SHARE = 0.1
 _MAX_BATCH = 128
-_BLOCK_SIZE = 16
 
 
 class Progress(Protocol):
@@ -134,13 +133,11 @@ def _texts(plan: MaterialPlan) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _runner(plan: MaterialPlan) -> BuiltRunner:
-    blocks_per_row = -(-plan.window // _BLOCK_SIZE) + 1
     return build_runner(
         RunnerConfig(
             plan.target,
-            block_size=_BLOCK_SIZE,
-            num_blocks=_MAX_BATCH * blocks_per_row,
             max_num_seqs=_MAX_BATCH,
+            max_num_batched_tokens=BATCHED_TOKENS,
             max_model_len=plan.window + 1,
             num_threads=torch.get_num_threads(),
         )

@@ -19,9 +19,9 @@ from shared.messages import Sampling
 
 GREEDY_SHARE = 0.6
 TEMPERATURE = 0.7
+BATCHED_TOKENS = 1024
 _MIN_PROMPT = 8
 _PROMPT_SHARE = 0.75
-_BATCHED_TOKENS = 1024
 
 
 def prompts(token_ids: torch.Tensor, length: int, seed: int) -> Iterator[list[int]]:
@@ -49,7 +49,7 @@ def write_rows(
     """Have the target go on from each beginning to the end of its row.
 
     Args:
-        runner: Runs the target, with room for `length + 1` tokens a sequence.
+        runner: Runs the target, with room for `length + 1` tokens a sequence and `BATCHED_TOKENS` a step.
         beginnings: Shorter than `length`.
         length: Tokens of a row.
         greedy_share: Share of the rows that take the likeliest token; the others sample.
@@ -84,7 +84,7 @@ def _engine(runner: BuiltRunner, num_rows: int) -> Engine:
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
         max_num_seqs=min(num_rows, 128),
-        max_num_batched_tokens=_BATCHED_TOKENS,
+        max_num_batched_tokens=BATCHED_TOKENS,
         max_model_len=runner.max_model_len,
         # The runner's cache serves one engine after another.
         enable_prefix_caching=False,
