@@ -70,6 +70,11 @@ class PlainMatrix:
         name = str(form.values.dtype).removeprefix("torch.")
         return (f"{name} with inputs rounded: {form.activation}", form.shape, tuple(form.scales.shape))
 
+    def largest_input(self) -> float:
+        """Return the largest input that eight bits hold, where the checkpoint says what their scale is."""
+        scale = self.form.activation_scale if isinstance(self.form, ScaledWeight) else None
+        return 1.0 if scale is None else float(scale) * torch.iinfo(torch.int8).max
+
     def makers(self, dtype: torch.dtype, *, is_dense_allowed: bool) -> dict[str, Callable[[], Form]]:
         """Return what makes the forms that the matrix may have, by their names."""
         weight, makers = self.weight, dict[str, Callable[[], Form]]()
@@ -110,7 +115,7 @@ class Measured:
         makers = matrix.makers(dtype, is_dense_allowed=dense_bytes <= self.spare_bytes)
         key = (*matrix.kind(), dtype, torch.get_num_threads(), _DENSE in makers)
         if key not in self.names:
-            seconds = measure(makers, matrix.formula, columns, dtype)
+            seconds = measure(makers, matrix.formula, columns, dtype, matrix.largest_input())
             self.names[key] = choose(seconds, larger=(_DENSE,))
             logger.info("%s, %dx%d in %s: %s", key[0], rows, columns, dtype, describe(self.names[key], seconds))
         names = self.names[key]

@@ -30,7 +30,11 @@ _FLUSHED_BYTES = 48 << 20
 
 
 def measure(
-    makers: Mapping[str, Callable[[], Form]], formula: Form, in_features: int, dtype: torch.dtype
+    makers: Mapping[str, Callable[[], Form]],
+    formula: Form,
+    in_features: int,
+    dtype: torch.dtype,
+    largest_input: float = 1.0,
 ) -> dict[str, tuple[float, ...]]:
     """Return the seconds of each form that works, for each number of `ROWS`; infinity where it is hopeless.
 
@@ -39,10 +43,11 @@ def measure(
         formula: What is right. Where no form works it is the only one, as `FORMULA`.
         in_features: Features of a row.
         dtype: Type of the rows.
+        largest_input: Of the check, which is to find products that saturate.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(rows, in_features, generator=generator).to(dtype) for rows in ROWS]
-    trial = torch.cat((torch.ones_like(inputs[0]), inputs[1]))
+    trial = torch.cat((torch.ones_like(inputs[0]), inputs[1])) * largest_input
     right = formula(trial).float()
     flushed = torch.ones(_FLUSHED_BYTES // 4)
     forms = {name: form for name, make in makers.items() if (form := _working(make, trial, right)) is not None}
