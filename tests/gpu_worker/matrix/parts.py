@@ -42,7 +42,7 @@ from tests.gpu_worker.models.draft_files import (
 
 SIZE = 48
 DEPTH = 5
-MAX_LEN = 44
+MAX_LEN = 39
 NUM_BLOCKS = 400
 NUM_SCARCE_BLOCKS = 12
 MAX_NUM_SEQS = {"large": 40, "small": 6}
@@ -94,8 +94,10 @@ def save_models(directory: Path) -> Models:
     torch.manual_seed(1)
     save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
     save_draft(directory / "eagle", eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
+    layer = eagle3_tensors(SIZE, VOCAB, VOCAB // 2, num_tapped=2)
+    layer["lm_head.weight"][layer["d2t"] + torch.arange(VOCAB // 2) < NUM_SHARP_TOKENS] *= 3
     eagle3 = eagle3_config(SIZE, VOCAB, VOCAB // 2, eagle_aux_hidden_state_layer_ids=[1, 0])
-    save_draft(directory / "eagle3", eagle3, eagle3_tensors(SIZE, VOCAB, VOCAB // 2, num_tapped=2))
+    save_draft(directory / "eagle3", eagle3, layer)
     tapped = load_model(directory / "target", torch.float32, torch.device("cpu"), tapped_layers=(1, 0))
     return Models(load(directory / "target", "cpu"), tapped, load(directory / "draft", "cpu"), directory)
 

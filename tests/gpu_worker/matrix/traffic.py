@@ -20,8 +20,8 @@ from tests.gpu_worker.matrix.parts import Models, Parts, make_parts
 
 SHARED = random_prompt(10, seed=99)
 EOS = 4
-MAX_TOKENS = 12
-NUM_BEHIND = 6
+MAX_TOKENS = 10
+NUM_BEHIND = 5
 
 
 @dataclass
