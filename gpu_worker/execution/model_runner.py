@@ -81,8 +81,11 @@ class TorchModelRunner:
         """Tokens of a block."""
         return self._cache.block_size
 
-    def verify_drafts_of(self, proposer: Proposer) -> None:
-        """Ask `proposer` for what plans allow to be drafted. Call it before the first step."""
+    def verify_drafts_of(self, proposer: Proposer | None) -> None:
+        """Ask `proposer` for what plans allow to be drafted, None nobody. Call it while no sequence is running."""
+        if proposer is None:
+            self._drafting = None
+            return
         config = self._model.config
         windows = [config.attention_shape(layer).sliding_window for layer in range(config.num_layers)]
         window = min((window for window in windows if window is not None), default=None)

@@ -68,6 +68,8 @@ def computed_tokens(
     Shapes:
         hidden: `[num_tokens, hidden_size]`, of all tokens of the layout
     """
+    if layout.max_query_len == 1 and all(tokens.token_ids for tokens in sampled):
+        return _computed_decodes(scheduled, hidden, sampled)
     computed = []
     for place, (item, tokens) in enumerate(zip(scheduled, sampled, strict=True)):
         first, end = int(layout.query_starts[place]), item.start + item.num_tokens
@@ -79,4 +81,15 @@ def computed_tokens(
             guesses = [first + item.num_tokens + guess for guess in path]
             rows = torch.cat((hidden[first : first + item.num_tokens], hidden[guesses]))
         computed.append(ComputedTokens(item.sequence, item.start, token_ids, rows))
+    return computed
+
+
+def _computed_decodes(
+    scheduled: Values[ScheduledSequence], hidden: torch.Tensor, sampled: Values[SampledTokens]
+) -> list[ComputedTokens]:
+    """Do the same for a step of one token a sequence: the usual one, where drafts do not pay and must cost nothing."""
+    computed = []
+    for item, tokens, row in zip(scheduled, sampled, hidden[:, None].unbind(), strict=True):
+        token_ids = (item.sequence.token_ids[item.start], tokens.token_ids[0])
+        computed.append(ComputedTokens(item.sequence, item.start, token_ids, row))
     return computed

@@ -110,9 +110,9 @@ def compare(
         for policy, kept in zip(policies, runs, strict=True):
             parts = []
             for place, prompts in enumerate(batches):
-                guessing = proposer(answers[place])
+                guessing = None if policy is None else proposer(answers[place])
                 runner.verify_drafts_of(guessing)
-                parts.append(serve(runner, prompts, new, policy, guessing.forget))
+                parts.append(serve(runner, prompts, new, policy, guessing))
                 answers[place] = answers[place] or parts[-1].answers
             run = together(parts)
             plain = [answer for batch in answers for answer in batch]

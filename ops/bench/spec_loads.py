@@ -17,7 +17,7 @@ from gpu_worker.engine import Engine
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Proposer
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.demo_model.heldout import held_out_documents
 from shared.messages import Sampling
@@ -141,9 +141,9 @@ def serve(
     prompts: list[list[int]],
     new: int,
     policy: DraftPolicy | None,
-    forget: Callable[[Sequence], None],
+    proposer: Proposer | None,
 ) -> Run:
-    """Generate `new` tokens after each prompt, greedily; `forget` is told of each sequence at the end.
+    """Generate `new` tokens after each prompt, greedily; the proposer is made to forget each sequence at the end.
 
     Raises:
         RuntimeError: A step failed.
@@ -171,8 +171,9 @@ def serve(
     num_tokens, taken = _num_tokens(sequences) - num_before, counts.taken()
     _step_while(engine, engine.has_work)
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
-    for sequence in sequences:
-        forget(sequence)
+    if proposer is not None:
+        for sequence in sequences:
+            proposer.forget(sequence)
     return Run(seconds, num_steps, num_tokens, answers, *taken)
 
 
