@@ -254,7 +254,7 @@ class Engine:
         speculation = self._scheduler.speculation
         num_sequences = len(plan.scheduled)
         if speculation is not None and plan.num_tokens == num_sequences and all(i.samples for i in plan.scheduled):
-            num_drafted = sum(sampled.num_drafted for sampled in result.sampled)
+            num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
             speculation.policy.time(num_sequences, num_drafted, duration_s)
 
     def _measure(self, plan: StepPlan, events: list[SequenceEvent], duration_s: float) -> None:

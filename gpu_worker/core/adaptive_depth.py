@@ -107,6 +107,11 @@ class StepTimes:
         self.until_trial = _LEAST_TRIAL_INTERVAL
         self._wait_for(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best])
 
+    @property
+    def is_trying(self) -> bool:
+        """Say whether a trial goes on."""
+        return self._trial_steps > 0
+
     def take_trial_step(self) -> int | None:
         """Return the depth to try in this step; None when there is no trial."""
         if not self._trial_steps:
@@ -170,17 +175,22 @@ class AdaptiveDepth:
         self._times: dict[int, StepTimes] = {}
         self._is_drafting = False
 
+    def may_draft(self, num_sequences: int) -> bool:
+        """Say no where none was best a few steps ago: choosing takes time as well."""
+        times = self._times_of(num_sequences)
+        if not times.is_known:
+            return False
+        if times.is_trying:
+            return True
+        times.until_trial -= 1
+        times.until_next_look -= 1
+        return times.until_trial < 0 or times.until_next_look <= 0
+
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depths that make the most tokens a second, or for a trial, others."""
         times = self._times_of(len(sequences))
-        if not times.is_known:
-            return [0] * len(sequences)
         if (depth := times.take_trial_step()) is not None:
             return [min(depth, max(0, limit)) for limit in limits]
-        times.until_trial -= 1
-        times.until_next_look -= 1
-        if times.until_trial >= 0 and times.until_next_look > 0:
-            return [0] * len(sequences)
         self._engine_weight = _ENGINE_WEIGHT * min(1.0, _SMALL_BATCH / len(sequences))
         levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
         best = self._best_depths(Counter(levels), times.all())

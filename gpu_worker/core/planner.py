@@ -143,7 +143,7 @@ class Planner:
             sequence.num_pending_tokens += samples
             sequence.last_step = step
             self._running.reclassify(sequence)
-        if self._policy is not None and num_decodes:
+        if self._policy is not None and num_decodes and self._policy.may_draft(num_decodes):
             self._add_drafts(self._policy, scheduled, num_decodes, left)
         departed = self._running.take_departed() if scheduled else []
         return StepPlan(step, scheduled, budget - left, departed)

@@ -16,6 +16,10 @@ from gpu_worker.core.sequence import Sequence
 class DraftPolicy(Protocol):
     """Chooses depths, and learns from what they brought."""
 
+    def may_draft(self, num_sequences: int) -> bool:
+        """Say whether `depths` is to be asked in this step, which decodes so many sequences; called once a step."""
+        ...
+
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return how many drafts each decoding sequence should verify in the next step, at most its limit."""
         ...
@@ -34,6 +38,10 @@ class FixedDepth:
     """Always the same depth."""
 
     depth: int
+
+    def may_draft(self, num_sequences: int) -> bool:
+        """Say so unless it is none."""
+        return self.depth > 0
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depth, or the limit where that is less."""

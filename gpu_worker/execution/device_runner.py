@@ -33,7 +33,7 @@ from gpu_worker.execution.sampled_rows import SampledRows
 from gpu_worker.execution.step_layout import lay_out
 from gpu_worker.execution.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.transfers import Downloads, StagedArray, Upload
-from gpu_worker.execution.verification import computed_tokens, move_accepted
+from gpu_worker.execution.verification import ComputedStep, move_accepted
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_plans
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.config import ModelConfig
@@ -237,7 +237,7 @@ class DeviceModelRunner:
             if step.drafts is not None:
                 move_accepted(self._cache, step.layout, step.drafts, accepted)
             if drafting.wants_hidden:
-                drafting.observe(computed_tokens(step.scheduled, step.layout, hidden, sampled, accepted))
+                drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted))
 
     def _decode(self, step: StepTensors) -> ComputedRows:
         hidden = self._forward(step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ class Drafting:
         """
         return self._call(lambda proposer: self._ask(proposer, scheduled, departed))
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Show what a step computed."""
         self._call(lambda proposer: proposer.observe(computed))
 

@@ -21,7 +21,7 @@ from gpu_worker.execution.kv_cache import KVCache
 from gpu_worker.execution.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
 from gpu_worker.execution.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
-from gpu_worker.execution.verification import computed_tokens, move_accepted
+from gpu_worker.execution.verification import ComputedStep, move_accepted
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.draft import Draft
@@ -150,7 +150,7 @@ class TorchModelRunner:
             results = iter(sampled)
             sampled = [next(results) if item.samples else _NOTHING_SAMPLED for item in scheduled]
         if self._drafting is not None and self._drafting.wants_hidden:
-            self._drafting.observe(computed_tokens(scheduled, inputs.layout, hidden, sampled, accepted))
+            self._drafting.observe(ComputedStep(scheduled, inputs.layout, hidden, sampled, accepted))
         return sampled
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Values
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -56,18 +57,32 @@ def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], acc
     cache.stacked.move(slots[0], slots[1])
 
 
-def computed_tokens(
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """What a step left behind of each sequence, worked out when somebody asks for it.
+
+    Attributes:
+        hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
+    """
+
+    scheduled: Values[ScheduledSequence]
+    layout: StepLayout
+    hidden: torch.Tensor
+    sampled: Values[SampledTokens]
+    accepted: Accepted
+
+    def __iter__(self) -> Iterator[ComputedTokens]:
+        """Return what is known of each sequence."""
+        return iter(_computed_tokens(self.scheduled, self.layout, self.hidden, self.sampled, self.accepted))
+
+
+def _computed_tokens(
     scheduled: Values[ScheduledSequence],
     layout: StepLayout,
     hidden: torch.Tensor,
     sampled: Values[SampledTokens],
     accepted: Accepted,
 ) -> list[ComputedTokens]:
-    """Return what the step left behind of each sequence.
-
-    Shapes:
-        hidden: `[num_tokens, hidden_size]`, of all tokens of the layout
-    """
     if layout.max_query_len == 1 and all(tokens.token_ids for tokens in sampled):
         return _computed_decodes(scheduled, hidden, sampled)
     computed = []
@@ -87,7 +102,7 @@ def computed_tokens(
 def _computed_decodes(
     scheduled: Values[ScheduledSequence], hidden: torch.Tensor, sampled: Values[SampledTokens]
 ) -> list[ComputedTokens]:
-    """Do the same for a step of one token a sequence: the usual one, where drafts do not pay and must cost nothing."""
+    """Do the same for a step of one token a sequence, which is the usual one."""
     computed = []
     for item, tokens, row in zip(scheduled, sampled, hidden[:, None].unbind(), strict=True):
         token_ids = (item.sequence.token_ids[item.start], tokens.token_ids[0])

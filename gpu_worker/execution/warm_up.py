@@ -7,7 +7,7 @@ drafts are verified; these branch wherever they may.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class WarmUpProposer:
         """Return trees without depth."""
         return [Draft((0,) * request.num_tokens, (ROOT,) * request.num_tokens) for request in requests]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:

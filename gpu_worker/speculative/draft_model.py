@@ -7,6 +7,7 @@ by the request's own sampling, with the same uniform numbers: where both models 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from typing import Protocol
 
@@ -105,7 +106,7 @@ class DraftModelProposer:
             open_places = self._run(open_places, doubles, guesses)
         return [Draft(tuple(guess)) for guess in guesses]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -16,6 +16,7 @@ trees grow behind several guesses of a depth, where ours go on behind the likeli
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from typing import Protocol
 
@@ -108,7 +109,7 @@ class EagleProposer:
         self._pending: dict[Sequence, PendingEntries] = {}
         self._num_kept = 0
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Keep the hidden vectors; nothing is computed, unless they are too many."""
         for item in computed:
             pending = self._pending.get(item.sequence)

@@ -10,6 +10,8 @@ heads' probabilities then, where the paper fixes it beforehand.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from typing import Protocol
 
@@ -22,6 +24,9 @@ from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 MAX_CANDIDATES = 8
 """Of a head; a guess behind the eighth is rarely worth verifying."""
+
+_KEPT_STEPS = 4
+"""A sequence that none of them computed is not decoding, or not for long."""
 
 
 class Heads(Protocol):
@@ -38,19 +43,20 @@ class Heads(Protocol):
 
 
 class MedusaProposer:
-    """Keeps what was computed last of each sequence."""
+    """Keeps the last steps; which of them computed a sequence last is found out when guesses are asked for."""
 
     wants_hidden = True
 
     def __init__(self, heads: Heads) -> None:
         """Guess by `heads`."""
         self._heads = heads
-        self._latest: dict[Sequence, ComputedTokens] = {}
+        self._steps: deque[Iterable[ComputedTokens]] = deque(maxlen=_KEPT_STEPS)
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the likeliest combinations of what the heads say."""
         drafts = [NO_DRAFT] * len(requests)
-        latest = [self._latest.get(request.sequence) for request in requests]
+        found = {item.sequence: item for step in self._steps for item in step}
+        latest = [found.get(request.sequence) for request in requests]
         known = [
             (place, computed.hidden)
             for place, computed in enumerate(latest)
@@ -68,14 +74,15 @@ class MedusaProposer:
             drafts[place] = likeliest_tree(candidates, probabilities, requests[place].num_tokens)
         return drafts
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
-        """Keep the last hidden vectors; nothing is computed."""
-        for item in computed:
-            self._latest[item.sequence] = item
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
+        """Keep the step; nothing is computed, nor looked at."""
+        self._steps.append(computed)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop a sequence's vector."""
-        self._latest.pop(sequence, None)
+        """Drop what the kept steps know of a sequence."""
+        others = [item for step in self._steps for item in step if item.sequence is not sequence]
+        self._steps.clear()
+        self._steps.append(others)
 
 
 def _reaches_end(computed: ComputedTokens, sequence: Sequence) -> bool:

@@ -6,6 +6,7 @@ look-up, so it pays wherever answers copy: editing, summarising, code, retrieval
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.sequence import Sequence
@@ -121,7 +122,7 @@ class NgramProposer:
         """Return what followed the longest earlier occurrence of each sequence's last tokens."""
         return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -60,8 +61,8 @@ class Proposer(Protocol):
         """Return a draft a request; an empty one where nothing can be said."""
         ...
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
-        """Take in what a step computed, for each of its sequences."""
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
+        """Take in what a step computed, for each of its sequences; it may be kept, to be asked for that later."""
         ...
 
     def forget(self, sequence: Sequence) -> None:

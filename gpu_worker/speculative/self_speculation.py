@@ -9,6 +9,7 @@ early guesses worse.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from typing import Protocol
 
@@ -76,7 +77,7 @@ class SelfSpeculationProposer:
             for double, request in zip(doubles, requests, strict=True)
         ]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:

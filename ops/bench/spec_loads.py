@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class KnowingProposer:
         """Return the next tokens, some of them changed."""
         return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
@@ -120,6 +120,7 @@ class _Counts:
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
         self._learned: list[tuple[int, int]] = []
+        self.may_draft = policy.may_draft
         self.depths = policy.depths
         self.time = policy.time
 

@@ -22,6 +22,11 @@ def compute_bound(num_tokens: int) -> float:
     return float(num_tokens)
 
 
+def chosen(policy: AdaptiveDepth, sequences: list[Sequence], limits: list[int]) -> list[int]:
+    """Ask as a planner does."""
+    return policy.depths(sequences, limits) if policy.may_draft(len(sequences)) else [0] * len(sequences)
+
+
 class World:
     """Runs steps that the policy chooses depths for."""
 
@@ -40,7 +45,7 @@ class World:
         """Run steps and return their tokens a second."""
         self.seconds, self.num_tokens = 0.0, 0
         for _ in range(num_steps):
-            depths = self.policy.depths(self.sequences, [100] * len(self.sequences))
+            depths = chosen(self.policy, self.sequences, [100] * len(self.sequences))
             self.depths.append(depths)
             duration = self.step_s(sum(depths) + len(depths)) * self.random.uniform(1.0, 1.0 + self.noise)
             for sequence, depth, acceptance in zip(self.sequences, depths, self.acceptances, strict=True):
@@ -92,7 +97,7 @@ def test_guesses_whose_chances_follow_no_rule_are_as_many_as_pay(
     policy, sequence, generator = AdaptiveDepth(MAX_DEPTH), make_sequence(3), random.Random(4)
     seconds = num_tokens = 0.0
     for step in range(6000):
-        [depth] = policy.depths([sequence], [100])
+        [depth] = chosen(policy, [sequence], [100])
         accepted = tuple(guess for guess in range(depth) if generator.random() < rates[guess])
         if depth:
             policy.learn(sequence, depth, accepted)
@@ -135,7 +140,7 @@ def test_limits_are_kept() -> None:
     world = World(memory_bound, [0.95] * 3)
     world.run(100)
     for _ in range(100):
-        depths = world.policy.depths(world.sequences, [0, 2, 9])
+        depths = chosen(world.policy, world.sequences, [0, 2, 9])
         assert depths[0] == 0
         assert depths[1] <= 2
         assert depths[2] <= MAX_DEPTH
@@ -199,7 +204,7 @@ def test_drafts_in_a_batch_smaller_than_any_measured_are_no_harm() -> None:
     world.run(200)
     world.policy.time(9, 0, 1.0)
     world.policy.time(1, 4, 1.0)
-    assert world.policy.depths(world.sequences[:1], [4]) == [0]
+    assert not world.policy.may_draft(1)
 
 
 def test_one_long_step_moves_a_time_little() -> None:

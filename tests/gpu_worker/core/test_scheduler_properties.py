@@ -38,6 +38,9 @@ class RandomDrafts:
         self._share_right = share_right
         self.num_accepted = 0
 
+    def may_draft(self, num_sequences: int) -> bool:
+        return True
+
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         assert len(sequences) == len(limits)
         return [self._random.randint(0, 12) for _ in sequences]

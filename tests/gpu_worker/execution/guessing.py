@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 import torch
@@ -28,7 +29,7 @@ class ChainProposer:
         self.running |= {request.sequence for request in requests}
         return [self.draft(self.next_tokens(request.sequence), request.num_tokens) for request in requests]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         raise AssertionError("it does not want to know")
 
     def forget(self, sequence: Sequence) -> None:
@@ -79,7 +80,7 @@ class WatchingProposer(TreeProposer):
         super().__init__(right, share_right)
         self.seen: dict[str, dict[int, tuple[int, torch.Tensor]]] = {}
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         for part in computed:
             of_sequence = self.seen.setdefault(part.sequence.id, {})
             assert len(part.hidden) == len(part.token_ids) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class WatchingProposer:
         right = self.right[sequence.id][sequence.num_output_tokens :][:count]
         return Draft(tuple(t if self.random.random() < 0.7 else (t + 1) % VOCAB for t in right))
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         for item in computed:
             hidden = self.hidden.setdefault(item.sequence.id, {})
             tokens = self.tokens.setdefault(item.sequence.id, {})

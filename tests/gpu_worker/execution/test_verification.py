@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class KnowingProposer:
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         raise AssertionError("it does not want to know")
 
     def forget(self, sequence: Sequence) -> None:

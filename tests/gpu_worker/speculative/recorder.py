@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Recorder:
             raise
         return [draft if other is None else other for draft, other in zip(drafts, shown, strict=True)]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         try:
             self.proposer.observe(computed)
         except Exception as error:

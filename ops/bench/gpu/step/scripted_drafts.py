@@ -6,6 +6,7 @@ The script takes the place of a proposer's skill, which random weights cannot sh
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.sequence import Sequence
@@ -38,7 +39,7 @@ class ScriptedProposer:
         """Return as many guesses as are asked for."""
         return [self._draft(request.num_tokens) for request in requests]
 
-    def observe(self, computed: Values[ComputedTokens]) -> None:
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
