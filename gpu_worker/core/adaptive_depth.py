@@ -68,7 +68,8 @@ class StepTimes:
         self.until_trial = _LEAST_TRIAL_INTERVAL
         self.until_next_look = 0
         self._num_trials = 0
-        self._trial_depth = self._trial_steps = 0
+        self._trial_depth = self._trial_steps = self._steps_to_land = 0
+        self._usual_s = self._lost_steps = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -104,8 +105,11 @@ class StepTimes:
         expected = self.all()
         self._trial_depth, self._trial_steps = depth, _TRIAL_STEPS
         self._first[depth].clear()
-        self.until_trial = _LEAST_TRIAL_INTERVAL
-        self._wait_for(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best])
+        self._steps_to_land, self._usual_s, self._lost_steps = _TRIAL_STEPS, expected[best], 0.0
+        self.until_trial = max(
+            _LEAST_TRIAL_INTERVAL,
+            round(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best] / _TRIAL_COST),
+        )
 
     @property
     def is_trying(self) -> bool:
@@ -119,14 +123,12 @@ class StepTimes:
         self._trial_steps -= 1
         return self._trial_depth
 
-    def make_up(self, depth: int, duration_s: float) -> None:
-        """Take in a step that did more than steps of its depth do; the next trial waits for as long as that took."""
-        expected = self.all()
-        self._wait_for((duration_s - expected[depth]) / expected[0])
-
-    def _wait_for(self, lost_steps: float) -> None:
-        """Put the next trial off until what was lost is a small share of all."""
-        self.until_trial = max(self.until_trial, round(lost_steps / _TRIAL_COST))
+    def land(self, duration_s: float) -> None:
+        """Put the next trial off until what this one has lost, if there is one, is a small share of all."""
+        if self._steps_to_land:
+            self._steps_to_land -= 1
+            self._lost_steps += duration_s / self._usual_s - 1.0
+            self.until_trial = max(self.until_trial, round(self._lost_steps / _TRIAL_COST))
 
     def all(self) -> list[float]:
         """Return the times of all depths: measured ones, straight lines between them, behind them the last slope."""
@@ -221,10 +223,9 @@ class AdaptiveDepth:
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
         times = self._times_of(num_sequences)
+        times.land(duration_s)
         if not is_first:
             times.measure(depth, duration_s)
-        elif times.is_known:
-            times.make_up(depth, duration_s)
 
     def _times_of(self, num_sequences: int) -> StepTimes:
         size = num_sequences.bit_length()
