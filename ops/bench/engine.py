@@ -56,7 +56,15 @@ class EngineBench:
     """Owns an engine that serves one load after another."""
 
     def __init__(
-        self, model: Path, *, dtype: str, num_threads: int | None, max_load: Load, token_budget: int, block_size: int
+        self,
+        model: Path,
+        *,
+        dtype: str,
+        num_threads: int | None,
+        max_load: Load,
+        token_budget: int,
+        block_size: int,
+        kv_dtype: str = "auto",
     ) -> None:
         """Load the model, with a KV cache for `max_load`.
 
@@ -69,6 +77,7 @@ class EngineBench:
             RunnerConfig(
                 model,
                 dtype=dtype,
+                kv_cache_dtype=kv_dtype,
                 block_size=block_size,
                 num_blocks=blocks_per_sequence * max_load.batch,
                 max_num_seqs=max_load.batch,
