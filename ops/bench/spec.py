@@ -1,9 +1,10 @@
 """Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula foretells.
 
 Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model guesses in every way that it can: prompt
-lookup is measured on prompts that copy, the others on the beginnings of documents that no training saw. Models with
-random weights get drafts that are right with a set probability, which stands for a draft model that costs nothing.
-Answers that differ from those of plain decoding are told. The table is printed, and appended to `results/spec.jsonl`.
+lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
+about half of them, the others on the beginnings of documents that no training saw. Models with random weights get
+drafts that are right with a set probability, which stands for a draft model that costs nothing. Answers that differ
+from those of plain decoding are told. The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
 (1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the guessing of
@@ -38,7 +39,7 @@ from ops.bench.spec_loads import (
     KnowingProposer,
     Run,
     beginning_prompts,
-    copying_prompts,
+    copied_prompts,
     random_prompts,
     serve,
     together,
@@ -209,13 +210,16 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
         return
     for name in options.proposer:
         config, runner_config = _settings(model, name, options)
-        yield name, _way_of(name, build_proposer(config, runner_config, runner), model)
+        proposer = build_proposer(config, runner_config, runner)
+        prompts = partial(beginning_prompts, model)
+        if name == "ngram":
+            prompts = partial(copied_prompts, runner, model, options.new)
+        yield name, _way_of(name, proposer, prompts)
 
 
-def _way_of(name: str, proposer: Proposer, model: Path) -> Way:
+def _way_of(name: str, proposer: Proposer, prompts: Callable[[int], Prompts]) -> Way:
     """Use one proposer for all runs: what it guesses by is loaded only once."""
-    find = copying_prompts if name == "ngram" else beginning_prompts
-    return Way(lambda _: proposer, partial(find, model), is_tree=name in ("medusa", "eagle"))
+    return Way(lambda _: proposer, prompts, is_tree=name in ("medusa", "eagle"))
 
 
 def _settings(model: Path, name: str, options: argparse.Namespace) -> tuple[WorkerConfig, RunnerConfig]:

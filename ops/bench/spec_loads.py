@@ -194,6 +194,21 @@ def copying_prompts(model: Path, count: int) -> list[list[int]]:
     return [[*piece, *piece, *piece[:_BEGUN_TOKENS]] for piece in _held_out_pieces(model, count)]
 
 
+def copied_prompts(runner: TorchModelRunner, model: Path, new: int, count: int) -> list[list[int]]:
+    """Return copying prompts that are answered with a copy: of twice as many, the half that copies longest."""
+    prompts = copying_prompts(model, 2 * count)
+    runner.verify_drafts_of(None)
+    lengths = [_copied(prompt, serve(runner, [prompt], new, None, None).answers[0]) for prompt in prompts]
+    longest = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)[:count]
+    return [prompts[place] for place in sorted(longest)]
+
+
+def _copied(prompt: list[int], answer: list[int]) -> int:
+    """Count the tokens of an answer up to the first that is not the next of the piece that the prompt begins again."""
+    rest = prompt[_BEGUN_TOKENS:_DOCUMENT_TOKENS]
+    return next((place for place, pair in enumerate(zip(answer, rest, strict=False)) if pair[0] != pair[1]), len(rest))
+
+
 def beginning_prompts(model: Path, count: int) -> list[list[int]]:
     """Return pieces of source code to go on with."""
     return _held_out_pieces(model, count)
