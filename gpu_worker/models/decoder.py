@@ -109,14 +109,7 @@ def _decoder(
     config: ModelConfig, checkpoint: WeightSource, projections: Projections, embedding: torch.Tensor
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
-    shape = StackShape(
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.rms_norm_eps,
-    )
+    shape = stack_shape(config)
     # One after another, so that only one layer has both its plain and its packed weights.
     layers = (take_layer(config, checkpoint, projections, index) for index in range(config.num_layers))
     final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
@@ -125,6 +118,18 @@ def _decoder(
     if library is not None:
         return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin, config.tapped_layers)
     return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps, config.tapped_layers)
+
+
+def stack_shape(config: ModelConfig) -> StackShape:
+    """Return the sizes that all layers share, as the fused kernel takes them."""
+    return StackShape(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+    )
 
 
 def take_layer(config: ModelConfig, checkpoint: WeightSource, projections: Projections, index: int) -> LayerWeights:

@@ -29,12 +29,11 @@ from gpu_worker.layers.layered_eagle import LayeredEagle
 from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.decoder import CausalLM, stack_shape
 from gpu_worker.models.draft_weights import open_draft_weights
 from gpu_worker.models.eagle_config import EagleConfig, read_eagle_config
 from gpu_worker.models.eagle_weights import take_eagle_weights, take_projection
 from gpu_worker.models.json_file import JsonFile
-from kernels.decoder_stack import StackShape
 
 
 class EagleLayer:
@@ -115,14 +114,7 @@ def _num_weights(config: ModelConfig) -> int:
 
 def _form(config: ModelConfig, weights: EagleWeights, device: torch.device) -> EagleForm:
     """Choose the form: fused into one call where that can be had, else operation by operation."""
-    shape = StackShape(
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.rms_norm_eps,
-    )
+    shape = stack_shape(config)
     dtype = weights.embedding.dtype
     library = fusing_library(shape, dtype, device)
     if library is None or not can_fuse(weights.head, dtype):

@@ -14,7 +14,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.eagle_config import REMEDY, EagleConfig
 from gpu_worker.quantization.weight_forms import DenseWeight
 
-_LAYERS = ("midlayer", "layers.0")
+_LAYER, _AUTHORS_THIRD = "layers.0", "midlayer"
 
 
 def take_eagle_weights(
@@ -27,7 +27,8 @@ def take_eagle_weights(
     """
     layer, is_third = config.layer, bool(config.tapped_layers)
     size = layer.hidden_size
-    prefix = next((name for name in _LAYERS if checkpoint.has(f"{name}.mlp.down_proj.weight")), _LAYERS[is_third ^ 1])
+    is_speculators = checkpoint.has(f"{_LAYER}.mlp.down_proj.weight")
+    prefix = _AUTHORS_THIRD if is_third and not is_speculators else _LAYER
     if checkpoint.has("embed_tokens.weight"):
         embedding = checkpoint.take("embed_tokens.weight", layer.vocab_size, size)
     else:
@@ -41,7 +42,7 @@ def take_eagle_weights(
     else:
         inputs = take_projection(checkpoint, ["fc"], [size], 2 * size)
         attention_norm = checkpoint.take(norm, size) if checkpoint.has(norm) else None
-    taken = _take_layer(layer, checkpoint, prefix, attention_norm, (1 + is_third) * size)
+    taken = _take_layer(layer, checkpoint, prefix, attention_norm, 2 * size if is_third else size)
     cos_sin = rotary_table(layer.rope, layer.head_dim, layer.max_model_len, model.device)
     head = _take_head(config, checkpoint) if is_third else EagleHead(_model_head(model, dtype))
     return EagleWeights(embedding, inputs, taken, head, layer.rms_norm_eps, cos_sin)
