@@ -252,10 +252,9 @@ class Engine:
     def _time_drafts(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         """Tell the policy of speculation how long a step of nothing but decodes and drafts took."""
         speculation = self._scheduler.speculation
-        num_sequences = len(plan.scheduled)
-        if speculation is not None and plan.num_tokens == num_sequences and all(i.samples for i in plan.scheduled):
+        if speculation is not None and plan.num_decodes == len(plan.scheduled):
             num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
-            speculation.policy.time(num_sequences, num_drafted, duration_s)
+            speculation.policy.time(plan.num_decodes, num_drafted, duration_s)
 
     def _measure(self, plan: StepPlan, events: list[SequenceEvent], duration_s: float) -> None:
         num_generated = sum([len(event.token_ids) for event in events])

@@ -1,11 +1,11 @@
 """Chooses how many drafts a step verifies, from what drafts brought and what steps took.
 
-Keeps, for each size of batch, the time of a step by the mean number of drafts a sequence; in each sequence the share of
-its drafts that were right lately; and for all how much likelier the second guess of a draft is, or the third, than that
-share foretells, since the guesses of a tree follow several ways, and a head may be worse than the one before. A step is
-worth the tokens that it is expected to make over the time that it is expected to take; where no number of drafts beats
-none, there are none. All this knowledge ages, so now and then some steps try what does not look best, as rarely as they
-are expensive.
+Keeps, for each size of batch, how much longer drafts make a step, by their mean number a sequence; in each sequence the
+share of its drafts that were right lately; and for all how much likelier the second guess of a draft is, or the third,
+than that share foretells, since the guesses of a tree follow several ways, and a head may be worse than the one before.
+A step is worth the tokens that it is expected to make over the time that it is expected to take; where no number of
+drafts beats none, there are none. All this knowledge ages, so now and then some steps try what does not look best, as
+rarely as they are expensive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _PLACE_WEIGHT = 0.005
 
 _BEST_CHANCE = 0.98
 
-_TIME_WEIGHT = 0.1
+_PACE_WEIGHT = 0.1
+_RATIO_WEIGHT = 0.02
+"""Slow: what makes a machine slower for a while is no matter of drafts, and is the pace's to follow."""
+
+_TRIAL_WEIGHT = 0.5
 _LONGEST_TRUSTED = 1.5
 """A step this many times longer than usual is taken for a disturbance, and counts as no longer than that."""
 
@@ -52,21 +56,31 @@ _TRIAL_STEPS = _LEAST_MEASUREMENTS + 1
 """Steps in a row that a trial takes: the first one with drafts also makes up for what steps without them put off."""
 
 _STEPS_BETWEEN_LOOKS = 8
-"""Steps for which none remains none, since choosing takes time as well."""
+_MOST_STEPS_BETWEEN_LOOKS = 64
+"""Steps for which none remains none, since choosing takes time as well; twice as many each time that it does."""
+
+_STEPS_AWAKE = 8
+"""The last of them, which are timed; the others are not, since that takes time too."""
 
 _LEVELS = 32
 """Sequences whose acceptance rounds to the same of so many levels are treated alike."""
 
 
 class StepTimes:
-    """Seconds of a step by mean number of drafts a sequence, for batches of one size."""
+    """Times of a step by mean number of drafts a sequence, for batches of one size, over that of a step without any.
+
+    They are told from the pace, the seconds of a step without drafts now, which follows every step: compared with one
+    of a slower hour, any depth would look fast.
+    """
 
     def __init__(self, max_depth: int) -> None:
         """Know nothing."""
-        self._measured: list[float | None] = [None] * (max_depth + 1)
+        self._pace_s = 1.0
+        self._ratios: list[float | None] = [None] * (max_depth + 1)
         self._first: list[list[float]] = [[] for _ in range(max_depth + 1)]
         self.until_trial = _LEAST_TRIAL_INTERVAL
         self.until_next_look = 0
+        self._steps_between_looks = _STEPS_BETWEEN_LOOKS
         self._num_trials = 0
         self._trial_depth = self._trial_steps = self._steps_to_land = 0
         self._usual_s = self._lost_steps = 0.0
@@ -74,19 +88,33 @@ class StepTimes:
     @property
     def is_known(self) -> bool:
         """Say whether a step without drafts has been measured."""
-        return self._measured[0] is not None
+        return self._ratios[0] is not None
 
     def measure(self, depth: int, duration_s: float) -> None:
         """Add a step. A depth counts as measured after some; the first may have set up what later ones find."""
+        ratio = duration_s / self._pace_s
         first = self._first[depth]
         if len(first) < _LEAST_MEASUREMENTS:
-            first.append(duration_s)
+            first.append(ratio)
             if len(first) == _LEAST_MEASUREMENTS:
-                self._measured[depth] = statistics.median(first)
+                self._begin_with(depth, statistics.median(first))
             return
-        known = self._measured[depth]
+        known = self._ratios[depth]
         assert known is not None
-        self._measured[depth] = known + _TIME_WEIGHT * (min(duration_s, known * _LONGEST_TRUSTED) - known)
+        error = min(ratio / known, _LONGEST_TRUSTED) - 1.0
+        self._pace_s *= 1.0 + _PACE_WEIGHT * error
+        if depth:
+            self._ratios[depth] = known * (1.0 + _RATIO_WEIGHT * error)
+
+    def _begin_with(self, depth: int, ratio: float) -> None:
+        """Take in what a depth's first steps took, or those of a trial, which are half of what is known then."""
+        known = self._ratios[depth]
+        if known is not None:
+            ratio = known + _TRIAL_WEIGHT * (ratio - known)
+        self._ratios[depth] = ratio
+        if depth == 0:
+            self._pace_s *= ratio
+            self._ratios = [None if other is None else other / ratio for other in self._ratios]
 
     def start_trial(self, best: int, hoped: int) -> None:
         """Begin a trial, whose depth is then measured anew.
@@ -98,14 +126,14 @@ class StepTimes:
             hoped: The depth that would be, if drafts were right more often. Deeper ones than were ever tried are come
                 to step by step, since the shallow ones tell what the others cost.
         """
-        deepest = max(depth for depth, time in enumerate(self._measured) if time is not None)
+        deepest = max(depth for depth, ratio in enumerate(self._ratios) if ratio is not None)
         hoped = max(1, min(hoped, 2 * deepest))
         self._num_trials += 1
         depth = 0 if best and (hoped == best or self._num_trials % 2) else hoped
         expected = self.all()
         self._trial_depth, self._trial_steps = depth, _TRIAL_STEPS
         self._first[depth].clear()
-        self._steps_to_land, self._usual_s, self._lost_steps = _TRIAL_STEPS, expected[best], 0.0
+        self._steps_to_land, self._usual_s, self._lost_steps = _TRIAL_STEPS, expected[best] * self._pace_s, 0.0
         self.until_trial = max(
             _LEAST_TRIAL_INTERVAL,
             round(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best] / _TRIAL_COST),
@@ -123,6 +151,23 @@ class StepTimes:
         self._trial_steps -= 1
         return self._trial_depth
 
+    def rest(self) -> int:
+        """Take it for true for some steps that none is best, and for more the next time.
+
+        Returns:
+            Steps that need not be counted or measured.
+        """
+        num_steps = min(self._steps_between_looks, max(self.until_trial, _STEPS_BETWEEN_LOOKS))
+        self._steps_between_looks = min(2 * self._steps_between_looks, _MOST_STEPS_BETWEEN_LOOKS)
+        self.until_next_look = min(num_steps, _STEPS_AWAKE)
+        self.until_trial -= num_steps - self.until_next_look
+        return num_steps - self.until_next_look
+
+    def rouse(self) -> None:
+        """Say that what is best may have changed."""
+        self.until_next_look = min(self.until_next_look, _STEPS_BETWEEN_LOOKS)
+        self._steps_between_looks = _STEPS_BETWEEN_LOOKS
+
     def land(self, duration_s: float) -> None:
         """Put the next trial off until what this one has lost, if there is one, is a small share of all."""
         if self._steps_to_land:
@@ -131,18 +176,18 @@ class StepTimes:
             self.until_trial = max(self.until_trial, round(self._lost_steps / _TRIAL_COST))
 
     def all(self) -> list[float]:
-        """Return the times of all depths: measured ones, straight lines between them, behind them the last slope."""
+        """Return those of all depths: measured ones, straight lines between them, behind them the last slope."""
         times: list[float] = []
         last, before = 0, 0
-        for depth, time in enumerate(self._measured):
-            if time is None:
+        for depth, ratio in enumerate(self._ratios):
+            if ratio is None:
                 continue
             for between in range(len(times), depth):
-                times.append(times[last] + (time - times[last]) * (between - last) / (depth - last))
-            times.append(time)
+                times.append(times[last] + (ratio - times[last]) * (between - last) / (depth - last))
+            times.append(ratio)
             before, last = last, depth
         slope = (times[last] - times[before]) / (last - before) if last else times[0] * _GUESSED_SLOPE
-        return times + [times[last] + max(0.0, slope) * extra for extra in range(1, len(self._measured) - last)]
+        return times + [times[last] + max(0.0, slope) * extra for extra in range(1, len(self._ratios) - last)]
 
 
 class PlaceFactors:
@@ -176,17 +221,18 @@ class AdaptiveDepth:
         self._factors = PlaceFactors(max_depth)
         self._times: dict[int, StepTimes] = {}
         self._is_drafting = False
+        self._resting = self._num_sequences = 0
+        self._current = StepTimes(max_depth)
 
     def may_draft(self, num_sequences: int) -> bool:
         """Say no where none was best a few steps ago: choosing takes time as well."""
-        times = self._times_of(num_sequences)
-        if not times.is_known:
+        if self._resting and num_sequences == self._num_sequences:
+            self._resting -= 1
             return False
-        if times.is_trying:
-            return True
+        times = self._times_of(num_sequences)
         times.until_trial -= 1
         times.until_next_look -= 1
-        return times.until_trial < 0 or times.until_next_look <= 0
+        return (times.until_next_look <= 0 or times.until_trial < 0 or times.is_trying) and times.is_known
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depths that make the most tokens a second, or for a trial, others."""
@@ -202,9 +248,11 @@ class AdaptiveDepth:
             num_best, num_hoped = sum(map(best.__getitem__, levels)), sum(map(hoped.__getitem__, hopeful))
             times.start_trial(_mean_depth(num_best, len(sequences)), _mean_depth(num_hoped, len(sequences)))
             return self.depths(sequences, limits)
-        if not any(best.values()):
+        if any(best.values()):
+            times.rouse()
+        else:
             # Without drafts nothing is learned that would change it.
-            times.until_next_look = _STEPS_BETWEEN_LOOKS
+            self._resting = times.rest()
         return [min(best[level], max(0, limit)) for level, limit in zip(levels, limits, strict=True)]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
@@ -220,6 +268,8 @@ class AdaptiveDepth:
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Move the time of steps like this one."""
+        if self._resting:
+            return
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
         times = self._times_of(num_sequences)
@@ -228,10 +278,15 @@ class AdaptiveDepth:
             times.measure(depth, duration_s)
 
     def _times_of(self, num_sequences: int) -> StepTimes:
-        size = num_sequences.bit_length()
-        if size not in self._times:
-            self._times[size] = StepTimes(self._max_depth)
-        return self._times[size]
+        if num_sequences != self._num_sequences:
+            self._num_sequences = num_sequences
+            size = num_sequences.bit_length()
+            if size not in self._times:
+                self._times[size] = StepTimes(self._max_depth)
+            self._current = self._times[size]
+            self._current.rouse()
+            self._resting = 0
+        return self._current
 
     def _best_depths(self, counts: Counter[int], times: list[float]) -> Counter[int]:
         """Return the depths that make the most tokens a second.

@@ -146,7 +146,7 @@ class Planner:
         if self._policy is not None and num_decodes and self._policy.may_draft(num_decodes):
             self._add_drafts(self._policy, scheduled, num_decodes, left)
         departed = self._running.take_departed() if scheduled else []
-        return StepPlan(step, scheduled, budget - left, departed)
+        return StepPlan(step, scheduled, budget - left, departed, num_decodes)
 
     def _add_drafts(
         self, policy: DraftPolicy, scheduled: list[ScheduledSequence], num_decodes: int, num_left: int

@@ -45,12 +45,14 @@ class StepPlan(Struct, frozen=True, gc=False):
         departed: Sequences that held a place in the batch and left it since the plan before: they ended or were
             preempted. What the runner keeps for them goes first: one that was preempted may be scheduled again at
             once, as if it were new. Some the runner may never have seen.
+        num_decodes: How many of `scheduled` are decodes.
     """
 
     step: int
     scheduled: list[ScheduledSequence]
     num_tokens: int
     departed: list[Sequence] = msgspec.field(default_factory=list)
+    num_decodes: int = 0
 
 
 class LogprobEntry(Struct, frozen=True, gc=False):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from typing import TypeVar
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
@@ -14,22 +13,20 @@ from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Propos
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 class Drafting:
-    """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before."""
+    """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before.
+
+    Attributes:
+        wants_hidden: Whether `observe` has a purpose.
+    """
 
     def __init__(self, proposer: Proposer, vocab_size: int, sliding_window: int | None = None) -> None:
         """Ask `proposer` for tokens below `vocab_size`; a model with a short window gets chains."""
         self._proposer: Proposer | None = proposer
         self._vocab_size = vocab_size
         self._can_branch = sliding_window is None or sliding_window > MAX_GUESSES
-
-    @property
-    def wants_hidden(self) -> bool:
-        """Say whether `observe` has a purpose."""
-        return self._proposer is not None and self._proposer.wants_hidden
+        self.wants_hidden = proposer.wants_hidden
 
     def drafts(self, scheduled: Values[ScheduledSequence], departed: Values[Sequence]) -> list[Draft] | None:
         """Return the drafts of each scheduled sequence, or None when there are none at all.
@@ -38,33 +35,35 @@ class Drafting:
             scheduled: Those with `num_draft_tokens` are asked for.
             departed: Left the batch since the last call; the proposer forgets them.
         """
-        return self._call(lambda proposer: self._ask(proposer, scheduled, departed))
+        places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens]
+        if self._proposer is None or not (places or departed):
+            return None
+        try:
+            for sequence in departed:
+                self._proposer.forget(sequence)
+            return self._ask(self._proposer, scheduled, places) if places else None
+        except Exception:
+            self._give_up()
+            return None
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Show what a step computed."""
-        self._call(lambda proposer: proposer.observe(computed))
-
-    def _call(self, action: Callable[[Proposer], T]) -> T | None:
         if self._proposer is None:
-            return None
+            return
         try:
-            return action(self._proposer)
+            self._proposer.observe(computed)
         except Exception:
-            logger.exception("the proposer of drafts failed; speculation is off until the worker starts again")
-            self._proposer = None
-            return None
+            self._give_up()
 
-    def _ask(
-        self, proposer: Proposer, scheduled: Values[ScheduledSequence], departed: Values[Sequence]
-    ) -> list[Draft] | None:
-        for sequence in departed:
-            proposer.forget(sequence)
-        places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens]
-        if not places:
-            return None
+    def _ask(self, proposer: Proposer, scheduled: Values[ScheduledSequence], places: Values[int]) -> list[Draft] | None:
         requests = [DraftRequest(scheduled[place].sequence, scheduled[place].num_draft_tokens) for place in places]
         drafts = [NO_DRAFT] * len(scheduled)
         for place, request, draft in zip(places, requests, proposer.propose(requests), strict=True):
             usable = draft.first(request.num_tokens).valid(self._vocab_size)
             drafts[place] = usable if self._can_branch else usable.chain()
         return drafts if any(drafts) else None
+
+    def _give_up(self) -> None:
+        """Call it while an exception is handled."""
+        logger.exception("the proposer of drafts failed; speculation is off until the worker starts again")
+        self._proposer, self.wants_hidden = None, False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence
 from gpu_worker.execution.kv_cache import KVCache
@@ -57,8 +57,7 @@ def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], acc
     cache.stacked.move(slots[0], slots[1])
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedStep:
+class ComputedStep(Struct, frozen=True, gc=False):
     """What a step left behind of each sequence, worked out when somebody asks for it.
 
     Attributes:

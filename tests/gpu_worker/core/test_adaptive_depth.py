@@ -115,6 +115,24 @@ def test_noisy_times_do_not_make_it_slower_than_plain() -> None:
     assert world.run(3000) > 0.96 * world.plain()
 
 
+def test_none_is_chosen_rarely_where_it_was_best_and_at_once_in_another_batch() -> None:
+    world = World(compute_bound, [0.1])
+    world.run(1000)
+    policy, step, one = world.policy, compute_bound(1), world.sequences
+    places = [place for place in range(640) if policy.may_draft(1) and choose_none(policy, one)]
+    assert len(places) <= 640 / 32
+    for _ in range(3):
+        policy.time(2, 0, 2 * step)
+    assert policy.may_draft(2)
+    assert policy.may_draft(1)
+
+
+def choose_none(policy: AdaptiveDepth, sequences: list[Sequence]) -> bool:
+    depths = policy.depths(sequences, [100] * len(sequences))
+    policy.time(len(depths), sum(depths), compute_bound(len(depths) + sum(depths)))
+    return True
+
+
 def test_first_draft_of_a_step_that_costs_more_than_others_does_not_make_it_slower_than_plain() -> None:
     world = World(lambda num_tokens: num_tokens + (15.0 if num_tokens > 30 else 0.0), [0.8] * 30)
     world.run(300)
@@ -211,7 +229,35 @@ def test_one_long_step_moves_a_time_little() -> None:
     times = StepTimes(1)
     measure(times, 0, 1.0)
     times.measure(0, 100.0)
-    assert times.all()[0] < 1.1
+    measure(times, 1, 1.5)
+    assert times.all() == pytest.approx([1.0, 1.5], rel=0.1)
+    times.measure(1, 100.0)
+    assert times.all()[1] == pytest.approx(1.5, rel=0.1)
+
+
+@pytest.mark.parametrize("pace", [0.3, 3.0])
+def test_a_machine_that_gets_slower_or_faster_changes_no_ratio(pace: float) -> None:
+    times = StepTimes(1)
+    measure(times, 0, 1.0)
+    measure(times, 1, 1.5)
+    for _ in range(100):
+        times.measure(0, pace)
+    assert times.all() == pytest.approx([1.0, 1.5])
+    measure(times, 1, 1.5 * pace)
+    assert times.all() == pytest.approx([1.0, 1.5], rel=0.02)
+
+
+def test_ratio_that_changes_is_followed_while_steps_draft_and_by_trials_of_none() -> None:
+    times = StepTimes(1)
+    measure(times, 0, 1.0)
+    measure(times, 1, 1.5)
+    for _ in range(10):
+        for _ in range(30):
+            times.measure(1, 1.5)
+        times.start_trial(best=1, hoped=1)
+        while times.take_trial_step() is not None:
+            times.measure(0, 1.3)
+    assert times.all() == pytest.approx([1.0, 1.5 / 1.3], rel=0.02)
 
 
 def test_first_step_that_sets_something_up_does_not_spoil_a_depth() -> None:

@@ -216,6 +216,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         names = [item.sequence.id for item in plan.scheduled]
         assert len(set(names)) == len(names) <= self.scheduler.config.max_num_seqs
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
+        assert all(item.num_tokens == 1 and item.samples for item in plan.scheduled[: plan.num_decodes])
+        assert not any(item.num_draft_tokens for item in plan.scheduled[plan.num_decodes :])
         num_drafts = sum(item.num_draft_tokens for item in plan.scheduled)
         assert plan.num_tokens + num_drafts <= self.scheduler.config.max_num_batched_tokens
         assert all(item.num_tokens >= 1 for item in plan.scheduled)
