@@ -17,7 +17,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ import torch
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
-from gpu_worker.core.speculation import FixedDepth
+from gpu_worker.core.speculation import DraftPolicy, FixedDepth
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -99,30 +99,38 @@ class Comparison:
 def compare(
     runner: TorchModelRunner, batches: list[Prompts], new: int, depth: int, rounds: int, proposer: _MakeProposer
 ) -> Comparison:
-    """Serve the same batches of prompts, one after another, plainly and with drafts, in turn.
+    """Serve the same batches of prompts, one after another, each plainly and with drafts.
 
     Raises:
         RuntimeError: A step failed.
     """
     policies = (None, FixedDepth(depth), AdaptiveDepth(2 * depth))
     runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
-    answers: list[list[list[int]]] = [[] for _ in batches]
     for number in range(rounds + 1):
-        for policy, kept in zip(policies, runs, strict=True):
-            parts = []
-            for place, prompts in enumerate(batches):
-                guessing = None if policy is None else proposer(answers[place])
-                runner.verify_drafts_of(guessing)
-                parts.append(serve(runner, prompts, new, policy, guessing))
-                answers[place] = answers[place] or parts[-1].answers
-            run = together(parts)
-            plain = [answer for batch in answers for answer in batch]
-            if run.answers != plain:
-                _tell_difference(run.answers, plain)
+        parts = [_serve_in_turn(runner, prompts, new, policies, proposer) for prompts in batches]
+        for kept, of_policy in zip(runs, zip(*parts, strict=True), strict=True):
             # The first round warms up, and teaches the policy that adapts.
             if number:
-                kept.append(run)
+                kept.append(together(of_policy))
     return Comparison(*runs, depth)
+
+
+def _serve_in_turn(
+    runner: TorchModelRunner,
+    prompts: Prompts,
+    new: int,
+    policies: Sequence[DraftPolicy | None],
+    proposer: _MakeProposer,
+) -> list[Run]:
+    """Serve a batch by each policy, one right after the other: what else the machine does is the same for all."""
+    runs: list[Run] = []
+    for policy in policies:
+        guessing = None if policy is None else proposer(runs[0].answers)
+        runner.verify_drafts_of(guessing)
+        runs.append(serve(runner, prompts, new, policy, guessing))
+        if runs[-1].answers != runs[0].answers:
+            _tell_difference(runs[-1].answers, runs[0].answers)
+    return runs
 
 
 def _tell_difference(answers: list[list[int]], plain: list[list[int]]) -> None:
