@@ -47,7 +47,7 @@ _GUESSED_SLOPE = 0.05
 _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
 
-_TRIAL_COST = 0.005
+_TRIAL_COST = 0.003
 """Share of all time that trials may lose."""
 
 _LEAST_TRIAL_INTERVAL = 32
@@ -56,7 +56,7 @@ _TRIAL_STEPS = _LEAST_MEASUREMENTS + 1
 """Steps in a row that a trial takes: the first one with drafts also makes up for what steps without them put off."""
 
 _STEPS_BETWEEN_LOOKS = 8
-_MOST_STEPS_BETWEEN_LOOKS = 64
+_MOST_STEPS_BETWEEN_LOOKS = 128
 """Steps for which none remains none, since choosing takes time as well; twice as many each time that it does."""
 
 _STEPS_AWAKE = 8
@@ -268,7 +268,7 @@ class AdaptiveDepth:
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Move the time of steps like this one."""
-        if self._resting:
+        if self._resting and num_sequences == self._num_sequences:
             return
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0

@@ -14,6 +14,7 @@ it included. For a tree of k guesses, the tokens are those that its drafts broug
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -49,6 +50,9 @@ from ops.stack.config import DEMO_MODEL
 _PROMPT_TOKENS = 64
 _LEAST_PROMPTS = 8
 """Small batches are measured on several, one after another: acceptance differs from text to text."""
+
+_LESSONS = 16
+"""Batches that the adaptive depth learns from before it is measured: its first trials are no worker's everyday."""
 
 _PROPOSERS = ["ngram", "self", "draft", "medusa", "eagle"]
 Prompts = list[list[int]]
@@ -97,21 +101,28 @@ class Comparison:
 
 
 def compare(
-    runner: TorchModelRunner, batches: list[Prompts], new: int, depth: int, rounds: int, proposer: _MakeProposer
+    runner: TorchModelRunner,
+    batches: list[Prompts],
+    new: int,
+    depth: int,
+    rounds: int,
+    proposer: _MakeProposer,
+    lessons: int = _LESSONS,
 ) -> Comparison:
     """Serve the same batches of prompts, one after another, each plainly and with drafts.
 
     Raises:
         RuntimeError: A step failed.
     """
-    policies = (None, FixedDepth(depth), AdaptiveDepth(2 * depth))
+    adaptive = AdaptiveDepth(2 * depth)
+    policies = (None, FixedDepth(depth), adaptive)
+    for prompts in itertools.islice(itertools.cycle(batches), lessons):
+        _serve_in_turn(runner, prompts, new, (None, adaptive), proposer)
     runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         parts = [_serve_in_turn(runner, prompts, new, policies, proposer) for prompts in batches]
         for kept, of_policy in zip(runs, zip(*parts, strict=True), strict=True):
-            # The first round warms up, and teaches the policy that adapts.
-            if number:
-                kept.append(together(of_policy))
+            kept.append(together(of_policy))
     return Comparison(*runs, depth)
 
 

@@ -19,7 +19,7 @@ def make_runner() -> TorchModelRunner:
 def test_prompts_that_copy_are_found_by_lookup_and_timed_beside_plain_decoding() -> None:
     prompts = copying_prompts(DEMO_MODEL, 2)
     assert prompts[0][:160] == prompts[0][160:320]
-    row = compare(make_runner(), [prompts], 24, 3, 1, lambda _: NgramProposer()).row()
+    row = compare(make_runner(), [prompts], 24, 3, 1, lambda _: NgramProposer(), lessons=1).row()
     assert 0.5 < row["acceptance"] <= 1.0  # type: ignore[operator]
     assert row["plain_tokens_per_s"] > 0  # type: ignore[operator]
 
@@ -29,7 +29,7 @@ def test_known_drafts_are_right_as_often_as_asked_for() -> None:
         return KnowingProposer(answers, 0.8, 4096)
 
     batches = [[prompt] for prompt in copying_prompts(DEMO_MODEL, 2)]
-    comparison = compare(make_runner(), batches, 70, 3, 1, known)
+    comparison = compare(make_runner(), batches, 70, 3, 1, known, lessons=2)
     assert 0.65 < comparison.row()["acceptance"] < 0.95  # type: ignore[operator]
     assert comparison.fixed[0].num_steps < comparison.plain[0].num_steps
     assert comparison.fixed[0].drafting_share > 0.9
