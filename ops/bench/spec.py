@@ -193,7 +193,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8, 0.95], help="of known drafts")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
     return parser.parse_args()
