@@ -14,11 +14,10 @@ it included. For a tree of k guesses, the tokens are those that its drafts broug
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,34 +113,42 @@ def compare(
     Raises:
         RuntimeError: A step failed.
     """
+    load = _Load(runner, batches, new, proposer)
     adaptive = AdaptiveDepth(2 * depth)
     policies = (None, FixedDepth(depth), adaptive)
-    for prompts in itertools.islice(itertools.cycle(batches), lessons):
-        _serve_in_turn(runner, prompts, new, (None, adaptive), proposer)
+    for lesson in range(lessons):
+        load.serve(lesson % len(batches), adaptive)
     runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
-    for _ in range(rounds):
-        parts = [_serve_in_turn(runner, prompts, new, policies, proposer) for prompts in batches]
-        for kept, of_policy in zip(runs, zip(*parts, strict=True), strict=True):
+    for number in range(rounds):
+        parts: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
+        for place in range(len(batches)):
+            # One right after the other, so that what else the machine does is the same for all; each comes first in
+            # turn, since a run is slower after one that computes more.
+            for index in (0, 1, 2) if (number + place) % 2 else (2, 1, 0):
+                parts[index].append(load.serve(place, policies[index]))
+        for kept, of_policy in zip(runs, parts, strict=True):
             kept.append(together(of_policy))
     return Comparison(*runs, depth)
 
 
-def _serve_in_turn(
-    runner: TorchModelRunner,
-    prompts: Prompts,
-    new: int,
-    policies: Sequence[DraftPolicy | None],
-    proposer: _MakeProposer,
-) -> list[Run]:
-    """Serve a batch by each policy, one right after the other: what else the machine does is the same for all."""
-    runs: list[Run] = []
-    for policy in policies:
-        guessing = None if policy is None else proposer(runs[0].answers)
-        runner.verify_drafts_of(guessing)
-        runs.append(serve(runner, prompts, new, policy, guessing))
-        if runs[-1].answers != runs[0].answers:
-            _tell_difference(runs[-1].answers, runs[0].answers)
-    return runs
+class _Load:
+    """Batches of prompts, and what plain decoding answers."""
+
+    def __init__(self, runner: TorchModelRunner, batches: list[Prompts], new: int, proposer: _MakeProposer) -> None:
+        self._runner = runner
+        self._batches = batches
+        self._new = new
+        self._proposer = proposer
+        self._answers = [serve(runner, prompts, new, None, None).answers for prompts in batches]
+
+    def serve(self, place: int, policy: DraftPolicy | None) -> Run:
+        """Serve a batch; None is plain decoding. Answers that differ are told."""
+        guessing = None if policy is None else self._proposer(self._answers[place])
+        self._runner.verify_drafts_of(guessing)
+        run = serve(self._runner, self._batches[place], self._new, policy, guessing)
+        if run.answers != self._answers[place]:
+            _tell_difference(run.answers, self._answers[place])
+        return run
 
 
 def _tell_difference(answers: list[list[int]], plain: list[list[int]]) -> None:
