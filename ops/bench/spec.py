@@ -139,6 +139,7 @@ class _Load:
         self._batches = batches
         self._new = new
         self._proposer = proposer
+        runner.verify_drafts_of(None)
         self._answers = [serve(runner, prompts, new, None, None).answers for prompts in batches]
 
     def serve(self, place: int, policy: DraftPolicy | None) -> Run:
