@@ -18,6 +18,9 @@ from operator import itemgetter, mul
 from gpu_worker.core.sequence import Sequence
 
 _FIRST_ACCEPTANCE = 0.6
+_PREDICTED_ACCEPTANCE = 0.8
+"""Of a sequence that comes with a prediction of its output: whatever others were like, that is meant to be drafted."""
+
 _SEQUENCE_WEIGHT = 0.05
 _ENGINE_WEIGHT = 0.02
 """Of a draft in a small batch; in a large one a step brings as many, which count for less each."""
@@ -36,6 +39,8 @@ _RATIO_WEIGHT = 0.02
 """Slow: what makes a machine slower for a while is no matter of drafts, and is the pace's to follow."""
 
 _TRIAL_WEIGHT = 0.5
+"""Of what a trial measured."""
+
 _LONGEST_TRUSTED = 1.5
 """A step this many times longer than usual is taken for a disturbance, and counts as no longer than that."""
 
@@ -259,7 +264,7 @@ class AdaptiveDepth:
         """Move the sequence's share of right drafts, and the engine's, which new sequences begin with."""
         foretold = itertools.accumulate([self._acceptance_of(sequence)] * min(num_drafted, self._max_depth), mul)
         self._factors.learn(list(foretold), accepted)
-        acceptance = self._acceptance if sequence.acceptance is None else sequence.acceptance
+        acceptance = self._own_acceptance(sequence)
         # Those behind the first wrong one were not put to the test.
         for is_right in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
             acceptance += _SEQUENCE_WEIGHT * (is_right - acceptance)
@@ -268,7 +273,7 @@ class AdaptiveDepth:
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Move the time of steps like this one."""
-        if self._resting and num_sequences == self._num_sequences:
+        if duration_s <= 0 or (self._resting and num_sequences == self._num_sequences):
             return
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
@@ -320,8 +325,13 @@ class AdaptiveDepth:
         return Counter(level for _, level in chances[:num_best])
 
     def _acceptance_of(self, sequence: Sequence) -> float:
-        own = self._acceptance if sequence.acceptance is None else sequence.acceptance
+        own = self._own_acceptance(sequence)
         return own + _SHARED * (self._acceptance - own)
+
+    def _own_acceptance(self, sequence: Sequence) -> float:
+        if sequence.acceptance is not None:
+            return sequence.acceptance
+        return _PREDICTED_ACCEPTANCE if sequence.prediction else self._acceptance
 
 
 def _mean_depth(num_drafted: int, num_sequences: int) -> int:

@@ -156,6 +156,29 @@ def test_drafts_that_become_right_are_noticed() -> None:
     assert world.run(300) > 2 * world.plain()
 
 
+@pytest.mark.parametrize("is_predicted", [True, False])
+def test_prediction_is_drafted_though_the_drafts_of_others_were_wrong(is_predicted: bool) -> None:
+    num_drafting = 0
+    for phase in range(6):
+        world = World(lambda num_tokens: 1.0 + 0.3 * (num_tokens - 1), [0.05])
+        world.run(6000 + 100 * phase)
+        world.sequences[0], world.acceptances[0] = make_sequence(3), 0.95
+        world.sequences[0].prediction = (7,) * 40 if is_predicted else ()
+        # Another sequence is decoded meanwhile.
+        world.policy.time(2, 0, 2.0)
+        world.run(12)
+        num_drafting += any(depths != [0] for depths in world.depths[-12:])
+    # Others are drafted when it is time for a trial.
+    assert num_drafting == 6 if is_predicted else num_drafting < 3
+
+
+def test_clock_that_stands_still_is_no_harm() -> None:
+    world = World(lambda num_tokens: 0.0, [0.5])
+    for _ in range(100):
+        depths = chosen(world.policy, world.sequences, [100])
+        world.policy.time(1, sum(depths), 0.0)
+
+
 def test_limits_are_kept() -> None:
     world = World(memory_bound, [0.95] * 3)
     world.run(100)
