@@ -53,7 +53,10 @@ _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
 
 _TRIAL_COST = 0.003
-"""Share of all time that trials may lose."""
+"""Share of all time that trials may lose, in the long run."""
+
+_EARLY_TRIALS = 8
+"""The first ones may lose so many times as much, the second half of that, and so on: little is known then."""
 
 _LEAST_TRIAL_INTERVAL = 32
 
@@ -141,7 +144,7 @@ class StepTimes:
         self._steps_to_land, self._usual_s, self._lost_steps = _TRIAL_STEPS, expected[best] * self._pace_s, 0.0
         self.until_trial = max(
             _LEAST_TRIAL_INTERVAL,
-            round(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best] / _TRIAL_COST),
+            self._worth(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best]),
         )
 
     @property
@@ -178,7 +181,11 @@ class StepTimes:
         if self._steps_to_land:
             self._steps_to_land -= 1
             self._lost_steps += duration_s / self._usual_s - 1.0
-            self.until_trial = max(self.until_trial, round(self._lost_steps / _TRIAL_COST))
+            self.until_trial = max(self.until_trial, self._worth(self._lost_steps))
+
+    def _worth(self, num_lost: float) -> int:
+        """Return how many steps lost ones are to be spread over."""
+        return round(num_lost / _TRIAL_COST / max(1.0, _EARLY_TRIALS / self._num_trials))
 
     def all(self) -> list[float]:
         """Return those of all depths: measured ones, straight lines between them, behind them the last slope."""

@@ -222,6 +222,23 @@ def test_where_drafts_pay_none_and_more_are_tried_in_turn() -> None:
     assert {tried(times, 3, 3), tried(times, 3, 3)} == {0}
 
 
+def test_first_trials_follow_one_another_sooner() -> None:
+    times = StepTimes(1)
+    measure(times, 0, 1.0)
+    measure(times, 1, 2.0)
+    intervals = []
+    for _ in range(12):
+        times.start_trial(0, 1)
+        while times.take_trial_step() is not None:
+            times.land(2.0)
+            times.measure(1, 2.0)
+        intervals.append(times.until_trial)
+    assert 4 / intervals[-1] < 0.005
+    assert intervals[0] == pytest.approx(intervals[-1] / 8, rel=0.02)
+    assert intervals[7:] == [intervals[-1]] * 5
+    assert intervals == sorted(intervals)
+
+
 def test_what_steps_without_drafts_put_off_is_not_taken_for_the_cost_of_drafts() -> None:
     world = World(memory_bound, [0.9])
     put_off = [0]
