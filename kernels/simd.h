@@ -1,6 +1,10 @@
 // Vectors of fp32 for the CPU kernels, in GCC's vector extensions: as wide as the machine that compiles them.
 #pragma once
 
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -41,7 +45,16 @@ inline Floats load(const bfloat16* source) {
   return (Floats)wide;
 }
 
-inline Floats load(const _Float16* source) { return __builtin_convertvector(load_raw<Float16s>(source), Floats); }
+// GCC takes its vectors of float16 apart where the processor has no arithmetic for them.
+inline Floats load(const _Float16* source) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(load_raw<__m256i>(source));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(load_raw<__m128i>(source));
+#else
+  return __builtin_convertvector(load_raw<Float16s>(source), Floats);
+#endif
+}
 
 inline float to_float(float value) { return value; }
 inline float to_float(_Float16 value) { return static_cast<float>(value); }
@@ -64,7 +77,13 @@ inline void store_scalar(bfloat16* target, float value) {
 
 inline void store(float* target, Floats vector) { std::memcpy(target, &vector, sizeof(vector)); }
 inline void store(_Float16* target, Floats vector) {
+#if defined(__AVX512F__)
+  const __m256i narrow = _mm512_cvtps_ph((__m512)vector, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__F16C__)
+  const __m128i narrow = _mm256_cvtps_ph((__m256)vector, _MM_FROUND_TO_NEAREST_INT);
+#else
   const Float16s narrow = __builtin_convertvector(vector, Float16s);
+#endif
   std::memcpy(target, &narrow, sizeof(narrow));
 }
 inline void store(bfloat16* target, Floats vector) {
