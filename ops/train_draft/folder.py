@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +17,8 @@ from gpu_worker.models.checkpoint import SINGLE_FILE
 from ops.train_draft.student import Student
 from shared.errors import ConfigError
 
+_PARTIAL = "draft-12345678.part/draft"
+_MAX_PATH = 4095
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -25,11 +28,30 @@ def check_folder(path: Path) -> None:
     Raises:
         ConfigError: It is not empty, not a folder, or not ours to write.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
+    try:
+        _check_name(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
+    except OSError as error:
+        raise ConfigError("HEADRACE_OUT", f"{path} cannot be read: {error.strerror}; name another folder") from None
     parent = _nearest(path)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError("HEADRACE_OUT", f"{path} cannot be made, since {parent} cannot be written; name another one")
+
+
+def _check_name(path: Path) -> None:
+    """Refuse names that are too long for the disk, and links that lead nowhere."""
+    longest = max((os.fsencode(part) for part in path.parts), key=len, default=b"")
+    allowed = os.pathconf(_nearest(path), "PC_NAME_MAX")
+    if len(longest) > allowed:
+        problem = f"has a name of {len(longest)} bytes, {os.fsdecode(longest[:20])!r}...; this disk takes {allowed}"
+        raise ConfigError("HEADRACE_OUT", f"{problem} at most")
+    written = len(os.fsencode(path.absolute() / _PARTIAL / SINGLE_FILE))
+    if written > _MAX_PATH:
+        raise ConfigError("HEADRACE_OUT", f"needs paths of {written} bytes; the system takes {_MAX_PATH} at most")
+    for place in (path, *path.absolute().parents):
+        if place.is_symlink() and not place.exists():
+            raise ConfigError("HEADRACE_OUT", f"{place} is a link that leads nowhere; name a new folder")
 
 
 def check_room(student: Student, path: Path) -> None:
@@ -46,31 +68,58 @@ def check_room(student: Student, path: Path) -> None:
 
 
 def write_draft(student: Student, target: Path, folder: Path) -> None:
-    """Write a draft; `config.json` comes last, so that nobody takes an unfinished folder for one.
+    """Write a draft: all of it, or nothing where writing fails or is interrupted.
 
     A draft that is a model of its own gets the target's tokenizer.
 
     Raises:
-        ConfigError: The disk refuses.
+        ConfigError: The disk refuses, or somebody else has written into the folder.
     """
+    check_folder(folder)
     try:
-        _write(student, target, folder)
+        _write_whole(student, target, folder.resolve())
     except (OSError, SafetensorError) as error:
         problem = f"the draft cannot be written to {folder}: {error}; free some space, or name a folder elsewhere"
         raise ConfigError("HEADRACE_OUT", problem) from error
 
 
-def _write(student: Student, target: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().half().contiguous() for name, tensor in student.tensors().items()}
-    written = folder / f"{SINGLE_FILE}.part"
+def _write_whole(student: Student, target: Path, folder: Path) -> None:
+    """Write beside the folder, or inside of one that is there: it may be a disk of its own."""
+    is_there = folder.is_dir()
+    place = folder if is_there else folder.parent
+    place.mkdir(parents=True, exist_ok=True)
+    # What was taken is removed whatever happens.
+    with TemporaryDirectory(prefix="draft-", suffix=".part", dir=place) as taken:
+        made = Path(taken) / "draft"
+        # Unlike the one around it, a folder that others can read.
+        made.mkdir()
+        _write(student, target, made)
+        if is_there:
+            _move_files(made, folder)
+        else:
+            # Fails if somebody else has put something there meanwhile.
+            made.rename(folder)
+
+
+def _move_files(made: Path, folder: Path) -> None:
+    """Move the files up into a folder that has nothing but them; `config.json` comes last."""
+    if {file.name for file in folder.iterdir()} != {made.parent.name}:
+        raise FileExistsError(f"{folder} is not empty any more")
+    names = sorted((file.name for file in made.iterdir()), key="config.json".__eq__)
     try:
-        save_file(tensors, written, {"format": "pt"})
-        # The library writes files that only their owner can read.
-        written.chmod(0o644)
-        os.replace(written, folder / SINGLE_FILE)
-    finally:
-        written.unlink(missing_ok=True)
+        for name in names:
+            (made / name).rename(folder / name)
+    except BaseException:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def _write(student: Student, target: Path, folder: Path) -> None:
+    tensors = {name: tensor.detach().half().contiguous() for name, tensor in student.tensors().items()}
+    save_file(tensors, folder / SINGLE_FILE, {"format": "pt"})
+    # The library writes files that only their owner can read.
+    (folder / SINGLE_FILE).chmod(0o644)
     if student.first_guess == 1:
         for name in _TOKENIZER_FILES:
             if (target / name).is_file():
@@ -81,4 +130,4 @@ def _write(student: Student, target: Path, folder: Path) -> None:
 
 def _nearest(path: Path) -> Path:
     """Return the folder itself, or the nearest one above it that there is."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
+    return next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
