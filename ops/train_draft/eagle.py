@@ -21,11 +21,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.eagle_config import read_eagle_config
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.registry import read_model_config
 from ops.train_draft.distillation import kl_divergences
 from ops.train_draft.eagle_attention import EagleAttention
 from ops.train_draft.rows import Batch
 from ops.train_draft.target import Vocabulary
+from shared.errors import ConfigError
 
+_TAKEN_OVER = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+    "hidden_act",
+)
+"""Fields of the target's `config.json` that hold for the layer, too."""
 _FEATURE_WEIGHT = 0.1
 _RIDGE = 1e-3
 _NOISE = 0.1
@@ -150,23 +163,7 @@ class EagleStudent:
 
     def config(self) -> dict[str, Any]:
         """Return the configuration of a Llama with this one layer."""
-        target = self._target
-        taken_over = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "hidden_act")
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            "bias": True,
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.hidden_size,
-            "intermediate_size": target.intermediate_size,
-            "num_attention_heads": target.num_heads,
-            "num_key_value_heads": target.num_kv_heads,
-            "head_dim": target.head_dim,
-            "rms_norm_eps": target.rms_norm_eps,
-            "tie_word_embeddings": target.tie_word_embeddings,
-            "torch_dtype": "float16",
-        } | {name: self._stored_config[name] for name in taken_over if name in self._stored_config}
+        return _layer_config(self._target, self._stored_config)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the weights under the names of EAGLE's checkpoints."""
@@ -174,3 +171,35 @@ class EagleStudent:
 
     def _embedded(self, batch: Batch) -> Tensor:
         return F.embedding(batch.token_ids[:, 1:], self._vocabulary.embedding)
+
+
+def check_rotary_settings(model: Path) -> None:
+    """Refuse a target whose rotary settings the layer's configuration cannot tell: it would be served with others.
+
+    Raises:
+        ConfigError: Names the target.
+        HeadraceError: Its configuration is missing or damaged.
+    """
+    target, stored = read_model_config(model), JsonFile.read(model / "config.json")
+    file = JsonFile(stored.path, _layer_config(target, stored.fields))
+    if read_eagle_config(file, target).layer.rope != target.rope:
+        problem = f"{model} has rotary settings that an EAGLE layer cannot be served with; train another HEADRACE_KIND"
+        raise ConfigError("HEADRACE_TARGET", problem)
+
+
+def _layer_config(target: ModelConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "bias": True,
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
+        "tie_word_embeddings": target.tie_word_embeddings,
+        "torch_dtype": "float16",
+    } | {name: stored[name] for name in _TAKEN_OVER if name in stored}

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.eagle_config import read_eagle_config
 from gpu_worker.models.eagle_layer import EagleLayer, load_eagle_layer
+from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.medusa_heads import load_medusa_heads
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import LayerCache, allocate_layer_cache
-from ops.train_draft.eagle import EagleStudent
+from ops.train_draft.eagle import EagleStudent, check_rotary_settings
 from ops.train_draft.folder import write_draft
 from ops.train_draft.medusa import MedusaStudent
 from ops.train_draft.rows import Batch
 from ops.train_draft.target import HiddenVectors, read_vocabulary
+from shared.errors import ConfigError
 
 CPU = torch.device("cpu")
 LENGTH = 24
@@ -71,6 +76,40 @@ def test_eagle_layer_foretells_alike_in_training_and_in_the_worker(target: Path,
             token = batch.token_ids[0, place + step + 1 : place + step + 2]
             guessed = forward(layer, cache, token, guessed, place + step)
             torch.testing.assert_close(guessed[0], expected[place + step], atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def scaled_target(target: Path, tmp_path: Path) -> Path:
+    """Return a target as Phi and others tell what length they were trained on: beside the scaling, not within it."""
+    model = tmp_path / "scaled"
+    shutil.copytree(target, model)
+    config = json.loads((model / "config.json").read_text())
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config["rope_parameters"] = scaling | {"rope_theta": 500.0}
+    (model / "config.json").write_text(json.dumps(config | {"original_max_position_embeddings": 16}))
+    return model
+
+
+def test_eagle_layer_is_served_with_the_rotary_frequencies_that_it_was_trained_with(
+    scaled_target: Path, batch: Batch, tmp_path: Path
+) -> None:
+    config = read_model_config(scaled_target)
+    student = EagleStudent(config, read_vocabulary(scaled_target), scaled_target, 2, batch)
+    write_draft(student, scaled_target, tmp_path / "draft")
+    check_rotary_settings(scaled_target)
+
+    served = read_eagle_config(JsonFile.read(tmp_path / "draft" / "config.json"), config).layer.rope
+    assert served == config.rope
+    assert served.original_max_len == 16
+
+
+def test_rotary_settings_that_the_layer_cannot_have_are_refused(
+    scaled_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.train_draft.eagle._TAKEN_OVER", ("rope_parameters", "max_position_embeddings"))
+
+    with pytest.raises(ConfigError, match=r"^HEADRACE_TARGET: .*scaled has rotary settings that an EAGLE layer cannot"):
+        check_rotary_settings(scaled_target)
 
 
 def forward(
