@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from ops.train_draft.acceptance import Acceptance, measure
-from ops.train_draft.eagle import EagleStudent
+from ops.train_draft.eagle import EagleStudent, check_rotary_settings
 from ops.train_draft.folder import check_folder, check_room, write_draft
 from ops.train_draft.material import Material, MaterialPlan, Progress, prepare
 from ops.train_draft.medusa import MedusaStudent
@@ -121,6 +122,8 @@ def check_job(job: TrainDraftJob) -> None:
         problem = f"is {num_heads}; rows of {window} tokens (HEADRACE_WINDOW) take less than {window} heads"
         raise ConfigError("HEADRACE_MEDUSA_NUM_HEADS", problem)
     check_target(job.material.target)
+    if job.kind == "eagle":
+        check_rotary_settings(job.material.target)
     check_folder(job.out)
 
 
@@ -139,6 +142,8 @@ def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Trai
     losses: list[float] = []
     num_tokens, started = 0, time.monotonic()
     for step in train(student, material.training.batches(rows_per_step, generator), job.length):
+        if not math.isfinite(step.loss):
+            raise TrainingDivergedError(step.loss)
         losses.append(step.loss)
         num_tokens += step.num_tokens
         progress("training", int(step.fraction * _SHARES), _SHARES, f"loss {step.loss:.3f}")

@@ -14,6 +14,7 @@ import torch
 from gpu_worker.execution.build import BuiltRunner, build_runner
 from gpu_worker.execution.memory_budget import shown_bytes
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype
+from gpu_worker.execution.token_choice import InvalidLogitsError
 from gpu_worker.free_memory import free_host_bytes
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig
@@ -133,15 +134,17 @@ def _texts(plan: MaterialPlan) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _runner(plan: MaterialPlan) -> BuiltRunner:
-    return build_runner(
-        RunnerConfig(
-            plan.target,
-            max_num_seqs=_MAX_BATCH,
-            max_num_batched_tokens=BATCHED_TOKENS,
-            max_model_len=plan.window + 1,
-            num_threads=torch.get_num_threads(),
-        )
+    config = RunnerConfig(
+        plan.target,
+        max_num_seqs=_MAX_BATCH,
+        max_num_batched_tokens=BATCHED_TOKENS,
+        max_model_len=plan.window + 1,
+        num_threads=torch.get_num_threads(),
     )
+    try:
+        return build_runner(config)
+    except InvalidLogitsError as error:
+        raise ConfigError("HEADRACE_TARGET", f"{plan.target} cannot write text: {error}") from error
 
 
 def _write(

@@ -15,6 +15,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine import Engine
 from gpu_worker.execution.build import BuiltRunner
+from shared.errors import ConfigError, HeadraceError
 from shared.messages import Sampling
 
 GREEDY_SHARE = 0.6
@@ -60,7 +61,8 @@ def write_rows(
         result: `[len(beginnings), length]` int64
 
     Raises:
-        RuntimeError: The engine failed; the cause says why.
+        ConfigError: The target cannot be computed.
+        RuntimeError: The engine failed for another reason; the cause says why.
     """
     engine = _engine(runner, len(beginnings))
     rng = random.Random(seed)
@@ -74,9 +76,16 @@ def write_rows(
     while engine.has_work():
         events = engine.step()
         if engine.last_error is not None:
-            raise RuntimeError("the engine failed") from engine.last_error
+            raise _failure(engine.last_error) from engine.last_error
         progress(sum(len(event.token_ids) for event in events))
     return torch.tensor([sequence.token_ids for sequence in sequences])
+
+
+def _failure(error: Exception) -> Exception:
+    """Return what the user is told: an error that was raised on purpose is about the target."""
+    if isinstance(error, HeadraceError):
+        return ConfigError("HEADRACE_TARGET", f"the target cannot write text: {error}")
+    return RuntimeError("the engine failed")
 
 
 def _engine(runner: BuiltRunner, num_rows: int) -> Engine:

@@ -83,6 +83,7 @@ class HiddenVectors:
         """
         device = torch.device("cpu")
         config = read_model_config(model)
+        self._path = model
         self._model: CausalLM = load_model(model, dtype, device, max_model_len=length)
         self._positions = torch.arange(length)
         self._context = _one_row(config, dtype, length)
@@ -94,8 +95,15 @@ class HiddenVectors:
         Shapes:
             row: `[length]` int64
             result: `[length, hidden_size]`
+
+        Raises:
+            ConfigError: They are not numbers.
         """
-        return self._model.forward(row, self._positions, self._context)
+        hidden = self._model.forward(row, self._positions, self._context)
+        if not hidden.isfinite().all():
+            problem = f"{self._path} computes vectors that are not numbers: its weights are broken"
+            raise ConfigError("HEADRACE_TARGET", problem)
+        return hidden
 
 
 def _one_row(config: ModelConfig, dtype: torch.dtype, length: int) -> AttentionContext:

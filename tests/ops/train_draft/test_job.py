@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gpu_worker.config import WorkerConfig
@@ -302,9 +302,35 @@ def test_draft_of_weights_that_are_no_numbers_is_not_written(job: JobMaker) -> N
             yield replace(batch, hidden=batch.hidden * float("inf"))
 
     damaged = replace(material, training=SimpleNamespace(batches=broken))  # type: ignore[arg-type]
+    told: list[str] = []
     with pytest.raises(TrainingDivergedError, match=r"diverged \(loss nan\); no draft was written"):
-        train_on(damaged, one, ignore)
+        train_on(damaged, one, lambda stage, *_: told.append(stage))
     assert not one.out.exists()
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("own_share", "broken", "problem"),
+    [
+        (0.5, slice(None), "cannot write text: the model's logits are not numbers"),
+        (0.5, "some", "the target cannot write text: the model's logits are not numbers"),
+        (0.0, "some", "computes vectors that are not numbers: its weights are broken"),
+    ],
+)
+def test_target_whose_weights_are_no_numbers_is_refused_by_the_name_of_its_setting(
+    job: JobMaker, target: Path, tmp_path: Path, own_share: float, broken: slice | str, problem: str
+) -> None:
+    model = tmp_path / "broken"
+    shutil.copytree(target, model)
+    weights = load_file(model / "model.safetensors")
+    tokenizer = ModelTokenizer(read_model_directory(target))
+    tokens = tokenizer.encode_text((target / "text.txt").read_text())[40] if broken == "some" else broken
+    weights["model.embed_tokens.weight"][tokens] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    one = job("eagle", model=model)
+
+    with pytest.raises(ConfigError, match=f"^HEADRACE_TARGET: .*{problem}"):
+        train_draft(replace(one, material=replace(one.material, own_share=own_share)), ignore)
 
 
 def test_least_time_trains_one_step(job: JobMaker) -> None:
