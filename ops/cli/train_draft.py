@@ -31,10 +31,15 @@ class TrainDraftConfig:
         None, "Directory of the model that the draft is for, in Hugging Face's format. Required."
     )
     out: Path | None = setting(None, "New directory for the draft. Required.")
-    minutes: float | None = setting(None, "Time to train for, preparation not counted.", minimum=0)
-    steps: int | None = setting(None, "Steps to train for; the first limit that is reached counts.", minimum=1)
+    minutes: float | None = setting(None, "Time to train for, preparation not counted.", minimum=0, maximum=525_600)
+    steps: int | None = setting(
+        None, "Steps to train for; the first limit that is reached counts.", minimum=1, maximum=10**9
+    )
     tokens: int = setting(
-        1_000_000, "Tokens to learn from; the target's hidden vectors for them are kept in memory.", minimum=1
+        1_000_000,
+        "Tokens to learn from; the target's hidden vectors for them are kept in memory.",
+        minimum=1,
+        maximum=10**12,
     )
     own_share: float = setting(
         0.5,
@@ -47,7 +52,9 @@ class TrainDraftConfig:
     hidden_size: int | None = setting(
         None, "model: width; a quarter of the target's if not given.", minimum=32, maximum=65536
     )
-    num_layers: int | None = setting(None, "model: layers; an eighth of the target's if not given.", minimum=1)
+    num_layers: int | None = setting(
+        None, "model: layers; an eighth of the target's if not given.", minimum=1, maximum=1000
+    )
     medusa_num_heads: int = setting(3, "medusa: heads.", minimum=1, maximum=16)
     medusa_num_layers: int = setting(1, "medusa: residual blocks of a head.", minimum=1, maximum=16)
     medusa_shared_head: bool = setting(

@@ -59,3 +59,20 @@ def test_interrupted_training_says_that_there_is_no_draft(
     assert isinstance(done.exception, (KeyboardInterrupt, Abort))
     assert f"interrupted; there is no draft in {out}" in done.output
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limit"),
+    [
+        ("--minutes", "inf", "inf is too large; the most allowed is 525600"),
+        ("--tokens", "1" + "0" * 400, "is too large; the most allowed is 1e+12"),
+        ("--steps", "1" + "0" * 400, "is too large; the most allowed is 1e+09"),
+        ("--num-layers", "1" + "0" * 400, "is too large; the most allowed is 1000"),
+    ],
+)
+def test_numbers_without_measure_are_refused(target: Path, tmp_path: Path, option: str, value: str, limit: str) -> None:
+    done = invoke("--target", target, "--out", tmp_path / "draft", "--text", target / "text.txt", option, value)
+
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.variable == "HEADRACE_" + option[2:].upper().replace("-", "_")
+    assert done.exception.problem.endswith(limit)
