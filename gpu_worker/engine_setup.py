@@ -47,7 +47,7 @@ def build_engine(
         HeadraceError: The settings do not fit the model or the machine.
     """
     check_speculation(config, tokenizer)
-    speculation = None if config.speculative == "off" else Speculation(AdaptiveDepth(config.num_speculative_tokens))
+    speculation = None if config.speculative == "off" else Speculation(_policy(config))
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids)
         max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
@@ -110,6 +110,10 @@ def _load_model(
     if config.speculative != "off":
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
+
+
+def _policy(config: WorkerConfig) -> AdaptiveDepth:
+    return AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=config.speculative == "ngram")
 
 
 def _scheduler_config(

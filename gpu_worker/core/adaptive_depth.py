@@ -19,7 +19,7 @@ from gpu_worker.core.sequence import Sequence
 
 _FIRST_ACCEPTANCE = 0.6
 _PREDICTED_ACCEPTANCE = 0.8
-"""Of a sequence that comes with a prediction of its output: whatever others were like, that is meant to be drafted."""
+"""Of a sequence whose output is predicted: whatever others were like, and until it has shown what it is like."""
 
 _SEQUENCE_WEIGHT = 0.05
 _ENGINE_WEIGHT = 0.02
@@ -35,6 +35,9 @@ _PLACE_WEIGHT = 0.005
 _BEST_CHANCE = 0.98
 
 _PACE_WEIGHT = 0.1
+_STEPS_TO_PACE = 5
+"""After steps of another size: what these took is the pace, which may have changed; ratios wait."""
+
 _RATIO_WEIGHT = 0.02
 """Slow: what makes a machine slower for a while is no matter of drafts, and is the pace's to follow."""
 
@@ -56,19 +59,21 @@ _TRIAL_COST = 0.003
 """Share of all time that trials may lose, in the long run."""
 
 _EARLY_TRIALS = 8
-"""The first ones may lose so many times as much, the second half of that, and so on: little is known then."""
+"""The first one may lose so many times as much, the n-th one an n-th of that: little is known then."""
+
+_WORST_LOSS = 10.0
+"""A trial's step of more usual ones than this is taken for a disturbance, and counts as so many."""
 
 _LEAST_TRIAL_INTERVAL = 32
 
 _TRIAL_STEPS = _LEAST_MEASUREMENTS + 1
 """Steps in a row that a trial takes: the first one with drafts also makes up for what steps without them put off."""
 
-_STEPS_BETWEEN_LOOKS = 8
-_MOST_STEPS_BETWEEN_LOOKS = 128
-"""Steps for which none remains none, since choosing takes time as well; twice as many each time that it does."""
+_STEPS_BETWEEN_LOOKS = 128
+"""Steps for which none remains none while the batch is the same: choosing takes time, and nothing is learned."""
 
 _STEPS_AWAKE = 8
-"""The last of them, which are timed; the others are not, since that takes time too."""
+"""The last of them, which are timed, to know the pace before a trial; the others are not, which takes time too."""
 
 _LEVELS = 32
 """Sequences whose acceptance rounds to the same of so many levels are treated alike."""
@@ -79,16 +84,22 @@ class StepTimes:
 
     They are told from the pace, the seconds of a step without drafts now, which follows every step: compared with one
     of a slower hour, any depth would look fast.
+
+    Attributes:
+        until_trial: Steps to go until another depth is tried.
+        until_next_look: Steps to go until it is asked again what is best.
+        is_paced: The pace is that of steps now.
     """
 
     def __init__(self, max_depth: int) -> None:
         """Know nothing."""
         self._pace_s = 1.0
+        self._paces: list[float] = []
+        self.is_paced = True
         self._ratios: list[float | None] = [None] * (max_depth + 1)
         self._first: list[list[float]] = [[] for _ in range(max_depth + 1)]
         self.until_trial = _LEAST_TRIAL_INTERVAL
         self.until_next_look = 0
-        self._steps_between_looks = _STEPS_BETWEEN_LOOKS
         self._num_trials = 0
         self._trial_depth = self._trial_steps = self._steps_to_land = 0
         self._usual_s = self._lost_steps = 0.0
@@ -101,6 +112,9 @@ class StepTimes:
     def measure(self, depth: int, duration_s: float) -> None:
         """Add a step. A depth counts as measured after some; the first may have set up what later ones find."""
         ratio = duration_s / self._pace_s
+        if not self.is_paced and self.is_known:
+            self._find_pace(duration_s / self.all()[depth])
+            return
         first = self._first[depth]
         if len(first) < _LEAST_MEASUREMENTS:
             first.append(ratio)
@@ -113,6 +127,16 @@ class StepTimes:
         self._pace_s *= 1.0 + _PACE_WEIGHT * error
         if depth:
             self._ratios[depth] = known * (1.0 + _RATIO_WEIGHT * error)
+
+    def come_back(self) -> None:
+        """Say that steps of another size came in between."""
+        self._paces.clear()
+        self.is_paced = False
+
+    def _find_pace(self, pace_s: float) -> None:
+        self._paces.append(pace_s)
+        if len(self._paces) == _STEPS_TO_PACE:
+            self._pace_s, self.is_paced = statistics.median(self._paces), True
 
     def _begin_with(self, depth: int, ratio: float) -> None:
         """Take in what a depth's first steps took, or those of a trial, which are half of what is known then."""
@@ -144,7 +168,7 @@ class StepTimes:
         self._steps_to_land, self._usual_s, self._lost_steps = _TRIAL_STEPS, expected[best] * self._pace_s, 0.0
         self.until_trial = max(
             _LEAST_TRIAL_INTERVAL,
-            self._worth(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best]),
+            self._steps_to_spread(_TRIAL_STEPS * abs(expected[depth] - expected[best]) / expected[best]),
         )
 
     @property
@@ -160,35 +184,34 @@ class StepTimes:
         return self._trial_depth
 
     def rest(self) -> int:
-        """Take it for true for some steps that none is best, and for more the next time.
+        """Take it for true for some steps that none is best.
 
         Returns:
             Steps that need not be counted or measured.
         """
-        num_steps = min(self._steps_between_looks, max(self.until_trial, _STEPS_BETWEEN_LOOKS))
-        self._steps_between_looks = min(2 * self._steps_between_looks, _MOST_STEPS_BETWEEN_LOOKS)
-        self.until_next_look = min(num_steps, _STEPS_AWAKE)
-        self.until_trial -= num_steps - self.until_next_look
-        return num_steps - self.until_next_look
+        num_steps = max(0, min(_STEPS_BETWEEN_LOOKS, self.until_trial) - _STEPS_AWAKE)
+        self.until_next_look = _STEPS_AWAKE
+        self.until_trial -= num_steps
+        return num_steps
 
-    def rouse(self) -> None:
-        """Say that what is best may have changed."""
-        self.until_next_look = min(self.until_next_look, _STEPS_BETWEEN_LOOKS)
-        self._steps_between_looks = _STEPS_BETWEEN_LOOKS
+    def rouse(self, num_unspent: int = 0) -> None:
+        """Say that what is best may have changed, with so many steps of rest to go."""
+        self.until_trial += num_unspent
+        self.until_next_look = 0
 
     def land(self, duration_s: float) -> None:
         """Put the next trial off until what this one has lost, if there is one, is a small share of all."""
         if self._steps_to_land:
             self._steps_to_land -= 1
-            self._lost_steps += duration_s / self._usual_s - 1.0
-            self.until_trial = max(self.until_trial, self._worth(self._lost_steps))
+            self._lost_steps += min(duration_s / self._usual_s, _WORST_LOSS) - 1.0
+            self.until_trial = max(self.until_trial, self._steps_to_spread(self._lost_steps))
 
-    def _worth(self, num_lost: float) -> int:
-        """Return how many steps lost ones are to be spread over."""
+    def _steps_to_spread(self, num_lost: float) -> int:
+        """Return how many steps there must be for one that was lost in so many."""
         return round(num_lost / _TRIAL_COST / max(1.0, _EARLY_TRIALS / self._num_trials))
 
     def all(self) -> list[float]:
-        """Return those of all depths: measured ones, straight lines between them, behind them the last slope."""
+        """Return the ratios of all depths: measured ones, straight lines between them, behind them the last slope."""
         times: list[float] = []
         last, before = 0, 0
         for depth, ratio in enumerate(self._ratios):
@@ -224,47 +247,58 @@ class PlaceFactors:
 class AdaptiveDepth:
     """A policy of speculation. One for an engine; also writes `Sequence.acceptance`."""
 
-    def __init__(self, max_depth: int) -> None:
-        """Never draft more than `max_depth` tokens for a sequence."""
+    def __init__(self, max_depth: int, *, drafts_predictions: bool = False) -> None:
+        """Begin without knowledge.
+
+        Args:
+            max_depth: Tokens to draft for a sequence, at most.
+            drafts_predictions: Drafts are taken from predictions of the output.
+        """
         assert max_depth > 0
         self._max_depth = max_depth
+        self._drafts_predictions = drafts_predictions
         self._acceptance = _FIRST_ACCEPTANCE
         self._engine_weight = _ENGINE_WEIGHT
         self._factors = PlaceFactors(max_depth)
         self._times: dict[int, StepTimes] = {}
-        self._is_drafting = False
+        self._is_drafting = self._is_changing = False
         self._resting = self._num_sequences = 0
         self._current = StepTimes(max_depth)
 
-    def may_draft(self, num_sequences: int) -> bool:
-        """Say no where none was best a few steps ago: choosing takes time as well."""
-        if self._resting and num_sequences == self._num_sequences:
+    def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
+        """Say no where none was best a few steps ago and the batch is the same: choosing takes time as well."""
+        self._is_changing = is_changing
+        if is_changing:
+            self._current.rouse(self._resting)
+            self._resting = 0
+        elif self._resting and num_sequences == self._num_sequences:
             self._resting -= 1
             return False
-        times = self._times_of(num_sequences)
+        if not num_sequences:
+            return False
+        times = self._switch_to(num_sequences)
         times.until_trial -= 1
         times.until_next_look -= 1
         return (times.until_next_look <= 0 or times.until_trial < 0 or times.is_trying) and times.is_known
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depths that make the most tokens a second, or for a trial, others."""
-        times = self._times_of(len(sequences))
-        if (depth := times.take_trial_step()) is not None:
+        times = self._switch_to(len(sequences))
+        # A step that computes prompts too would not tell what drafts cost.
+        can_try = not self._is_changing and times.is_paced
+        if can_try and (depth := times.take_trial_step()) is not None:
             return [min(depth, max(0, limit)) for limit in limits]
         self._engine_weight = _ENGINE_WEIGHT * min(1.0, _SMALL_BATCH / len(sequences))
         levels = [round(self._acceptance_of(sequence) * _LEVELS) for sequence in sequences]
         best = self._best_depths(Counter(levels), times.all())
-        if times.until_trial < 0:
+        if can_try and times.until_trial < 0:
             hopeful = [(3 * level + _LEVELS) // 4 for level in levels]
             hoped = self._best_depths(Counter(hopeful), times.all())
             num_best, num_hoped = sum(map(best.__getitem__, levels)), sum(map(hoped.__getitem__, hopeful))
             times.start_trial(_mean_depth(num_best, len(sequences)), _mean_depth(num_hoped, len(sequences)))
             return self.depths(sequences, limits)
-        if any(best.values()):
-            times.rouse()
-        else:
-            # Without drafts nothing is learned that would change it.
-            self._resting = times.rest()
+        if not any(best.values()) and not times.is_trying:
+            self._resting, self._is_drafting = times.rest(), False
         return [min(best[level], max(0, limit)) for level, limit in zip(levels, limits, strict=True)]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
@@ -279,25 +313,30 @@ class AdaptiveDepth:
         sequence.acceptance = acceptance
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
-        """Move the time of steps like this one."""
+        """Move the time of steps like this one, unless the clock is too coarse to tell."""
         if duration_s <= 0 or (self._resting and num_sequences == self._num_sequences):
             return
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
-        times = self._times_of(num_sequences)
+        times = self._switch_to(num_sequences)
         times.land(duration_s)
         if not is_first:
             times.measure(depth, duration_s)
 
-    def _times_of(self, num_sequences: int) -> StepTimes:
-        if num_sequences != self._num_sequences:
-            self._num_sequences = num_sequences
-            size = num_sequences.bit_length()
-            if size not in self._times:
-                self._times[size] = StepTimes(self._max_depth)
+    def _switch_to(self, num_sequences: int) -> StepTimes:
+        """Return the times of batches of this size; if it is another than before, any rest ends."""
+        if num_sequences == self._num_sequences:
+            return self._current
+        self._num_sequences = num_sequences
+        self._current.rouse(self._resting)
+        self._resting = 0
+        size = num_sequences.bit_length()
+        if size not in self._times:
+            self._current = self._times[size] = StepTimes(self._max_depth)
+        elif self._times[size] is not self._current:
             self._current = self._times[size]
-            self._current.rouse()
-            self._resting = 0
+            self._current.come_back()
+        self._current.rouse()
         return self._current
 
     def _best_depths(self, counts: Counter[int], times: list[float]) -> Counter[int]:
@@ -338,7 +377,7 @@ class AdaptiveDepth:
     def _own_acceptance(self, sequence: Sequence) -> float:
         if sequence.acceptance is not None:
             return sequence.acceptance
-        return _PREDICTED_ACCEPTANCE if sequence.prediction else self._acceptance
+        return _PREDICTED_ACCEPTANCE if self._drafts_predictions and sequence.prediction else self._acceptance
 
 
 def _mean_depth(num_drafted: int, num_sequences: int) -> int:

@@ -143,9 +143,11 @@ class Planner:
             sequence.num_pending_tokens += samples
             sequence.last_step = step
             self._running.reclassify(sequence)
-        if self._policy is not None and num_decodes and self._policy.may_draft(num_decodes):
-            self._add_drafts(self._policy, scheduled, num_decodes, left)
         departed = self._running.take_departed() if scheduled else []
+        if self._policy is not None:
+            is_changing = num_decodes < len(scheduled) or bool(departed)
+            if self._policy.may_draft(num_decodes, is_changing=is_changing):
+                self._add_drafts(self._policy, scheduled, num_decodes, left)
         return StepPlan(step, scheduled, budget - left, departed, num_decodes)
 
     def _add_drafts(

@@ -16,8 +16,13 @@ from gpu_worker.core.sequence import Sequence
 class DraftPolicy(Protocol):
     """Chooses depths, and learns from what they brought."""
 
-    def may_draft(self, num_sequences: int) -> bool:
-        """Say whether `depths` is to be asked in this step, which decodes so many sequences; called once a step."""
+    def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
+        """Say whether `depths` is to be asked in this step; called once a step.
+
+        Args:
+            num_sequences: That it decodes; none is no reason to ask.
+            is_changing: It computes prompts too, or a sequence has left since the last step.
+        """
         ...
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
@@ -39,9 +44,9 @@ class FixedDepth:
 
     depth: int
 
-    def may_draft(self, num_sequences: int) -> bool:
+    def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
         """Say so unless it is none."""
-        return self.depth > 0
+        return self.depth > 0 and num_sequences > 0
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return the depth, or the limit where that is less."""

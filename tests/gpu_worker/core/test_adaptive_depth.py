@@ -24,14 +24,18 @@ def compute_bound(num_tokens: int) -> float:
 
 def chosen(policy: AdaptiveDepth, sequences: list[Sequence], limits: list[int]) -> list[int]:
     """Ask as a planner does."""
-    return policy.depths(sequences, limits) if policy.may_draft(len(sequences)) else [0] * len(sequences)
+    return (
+        policy.depths(sequences, limits)
+        if policy.may_draft(len(sequences), is_changing=False)
+        else [0] * len(sequences)
+    )
 
 
 class World:
     """Runs steps that the policy chooses depths for."""
 
     def __init__(self, step_s: Callable[[int], float], acceptances: list[float], noise: float = 0.0) -> None:
-        self.policy = AdaptiveDepth(MAX_DEPTH)
+        self.policy = AdaptiveDepth(MAX_DEPTH, drafts_predictions=True)
         self.step_s = step_s
         self.acceptances = acceptances
         self.sequences: list[Sequence] = [make_sequence(3) for _ in acceptances]
@@ -128,7 +132,7 @@ def num_chosen(world: World, num_sequences: int, num_steps: int) -> int:
     num_asked, sequences = 0, world.sequences[:num_sequences]
     for _ in range(num_steps):
         depths = [0] * num_sequences
-        if world.policy.may_draft(num_sequences):
+        if world.policy.may_draft(num_sequences, is_changing=False):
             num_asked += 1
             depths = world.policy.depths(sequences, [100] * num_sequences)
         world.policy.time(num_sequences, sum(depths), compute_bound(num_sequences + sum(depths)))
@@ -164,12 +168,54 @@ def test_prediction_is_drafted_though_the_drafts_of_others_were_wrong(is_predict
         world.run(6000 + 100 * phase)
         world.sequences[0], world.acceptances[0] = make_sequence(3), 0.95
         world.sequences[0].prediction = (7,) * 40 if is_predicted else ()
-        # Another sequence is decoded meanwhile.
-        world.policy.time(2, 0, 2.0)
-        world.run(12)
-        num_drafting += any(depths != [0] for depths in world.depths[-12:])
+        # The step of its prompt.
+        assert not world.policy.may_draft(0, is_changing=True)
+        world.run(2)
+        num_drafting += any(depths != [0] for depths in world.depths[-2:])
     # Others are drafted when it is time for a trial.
     assert num_drafting == 6 if is_predicted else num_drafting < 3
+
+
+def test_ratios_wait_after_steps_of_another_size_until_the_pace_is_found() -> None:
+    world = World(lambda num_tokens: 1.0 + 0.2 * (num_tokens - 1), [0.9])
+    world.run(2000)
+    ratios = world.policy._switch_to(1).all()
+    for _ in range(200):
+        world.policy.may_draft(2, is_changing=False)
+        world.policy.time(2, 0, 2.0)
+    world.step_s = lambda num_tokens: 3.0 + 0.6 * (num_tokens - 1)
+    world.run(200)
+    assert world.policy._switch_to(1).all() == pytest.approx(ratios, rel=0.05)
+
+
+def test_steps_that_compute_prompts_too_try_nothing() -> None:
+    world = World(compute_bound, [0.1])
+    world.run(2000)
+    for _ in range(3000):
+        depths = [0]
+        if world.policy.may_draft(1, is_changing=True):
+            depths = world.policy.depths(world.sequences, [100])
+        assert depths == [0]
+
+
+def test_one_step_of_seconds_does_not_end_all_trials() -> None:
+    times = StepTimes(1)
+    measure(times, 0, 1.0)
+    measure(times, 1, 1.5)
+    times.start_trial(0, 1)
+    times.land(100_000.0)
+    assert times.until_trial < 10 / 0.003
+
+
+def test_rest_that_is_not_taken_brings_no_trial_nearer() -> None:
+    world = World(compute_bound, [0.1] * 5)
+    world.run(4000)
+    times = world.policy._switch_to(5)
+    while not world.policy._resting:
+        num_chosen(world, 5, 1)
+    before = times.until_trial + world.policy._resting
+    num_chosen(world, 3, 1)
+    assert times.until_trial == before
 
 
 def test_clock_that_stands_still_is_no_harm() -> None:
@@ -264,7 +310,7 @@ def test_drafts_in_a_batch_smaller_than_any_measured_are_no_harm() -> None:
     world.run(200)
     world.policy.time(9, 0, 1.0)
     world.policy.time(1, 4, 1.0)
-    assert not world.policy.may_draft(1)
+    assert not world.policy.may_draft(1, is_changing=False)
 
 
 def test_one_long_step_moves_a_time_little() -> None:

@@ -38,7 +38,7 @@ class RandomDrafts:
         self._share_right = share_right
         self.num_accepted = 0
 
-    def may_draft(self, num_sequences: int) -> bool:
+    def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
         return True
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
@@ -217,6 +217,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(names)) == len(names) <= self.scheduler.config.max_num_seqs
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
         assert all(item.num_tokens == 1 and item.samples for item in plan.scheduled[: plan.num_decodes])
+        # A prompt's last token may be computed alone too.
+        assert all(
+            item.start < item.sequence.num_prompt_tokens or item.num_tokens > 1
+            for item in plan.scheduled[plan.num_decodes :]
+        )
         assert not any(item.num_draft_tokens for item in plan.scheduled[plan.num_decodes :])
         num_drafts = sum(item.num_draft_tokens for item in plan.scheduled)
         assert plan.num_tokens + num_drafts <= self.scheduler.config.max_num_batched_tokens
