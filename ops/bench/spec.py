@@ -4,7 +4,8 @@ Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model g
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
 about half of them, the others on the beginnings of documents that no training saw. Models with random weights get
 drafts that are right with a set probability, which stands for a draft model that costs nothing. Answers that differ
-from those of plain decoding are told. The table is printed, and appended to `results/spec.jsonl`.
+from those of plain decoding are told. The depth that adapts has served
+some batches before it is measured. The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
 (1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the guessing of
@@ -14,6 +15,7 @@ it included. For a tree of k guesses, the tokens are those that its drafts broug
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -113,25 +115,26 @@ def compare(
     Raises:
         RuntimeError: A step failed.
     """
-    load = _Load(runner, batches, new, proposer)
+    served = _Batches(runner, batches, new, proposer)
     adaptive = AdaptiveDepth(2 * depth)
     policies = (None, FixedDepth(depth), adaptive)
     for lesson in range(lessons):
-        load.serve(lesson % len(batches), adaptive)
+        served.serve(lesson % len(batches), adaptive)
+    orders = list(itertools.permutations(range(len(policies))))
     runs: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
     for number in range(rounds):
         parts: tuple[list[Run], list[Run], list[Run]] = ([], [], [])
         for place in range(len(batches)):
-            # One right after the other, so that what else the machine does is the same for all; each comes first in
-            # turn, since a run is slower after one that computes more.
-            for index in (0, 1, 2) if (number + place) % 2 else (2, 1, 0):
-                parts[index].append(load.serve(place, policies[index]))
+            # One right after the other, so that what else the machine does is the same for all, and in all orders,
+            # since a run is slower after one that computes more.
+            for index in orders[(number + place) % len(orders)]:
+                parts[index].append(served.serve(place, policies[index]))
         for kept, of_policy in zip(runs, parts, strict=True):
             kept.append(together(of_policy))
     return Comparison(*runs, depth)
 
 
-class _Load:
+class _Batches:
     """Batches of prompts, and what plain decoding answers."""
 
     def __init__(self, runner: TorchModelRunner, batches: list[Prompts], new: int, proposer: _MakeProposer) -> None:
