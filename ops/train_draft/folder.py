@@ -54,13 +54,13 @@ def _check_name(path: Path) -> None:
             raise ConfigError("HEADRACE_OUT", f"{place} is a link that leads nowhere; name a new folder")
 
 
-def check_room(student: Student, path: Path) -> None:
-    """Refuse, before training, a folder whose disk is too full for the weights.
+def check_room(num_weights: int, path: Path) -> None:
+    """Refuse a folder whose disk is too full for so many weights.
 
     Raises:
         ConfigError: Says how much is free and how much is needed.
     """
-    needed = sum(tensor.numel() for tensor in student.tensors().values()) * torch.float16.itemsize
+    needed = num_weights * torch.float16.itemsize
     free = shutil.disk_usage(_nearest(path)).free
     if needed > free:
         problem = f"{path} has {shown_bytes(free)} free; the draft needs {shown_bytes(needed)}"

@@ -18,6 +18,7 @@ from ops.train_draft.material import Material, MaterialPlan, Progress, prepare
 from ops.train_draft.medusa import MedusaStudent
 from ops.train_draft.optimization import Length, train
 from ops.train_draft.rows import Rows
+from ops.train_draft.sizes import check_sizes, num_weights
 from ops.train_draft.small_model import SmallModelStudent, small_shape
 from ops.train_draft.student import Student
 from ops.train_draft.target import check_target, read_vocabulary
@@ -125,6 +126,7 @@ def check_job(job: TrainDraftJob) -> None:
     if job.kind == "eagle":
         check_rotary_settings(job.material.target)
     check_folder(job.out)
+    check_sizes(job.kind, job.material.target, job.shape, job.out)
 
 
 def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Training:
@@ -136,7 +138,8 @@ def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Trai
     """
     torch.manual_seed(job.material.seed)
     student = _make_student(job, read_model_config(job.material.target), material.training)
-    check_room(student, job.out)
+    # Preparation may have taken hours, in which others wrote.
+    check_room(num_weights(student.module), job.out)
     rows_per_step = max(1, _TOKENS_PER_STEP // job.material.window)
     generator = torch.Generator().manual_seed(job.material.seed)
     losses: list[float] = []

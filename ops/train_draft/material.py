@@ -19,6 +19,7 @@ from gpu_worker.free_memory import free_host_bytes
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.weights_size import weights_bytes
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.train_draft.own_text import BATCHED_TOKENS, GREEDY_SHARE, prompts, write_rows
 from ops.train_draft.rows import HIDDEN_DTYPE, Rows, cut, encode_files
@@ -98,7 +99,7 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
     num_own = round(num_rows * plan.own_share)
     generator = torch.Generator().manual_seed(plan.seed)
     taken = torch.randperm(len(text_rows), generator=generator)[: num_rows - num_own]
-    _check_memory(num_own + len(taken) + HELD_OUT_ROWS, plan.window, config.hidden_size, free_host_bytes())
+    _check_memory(num_own + len(taken) + HELD_OUT_ROWS, plan, config, free_host_bytes())
     runner = _runner(plan)
     beginnings = list(islice(prompts(text, plan.window, plan.seed), num_own))
     own = _write(runner, plan, beginnings, GREEDY_SHARE, partial(progress, "the target writes"))
@@ -112,14 +113,21 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
     return Material(training, held_out_rows, torch.tensor([len(beginning) for beginning in tests]), num_own_tokens)
 
 
-def _check_memory(num_rows: int, length: int, hidden_size: int, free_bytes: int) -> None:
-    """Refuse rows whose hidden vectors do not fit, before the target writes for hours."""
-    num_tokens, token_bytes = num_rows * length, hidden_size * HIDDEN_DTYPE.itemsize
-    if num_tokens * token_bytes > free_bytes:
-        needed, free = shown_bytes(num_tokens * token_bytes), shown_bytes(free_bytes)
-        allowed = free_bytes // token_bytes - HELD_OUT_ROWS * length
-        remedy = f"set {allowed} at most" if allowed >= length else "set a smaller HEADRACE_WINDOW, or free some memory"
-        raise ConfigError("HEADRACE_TOKENS", f"hidden vectors need {needed}, but {free} of memory are free; {remedy}")
+def _check_memory(num_rows: int, plan: MaterialPlan, config: ModelConfig, free_bytes: int) -> None:
+    """Refuse rows whose hidden vectors do not fit beside the target, before it writes for hours."""
+    taken = weights_bytes(plan.target, _dtype(config), is_tied=config.tie_word_embeddings)
+    weights, free = shown_bytes(taken), shown_bytes(free_bytes)
+    if taken > free_bytes:
+        problem = f"the weights of {plan.target} need {weights}, but {free} of memory are free"
+        raise ConfigError("HEADRACE_TARGET", f"{problem}; free some, or train for a smaller model")
+    token_bytes, room = config.hidden_size * HIDDEN_DTYPE.itemsize, free_bytes - taken
+    needed = num_rows * plan.window * token_bytes
+    if needed > room:
+        allowed = room // token_bytes - HELD_OUT_ROWS * plan.window
+        is_enough = allowed >= plan.window
+        remedy = f"set {allowed} at most" if is_enough else "set a smaller HEADRACE_WINDOW, or free some memory"
+        problem = f"hidden vectors need {shown_bytes(needed)} beside the target's {weights}"
+        raise ConfigError("HEADRACE_TOKENS", f"{problem}, but {free} of memory are free; {remedy}")
 
 
 def _texts(plan: MaterialPlan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,13 +177,17 @@ def _write(
 
 
 def _compute(plan: MaterialPlan, config: ModelConfig, sets: tuple[Rows, ...], progress: Progress) -> None:
-    dtype = choose_dtype("auto", config.dtype, torch.device("cpu"))
-    target = HiddenVectors(plan.target, dtype, plan.window)
+    target = HiddenVectors(plan.target, _dtype(config), plan.window)
     total = sum(rows.token_ids.numel() for rows in sets)
     done = 0
     for num_tokens in _chained(target, sets):
         done += num_tokens
         progress("hidden vectors", done, total)
+
+
+def _dtype(config: ModelConfig) -> torch.dtype:
+    """Return what the target computes in."""
+    return choose_dtype("auto", config.dtype, torch.device("cpu"))
 
 
 def _chained(target: HiddenVectors, sets: tuple[Rows, ...]) -> Iterator[int]:

@@ -19,6 +19,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.weights_size import weights_bytes
 from gpu_worker.proposer_setup import build_proposer, check_speculation
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.train_draft.folder import write_draft
@@ -284,12 +285,59 @@ def test_tokenizer_of_a_larger_vocabulary_is_refused(job: JobMaker, target: Path
         train_draft(job("medusa", model=model), ignore)
 
 
-def test_hidden_vectors_that_do_not_fit_the_memory_are_refused(job: JobMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ops.train_draft.material.free_host_bytes", lambda: 150_000)
+def test_hidden_vectors_that_do_not_fit_beside_the_target_are_refused(
+    job: JobMaker, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = read_model_config(target)
+    weights = weights_bytes(target, config.dtype, is_tied=config.tie_word_embeddings)
+    monkeypatch.setattr("ops.train_draft.material.free_host_bytes", lambda: weights + 150_000)
 
     # 16 rows to learn from and 32 to measure on, of 32 tokens with 64 numbers of two bytes.
-    with pytest.raises(ConfigError, match="need 197 KB, but 150 KB of memory are free; set 147 at most"):
+    problem = "need 197 KB beside the target's 452 KB, but 602 KB of memory are free; set 147 at most"
+    with pytest.raises(ConfigError, match=f"^HEADRACE_TOKENS: hidden vectors {problem}"):
         train_draft(job("medusa"), ignore)
+
+
+def test_target_that_does_not_fit_the_memory_is_refused_by_the_name_of_its_setting(
+    job: JobMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.train_draft.material.free_host_bytes", lambda: 150_000)
+
+    with pytest.raises(ConfigError, match=r"^HEADRACE_TARGET: the weights of .* need 452 KB, but 150 KB of memory"):
+        train_draft(job("medusa"), ignore)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "problem"),
+    [
+        ("model", {"hidden_size": 65536}, "HEADRACE_HIDDEN_SIZE: training .* set a smaller one, or fewer HEADRACE_NUM"),
+        ("medusa", {}, "HEADRACE_MEDUSA_NUM_HEADS: training .* set fewer, or HEADRACE_MEDUSA_SHARED_HEAD"),
+        ("eagle", {}, "HEADRACE_KIND: training .* train another kind, or free some memory"),
+    ],
+)
+def test_draft_that_the_memory_cannot_train_is_refused_before_preparation(
+    job: JobMaker, monkeypatch: pytest.MonkeyPatch, kind: str, shape: dict[str, int], problem: str
+) -> None:
+    monkeypatch.setattr("ops.train_draft.sizes.free_host_bytes", lambda: 100_000)
+
+    with pytest.raises(ConfigError, match=f"^{problem}"):
+        check_job(job(kind, **shape))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_disk_is_measured_before_preparation_by_what_is_written(
+    job: JobMaker, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    one = job(kind)
+    train_draft(one, ignore)
+    written = sum(tensor.nbytes for tensor in load_file(one.out / "model.safetensors").values())
+    shutil.rmtree(one.out)
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=written))
+    check_job(one)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=written - 1))
+    with pytest.raises(ConfigError, match=r"^HEADRACE_OUT: .* free; the draft needs"):
+        check_job(one)
 
 
 def test_draft_of_weights_that_are_no_numbers_is_not_written(job: JobMaker) -> None:
