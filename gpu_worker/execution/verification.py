@@ -18,6 +18,9 @@ from gpu_worker.speculative.proposer import ComputedTokens
 Accepted = Mapping[int, tuple[int, ...]]
 """The numbers of the right guesses, by the sequence's place in the step."""
 
+_FEW_ROWS = 64
+"""Of a sequence: more guesses than a step verifies, fewer tokens than most chunks of a prompt."""
+
 Entries = dict[int, tuple[LogprobEntry, ...]]
 """The log probabilities of a row's token, for the rows that report them."""
 
@@ -84,18 +87,28 @@ def _computed_tokens(
 ) -> list[ComputedTokens]:
     if layout.max_query_len == 1 and all(tokens.token_ids for tokens in sampled):
         return _computed_decodes(scheduled, hidden, sampled)
-    computed = []
+    token_ids, places = [], []
     for place, (item, tokens) in enumerate(zip(scheduled, sampled, strict=True)):
         first, end = int(layout.query_starts[place]), item.start + item.num_tokens
         following = tokens.token_ids or tuple(item.sequence.token_ids[end : end + 1])
-        token_ids = (*item.sequence.token_ids[item.start : end], *following)
+        token_ids.append((*item.sequence.token_ids[item.start : end], *following))
         path = accepted.get(place, ())
-        rows = hidden[first : first + len(token_ids) - 1]
-        if path != tuple(range(len(path))):
-            guesses = [first + item.num_tokens + guess for guess in path]
-            rows = torch.cat((hidden[first : first + item.num_tokens], hidden[guesses]))
-        computed.append(ComputedTokens(item.sequence, item.start, token_ids, rows))
-    return computed
+        rows = [*range(first, first + len(token_ids[-1]) - 1 - len(path)), *(first + item.num_tokens + g for g in path)]
+        places.append(rows)
+    vectors = _apart(hidden, places)
+    items = zip(scheduled, token_ids, vectors, strict=True)
+    return [ComputedTokens(item.sequence, item.start, tokens, rows) for item, tokens, rows in items]
+
+
+def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
+    """Return the rows at these places, a part each: many are views, the few of all others are copied together.
+
+    A view keeps the whole step in memory, and may be kept for long.
+    """
+    few = [part for part in places if len(part) <= _FEW_ROWS]
+    copied = hidden[[row for part in few for row in part]].split_with_sizes([len(part) for part in few])
+    copies = iter(copied)
+    return [next(copies) if len(part) <= _FEW_ROWS else hidden[part[0] : part[-1] + 1] for part in places]
 
 
 def _computed_decodes(

@@ -137,7 +137,9 @@ class DraftModelProposer:
 
     def _drop(self, double: _Double) -> None:
         self._pool.release(double.sequence.block_table)
-        self._departed.append(double.sequence)
+        if double.sequence.num_computed_tokens > 0:
+            # Others the runner has never seen.
+            self._departed.append(double.sequence)
 
     def _run(self, places: list[int], doubles: list[Sequence | None], guesses: list[list[int]]) -> list[int]:
         """Compute what these doubles lack, as far as a step goes; add a guess where that is all, and return where."""

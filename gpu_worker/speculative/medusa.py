@@ -10,7 +10,6 @@ heads' probabilities then, where the paper fixes it beforehand.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from typing import Protocol
@@ -24,9 +23,6 @@ from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 MAX_CANDIDATES = 8
 """Of a head; a guess behind the eighth is rarely worth verifying."""
-
-_KEPT_STEPS = 4
-"""A sequence that none of them computed is not decoding, or not for long."""
 
 
 class Heads(Protocol):
@@ -43,19 +39,19 @@ class Heads(Protocol):
 
 
 class MedusaProposer:
-    """Keeps the last steps; which of them computed a sequence last is found out when guesses are asked for."""
+    """Keeps the last step, which computed every sequence that is decoding, to look into when guesses are asked for."""
 
     wants_hidden = True
 
     def __init__(self, heads: Heads) -> None:
         """Guess by `heads`."""
         self._heads = heads
-        self._steps: deque[Iterable[ComputedTokens]] = deque(maxlen=_KEPT_STEPS)
+        self._last: Iterable[ComputedTokens] = ()
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the likeliest combinations of what the heads say."""
         drafts = [NO_DRAFT] * len(requests)
-        found = {item.sequence: item for step in self._steps for item in step}
+        found = {item.sequence: item for item in self._last}
         latest = [found.get(request.sequence) for request in requests]
         known = [
             (place, computed.hidden)
@@ -76,13 +72,11 @@ class MedusaProposer:
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Keep the step; nothing is computed, nor looked at."""
-        self._steps.append(computed)
+        self._last = computed
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what the kept steps know of a sequence."""
-        others = [item for step in self._steps for item in step if item.sequence is not sequence]
-        self._steps.clear()
-        self._steps.append(others)
+        """Drop what the step knows of a sequence."""
+        self._last = [item for item in self._last if item.sequence is not sequence]
 
 
 def _reaches_end(computed: ComputedTokens, sequence: Sequence) -> bool:

@@ -59,7 +59,8 @@ class PendingEntries:
         self.shifted.block_table = self._original.block_table
         rows = self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks)
         item = ScheduledSequence(self.shifted, self.start, count, False)
-        self._chunks = [rows[count:]] if count < self.count else []
+        # A copy, since a view of few rows would keep all of them in memory.
+        self._chunks = [rows[count:].clone()] if count < self.count else []
         self.start += count
         self.count -= count
         self.has_prompt = self.count > 1

@@ -68,8 +68,12 @@ class CpuDraftChain:
 
         Raises:
             IndexError: A token id or position is out of range.
+            ValueError: There are more chains than sequences, or nothing to fill them with.
         """
         num_seqs, most = len(limits), max(limits)
+        if num_seqs > len(step.context_lens) or min(limits) < 1 or num_candidates < 1:
+            problem = f"chains of {list(limits)} places with {num_candidates} candidates each"
+            raise ValueError(f"{problem}, for {len(step.context_lens)} sequences")
         num_candidates = min(num_candidates, MAX_CANDIDATES, self._head.matrix.num_outputs)
         places = torch.tensor(limits, dtype=torch.int32)
         head = self._head

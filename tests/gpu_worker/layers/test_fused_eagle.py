@@ -165,3 +165,13 @@ def test_token_that_is_not_in_the_vocabulary_is_refused() -> None:
     step.token_ids[3] = VOCABULARY
     with pytest.raises(IndexError, match="token id"):
         fused.foretell(step, LIMITS, 3, 0.0)
+
+
+@pytest.mark.parametrize(("limits", "num_candidates"), [([0, 1, 1], 3), ([5, 1, 4], 0), ([1] * 5, 3)])
+def test_chains_of_nothing_and_for_nobody_are_refused(limits: list[int], num_candidates: int) -> None:
+    fused, _ = forms(True, "dense", torch.float32)
+    before, step = steps(torch.float32)
+    with torch.inference_mode():
+        fused(before)
+        with pytest.raises(ValueError, match="chains of"):
+            fused.foretell(step, limits, num_candidates, -9.0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 import pytest
+import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.speculative.draft_model import DraftModelProposer
-from gpu_worker.speculative.proposer import Proposer
+from gpu_worker.speculative.eagle import EagleProposer
+from gpu_worker.speculative.proposer import ComputedTokens, Proposer
 from tests.gpu_worker.matrix.factors import EngineCell
 from tests.gpu_worker.matrix.traffic import Answer, Choice, Traffic
 
@@ -54,6 +57,13 @@ def check_usage(traffic: Traffic) -> None:
         assert sequence.num_accepted_tokens <= sequence.num_drafted_tokens
 
 
+def check_between_steps(traffic: Traffic) -> None:
+    """Assert that what a proposer counts is what it keeps."""
+    proposer = traffic.parts.proposer
+    if isinstance(proposer, EagleProposer):
+        assert proposer._num_kept == sum(pending.count for pending in proposer._pending.values())
+
+
 def check_nothing_is_left(traffic: Traffic, last: str) -> None:
     """Assert that blocks, rows and the proposer's knowledge are free again, but for what the sequence `last` had."""
     scheduler, runner, proposer = traffic.parts.scheduler, traffic.parts.runner, traffic.parts.proposer
@@ -75,8 +85,17 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
 
 def _held_by(proposer: Proposer) -> set[str]:
     """Return the sequences that a proposer keeps something for, whatever it calls it."""
-    kept = [value for value in vars(proposer).values() if isinstance(value, dict | set)]
-    return {key.id for value in kept for key in value if isinstance(key, Sequence)}
+    return set().union(*map(_names_in, vars(proposer).values()))
+
+
+def _names_in(value: object) -> set[str]:
+    if isinstance(value, Sequence):
+        return {value.id}
+    if isinstance(value, ComputedTokens):
+        return {value.sequence.id}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | torch.Tensor):
+        return set().union(*map(_names_in, value))
+    return set()
 
 
 def _check_logprobs(got: Values[LogprobEntry], expected: Values[LogprobEntry], tolerance: float, where: str) -> None:

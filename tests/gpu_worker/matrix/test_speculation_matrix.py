@@ -15,7 +15,7 @@ import pytest
 
 from gpu_worker.core.sequence import Sequence
 from shared.messages import Lane
-from tests.gpu_worker.matrix.checks import check_answer, check_nothing_is_left, check_usage
+from tests.gpu_worker.matrix.checks import check_answer, check_between_steps, check_nothing_is_left, check_usage
 from tests.gpu_worker.matrix.factors import (
     ENGINE_FACTORS,
     FACTORS,
@@ -77,12 +77,17 @@ def check_cell(
     traffic = Traffic(make_parts(oracle.models, cell, scripts, num_scarce_blocks))
     traffic.run(sequences_of([PRIMER], cell, oracle))
 
+    given_up = []
+
     def give_up(step: int) -> None:
-        if step == 5:
-            traffic.engine.abort(QUITTER.name)
+        check_between_steps(traffic)
+        quitters = [sequence for sequence in traffic.engine.sequences if sequence.id == QUITTER.name]
+        if any(step == 5 or sequence.num_output_tokens for sequence in quitters):
+            given_up.append(traffic.engine.abort(QUITTER.name))
 
     coming = sequences_of([QUITTER, *choices], cell, oracle)
     traffic.run(coming, arrivals_per_step=arrivals_per_step, between_steps=give_up)
+    assert len(given_up) == 1, "nobody gave up"
     for choice in choices:
         check_answer(choice, cell, traffic, oracle.answer(choice, cell))
     check_usage(traffic)

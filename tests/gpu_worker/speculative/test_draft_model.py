@@ -119,3 +119,15 @@ def test_sequence_with_tokens_unknown_to_the_smaller_model_gets_no_guess() -> No
     sequence.token_ids.append(1)
     assert guesses_of(proposer, [DraftRequest(sequence, 2)]) == [()]
     proposer.forget(sequence)
+
+
+def test_nothing_is_kept_of_sequences_that_the_smaller_model_cannot_take() -> None:
+    proposer, _ = make_proposer(max_model_len=12, vocab_size=40)
+    for _ in range(20):
+        long, unknown = make_sequence(30), make_sequence(3)
+        unknown.token_ids.append(45)
+        assert guesses_of(proposer, [DraftRequest(long, 2), DraftRequest(unknown, 2)]) == [(), ()]
+        proposer.forget(long)
+        proposer.forget(unknown)
+    assert not proposer._departed
+    assert not proposer._doubles

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from gpu_worker.core.sequence import Sequence
@@ -81,3 +83,18 @@ def test_prompt_that_was_computed_for_nothing_but_its_scores_gets_no_guess() -> 
     sequence = make_sequence(1)
     proposer.observe([ComputedTokens(sequence, 0, (0,), torch.empty(0, 4))])
     assert proposer.propose([DraftRequest(sequence, 2)]) == [NO_DRAFT]
+
+
+def test_what_is_kept_does_not_grow_while_others_come_and_go() -> None:
+    proposer, longest = MedusaProposer(CountingHeads()), make_sequence(3)
+    hidden = []
+    for _ in range(50):
+        other = make_sequence(3)
+        step = [computed(longest, 0, 9, [1, 2, 3]), computed(other, 0, 9, [1, 2, 3])]
+        hidden += [weakref.ref(item.hidden) for item in step]
+        proposer.observe(step)
+        proposer.forget(other)
+    del step
+    assert sum(reference() is not None for reference in hidden) == 1
+    longest.token_ids.append(9)
+    assert len(proposer.propose([DraftRequest(longest, 2)])[0]) == 2

@@ -1,0 +1,78 @@
+"""Proposers that fail are left out, whatever they were asked for; what steps leave behind keeps no more than itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.drafting import Drafting
+from gpu_worker.execution.verification import _apart
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.pending_entries import PendingEntries
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from tests.gpu_worker.core.sequences import make_sequence
+
+HIDDEN_SIZE = 8
+
+
+class FailingProposer:
+    """Fails in one of its methods, and counts how often it is called."""
+
+    wants_hidden = True
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+        self.num_calls = 0
+
+    def _called(self, name: str) -> None:
+        self.num_calls += 1
+        if name == self.failing:
+            raise ZeroDivisionError(name)
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        self._called("propose")
+        return [Draft((5,)) for _ in requests]
+
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
+        self._called("observe")
+
+    def forget(self, sequence: Sequence) -> None:
+        self._called("forget")
+
+
+@pytest.mark.parametrize("failing", ["propose", "observe", "forget"])
+def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
+    proposer = FailingProposer(failing)
+    drafting = Drafting(proposer, vocab_size=50)
+    scheduled = [ScheduledSequence(make_sequence(3), 2, 1, True, 1)]
+    for _ in range(3):
+        drafting.drafts(scheduled, [make_sequence(3)])
+        drafting.observe([])
+    assert proposer.num_calls == {"propose": 2, "observe": 3, "forget": 1}[failing]
+    assert drafting.drafts(scheduled, []) is None
+    assert not drafting.wants_hidden
+
+
+def test_rows_of_few_tokens_do_not_keep_the_whole_step() -> None:
+    hidden = torch.randn(512, HIDDEN_SIZE)
+    places = [[3], [], [7, 9], list(range(20, 400)), [511]]
+    parts = _apart(hidden, places)
+    assert all(torch.equal(part, hidden[where]) for part, where in zip(parts, places, strict=True))
+    kept = {
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in (parts[0], parts[2], parts[4])
+    }
+    assert sum(kept.values()) == 4 * HIDDEN_SIZE * 4
+
+
+def test_entry_that_is_left_of_a_prompt_does_not_keep_it() -> None:
+    sequence = make_sequence(101)
+    pending = PendingEntries(sequence)
+    pending.add(ComputedTokens(sequence, 0, (*sequence.token_ids, 1), torch.randn(101, HIDDEN_SIZE)))
+    pending.take(100)
+    [left] = pending._chunks
+    assert left.untyped_storage().nbytes() == HIDDEN_SIZE * 4
