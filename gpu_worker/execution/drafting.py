@@ -21,9 +21,21 @@ class Drafting:
         wants_hidden: Whether `observe` has a purpose.
     """
 
-    def __init__(self, proposer: Proposer, vocab_size: int, sliding_window: int | None = None) -> None:
-        """Ask `proposer` for tokens below `vocab_size`; a model with a short window gets chains."""
+    def __init__(
+        self, proposer: Proposer, vocab_size: int, sliding_window: int | None = None, *, draws_from_trees: bool = True
+    ) -> None:
+        """Ask `proposer` for tokens below `vocab_size`.
+
+        Args:
+            proposer: Guesses.
+            vocab_size: Of the model that verifies.
+            sliding_window: A short one gets chains.
+            draws_from_trees: Sequences whose tokens are drawn may get trees; else they get chains. A chain is computed
+                to the very bits of plain decoding where the kernels see to that; behind a branch sums are rounded
+                otherwise, which turns one in ten thousand drawn tokens.
+        """
         self._proposer: Proposer | None = proposer
+        self._draws_from_trees = draws_from_trees
         self._vocab_size = vocab_size
         self._can_branch = sliding_window is None or sliding_window > MAX_GUESSES
         self.wants_hidden = proposer.wants_hidden
@@ -60,8 +72,11 @@ class Drafting:
         drafts = [NO_DRAFT] * len(scheduled)
         for place, request, draft in zip(places, requests, proposer.propose(requests), strict=True):
             usable = draft.first(request.num_tokens).valid(self._vocab_size)
-            drafts[place] = usable if self._can_branch else usable.chain()
+            drafts[place] = usable if self._may_branch(request.sequence) else usable.chain()
         return drafts if any(drafts) else None
+
+    def _may_branch(self, sequence: Sequence) -> bool:
+        return self._can_branch and (self._draws_from_trees or sequence.sampling.temperature == 0.0)
 
     def _give_up(self) -> None:
         """Call it while an exception is handled."""

@@ -89,7 +89,7 @@ class TorchModelRunner:
         config = self._model.config
         windows = [config.attention_shape(layer).sliding_window for layer in range(config.num_layers)]
         window = min((window for window in windows if window is not None), default=None)
-        self._drafting = Drafting(proposer, config.vocab_size, window)
+        self._drafting = Drafting(proposer, config.vocab_size, window, draws_from_trees=False)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> CompletedStep:

@@ -12,9 +12,10 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafting import Drafting
 from gpu_worker.execution.verification import _apart
-from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.draft import ROOT, Draft
 from gpu_worker.speculative.pending_entries import PendingEntries
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from shared.messages import Sampling
 from tests.gpu_worker.core.sequences import make_sequence
 
 HIDDEN_SIZE = 8
@@ -56,6 +57,31 @@ def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
     assert proposer.num_calls == {"propose": 2, "observe": 3, "forget": 1}[failing]
     assert drafting.drafts(scheduled, []) is None
     assert not drafting.wants_hidden
+
+
+class BranchingProposer:
+    """Guesses two tokens for the next place, and one behind the second of them."""
+
+    wants_hidden = False
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        return [Draft((5, 6, 7), (ROOT, ROOT, 1)) for _ in requests]
+
+    def observe(self, computed: Iterable[ComputedTokens]) -> None: ...
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+
+def test_sequences_whose_tokens_are_drawn_get_chains_where_those_are_exact() -> None:
+    greedy, drawn = make_sequence(3), make_sequence(3)
+    greedy.sampling = Sampling(temperature=0.0)
+    drawn.sampling = Sampling(temperature=0.7)
+    scheduled = [ScheduledSequence(sequence, 2, 1, True, 3) for sequence in (greedy, drawn)]
+    tree, chain = Draft((5, 6, 7), (ROOT, ROOT, 1)), Draft((5,))
+    proposer = BranchingProposer()
+    assert Drafting(proposer, 50, draws_from_trees=False).drafts(scheduled, []) == [tree, chain]
+    assert Drafting(proposer, 50).drafts(scheduled, []) == [tree, tree]
+    assert Drafting(proposer, 50, sliding_window=8).drafts(scheduled, []) == [chain, chain]
 
 
 def test_rows_of_few_tokens_do_not_keep_the_whole_step() -> None:
