@@ -74,7 +74,7 @@ def test_answers_stay_the_same_whatever_guesses(
     plain: list[int], drafts: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The policy would soon find that random weights do not guess well.
-    monkeypatch.setattr("gpu_worker.engine_setup.AdaptiveDepth", FixedDepth)
+    monkeypatch.setattr("gpu_worker.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
     if "draft_model" in settings:
         settings = settings | {"draft_model": drafts / settings["draft_model"]}
     tokens, num_drafted = generate(**settings)

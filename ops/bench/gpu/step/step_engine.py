@@ -52,6 +52,9 @@ class StepEngine:
         """Allocate the cache, make the runner."""
         num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
         self.cache = allocate_kv_cache(num_blocks, BLOCK_SIZE, model.config, model.dtype, model.device)
+        # Steps that are timed by themselves read blocks that nobody has written to, and write what comes of it.
+        for tensor in (self.cache.stacked.keys, self.cache.stacked.values):
+            tensor.zero_()
         budget = max(sizes.token_budget, sizes.max_num_seqs)
         runner = DeviceModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget, sizes.num_drafts)
         if sizes.is_warm:
