@@ -1,7 +1,8 @@
-"""The three JetStream streams, and the consumers that workers pull from.
+"""The JetStream streams, and the consumers that workers pull from.
 
-Streams are made by whoever starts first and is allowed to: `ensure_streams` is idempotent. Every stream is bounded
-and refuses new messages when full (`discard=new`), so that a full queue is an honest error at the publisher.
+Streams are made by whoever starts first and is allowed to: `ensure_streams` is idempotent. Every stream is bounded.
+The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
+results and dead letters make room by dropping the oldest.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared.errors import DependencyError
 from shared.messages import Lane
-from shared.subjects import encode_name, lane_filter
+from shared.subjects import dead_letter_filter, encode_name, lane_filter
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
 BATCH_STREAM = "HR_BATCH"
 RESULTS_STREAM = "HR_RESULTS"
+DEAD_STREAM = "HR_DEAD"
 
 STREAM_OF_LANE: dict[Lane, str] = {"interactive": INTERACTIVE_STREAM, "batch": BATCH_STREAM}
 
@@ -42,12 +44,19 @@ class StreamLimits:
     batch_max_msgs_per_tenant: int = 100_000
     results_max_bytes: int = 1 << 30
     results_max_age_s: float = 7 * 86400.0
+    dead_max_bytes: int = 256 << 20
+    dead_max_age_s: float = 30 * 86400.0
+    dead_max_msgs_per_subject: int = 1000
     ack_wait_s: float = 10.0
     batch_max_deliver: int = 5
 
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
-    """Return the configurations of the interactive, batch and results streams."""
+    """Return the configurations of the interactive, batch, results and dead letter streams."""
+    return [*_queue_configs(limits), *_record_configs(limits)]
+
+
+def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
     return [
         StreamConfig(
             name=INTERACTIVE_STREAM,
@@ -71,6 +80,11 @@ def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
             max_msgs_per_subject=limits.batch_max_msgs_per_tenant,
             duplicate_window=120.0,
         ),
+    ]
+
+
+def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
+    return [
         StreamConfig(
             name=RESULTS_STREAM,
             subjects=["hr.result.*.*"],
@@ -80,6 +94,18 @@ def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.results_max_bytes,
             max_age=limits.results_max_age_s,
             max_msgs_per_subject=1,
+        ),
+        StreamConfig(
+            name=DEAD_STREAM,
+            subjects=[dead_letter_filter()],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_bytes=limits.dead_max_bytes,
+            max_age=limits.dead_max_age_s,
+            # Of one tenant's many letters the oldest go, not those of others.
+            max_msgs_per_subject=limits.dead_max_msgs_per_subject,
+            duplicate_window=120.0,
         ),
     ]
 

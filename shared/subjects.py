@@ -4,6 +4,7 @@ hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERAC
 hr.req.<model>.interactive.<worker> a worker's own interactive queue (same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
+hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
 hr.gateway.<gateway>                gateway heartbeats
@@ -89,3 +90,14 @@ def tokenizer_subject(model: str) -> str:
 def result_subject(tenant: str, request_id: str) -> str:
     """Subject under which a batch result is stored."""
     return f"hr.result.{encode_name(tenant)}.{encode_name(request_id)}"
+
+
+def dead_letter_subject(model: str, lane: Lane, tenant: str) -> str:
+    """Subject under which a request in quarantine is stored."""
+    return f"hr.dead.{encode_name(model)}.{lane}.{encode_name(tenant)}"
+
+
+def dead_letter_filter(model: str | None = None, lane: Lane | None = None, tenant: str | None = None) -> str:
+    """Subject filter of dead letters; None means any."""
+    tokens = (model and encode_name(model), lane, tenant and encode_name(tenant))
+    return ".".join(("hr.dead", *(token or "*" for token in tokens)))

@@ -14,6 +14,7 @@ _COMMANDS = (
     "setup",
     "chat",
     "publish",
+    "dead",
     "keys",
     "quantize",
     "perplexity",

@@ -114,6 +114,16 @@ def find_nats(url: str | None, state_dir: Path) -> tuple[str, Readiness | None]:
     return running.nats_url, running
 
 
+def find_admin_nats(url: str | None, state_dir: Path) -> str:
+    """Return the NATS URL for an administrator: the one given, else that of the system on the state directory.
+
+    Raises:
+        ConfigError: No URL is given and nothing runs on the state directory.
+    """
+    found, running = find_nats(url, state_dir)
+    return found if running is None else running.admin_nats_url
+
+
 def _error_message(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"])

@@ -23,6 +23,7 @@ class Readiness:
 
     Attributes:
         nats_url: With the credentials of a batch publisher; the configured URL when NATS is not ours.
+        admin_nats_url: The same with those of an administrator.
         redis_url: None when there is no Redis.
         metrics_url: Prometheus metrics of the first gateway process.
         pids: Process ids by role: `gateway`, `worker`, `nats`, `redis`.
@@ -31,6 +32,7 @@ class Readiness:
     url: str
     api_key: str
     nats_url: str
+    admin_nats_url: str
     redis_url: str | None
     metrics_url: str
     pids: dict[str, list[int]]

@@ -163,6 +163,7 @@ class Supervisor:
             url=plan.url,
             api_key=plan.api_key,
             nats_url=plan.batch.full_url,
+            admin_nats_url=plan.admin.full_url,
             redis_url=plan.redis_url,
             metrics_url=plan.metrics_url,
             pids={

@@ -86,18 +86,28 @@ async def as_role(secured_nats: NatsServer) -> AsyncIterator[Connect]:
 
 JOBS = {
     "gateway": {
-        "publish": ["hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tokenizer.m", "hr.gateway.g"],
+        "publish": [
+            "hr.req.m.interactive",
+            "hr.req.m.interactive.w",
+            "hr.cancel.m",
+            "hr.tokenizer.m",
+            "hr.gateway.g",
+            "hr.dead.m.interactive.t",
+        ],
         "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
     },
     "worker": {
-        "publish": ["hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "_INBOX.x", "_INBOX_batch.x"],
+        "publish": ["hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "hr.dead.m.batch.t", "_INBOX.x", "_INBOX_batch.x"],
         "subscribe": ["hr.cancel.m", "hr.tokenizer.m", "hr.gateway.*", "_INBOX_worker.x"],
     },
     "batch": {
         "publish": ["hr.req.m.batch.t"],
         "subscribe": ["hr.result.t.r", "hr.result.t.*", "_INBOX.x", "_INBOX_batch.x"],
     },
-    "admin": {"publish": ["$JS.API.INFO"], "subscribe": ["hr.worker.*.*", "hr.gateway.*", "_INBOX_admin.x"]},
+    "admin": {
+        "publish": ["$JS.API.INFO", "hr.req.m.batch.t"],
+        "subscribe": ["hr.worker.*.*", "hr.gateway.*", "_INBOX_admin.x"],
+    },
 }
 FORBIDDEN = {
     "gateway": {
@@ -106,7 +116,9 @@ FORBIDDEN = {
             "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.MSG.DELETE.HR_BATCH", "$JS.ACK.HR_INTERACTIVE.x",
             "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.c", "$SYS.REQ.SERVER.PING", "_INBOX_gateway.x",
         ],
-        "subscribe": ["hr.req.>", "hr.result.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>", "$JS.ACK.>", ">"],
+        "subscribe": [
+            "hr.req.>", "hr.result.>", "hr.dead.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>", "$JS.ACK.>", ">",
+        ],
     },
     "worker": {
         "publish": [
@@ -114,19 +126,23 @@ FORBIDDEN = {
             "$JS.API.STREAM.DELETE.HR_BATCH", "$JS.API.STREAM.UPDATE.HR_INTERACTIVE", "$JS.API.STREAM.CREATE.HR_BATCH",
             "$JS.API.CONSUMER.DELETE.HR_BATCH.c", "$JS.API.STREAM.MSG.GET.HR_BATCH",
         ],
-        "subscribe": ["hr.tok.>", "hr.req.>", "hr.result.>", "_INBOX_gateway.>", "_INBOX.>", ">"],
+        "subscribe": ["hr.tok.>", "hr.req.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", "_INBOX.>", ">"],
     },
     "batch": {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
-            "hr.tokenizer.m", "hr.worker.m.w", "$JS.API.STREAM.MSG.GET.HR_BATCH", "$JS.API.CONSUMER.CREATE.HR_BATCH.c",
+            "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH",
+            "$JS.API.CONSUMER.CREATE.HR_BATCH.c",
             "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.ACK.HR_BATCH.x", "$JS.API.STREAM.PURGE.HR_RESULTS",
         ],
-        "subscribe": ["hr.tok.>", "hr.req.>", "hr.worker.>", "hr.cancel.>", "_INBOX_gateway.>", "_INBOX_worker.>", ">"],
+        "subscribe": [
+            "hr.tok.>", "hr.req.>", "hr.worker.>", "hr.cancel.>", "hr.dead.>", "_INBOX_gateway.>",
+            "_INBOX_worker.>", ">",
+        ],
     },
     "admin": {
-        "publish": ["hr.req.m.interactive", "hr.req.m.batch.t", "hr.tok.g", "hr.cancel.m"],
-        "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "_INBOX_gateway.>", ">"],
+        "publish": ["hr.req.m.interactive", "hr.tok.g", "hr.cancel.m", "hr.result.t.r", "hr.dead.m.batch.t"],
+        "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", ">"],
     },
 }  # fmt: skip
 

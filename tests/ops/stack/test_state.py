@@ -6,7 +6,7 @@ import pytest
 from ops.stack.state import Readiness, StateDirectory, read_ready_file, write_ready_file
 from shared.errors import ConfigError
 
-READINESS = Readiness("http://h", "key", "nats://n", None, "http://m", {"gateway": [1], "worker": [2, 3]})
+READINESS = Readiness("http://h", "key", "nats://n", "nats://a@n", None, "http://m", {"gateway": [1], "worker": [2, 3]})
 
 
 def test_api_key_is_kept_and_private(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def _run_up(directory: Path, *arguments: str, **environ: str) -> subprocess.Comp
 
 
 def test_ready_file_describes_the_running_system(system: System) -> None:
-    assert set(system.info) == {"url", "api_key", "nats_url", "redis_url", "metrics_url", "pids"}
+    names = {"url", "api_key", "nats_url", "admin_nats_url", "redis_url", "metrics_url", "pids"}
+    assert set(system.info) == names
     assert {role: len(pids) for role, pids in system.info["pids"].items()} == dict.fromkeys(ROLES, 1)
     assert all(_is_alive(pid) for pid in _all_pids(system))
     assert _generate(system)

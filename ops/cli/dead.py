@@ -1,0 +1,200 @@
+"""`headrace dead`: list, show, retry and drop the requests that gateways and workers took out of the queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.options import options
+from ops.cli.running_system import find_admin_nats
+from ops.stack.config import DEFAULT_STATE_DIR
+from shared.config import resolve, setting
+
+if TYPE_CHECKING:
+    from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
+
+_ERROR_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DeadConfig:
+    """Where the dead letters are."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    nats_user: str | None = setting(None, "NATS user of the admin role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+
+
+@click.group("dead", params=options(DeadConfig))
+@click.pass_context
+def command(ctx: click.Context, /, **values: Any) -> None:
+    """List, show, retry and drop requests in quarantine.
+
+    A request is quarantined when its attempts took workers down, when the engine failed on it alone, when it was given
+    up, or when no worker served its model. Needs an administrator's credentials.
+    """
+    ctx.obj = resolve(DeadConfig, values, os.environ)
+
+
+def _selecting(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select letters."""
+    for option in (
+        click.option("--tenant", help="Only requests of this tenant."),
+        click.option("--lane", type=click.Choice(["interactive", "batch"]), help="Only requests of this lane."),
+        click.option("--model", help="Only requests for this model."),
+    ):
+        function = option(function)
+    return function
+
+
+def _naming(function: Callable[..., None]) -> Callable[..., None]:
+    """Add request ids and `--all` besides."""
+    function = click.option("--all", "is_all", is_flag=True, help="All that the filters select, without ids.")(function)
+    return _selecting(click.argument("ids", metavar="[ID]...", nargs=-1)(function))
+
+
+@command.command("list")
+@_selecting
+@click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def list_(config: DeadConfig, /, is_json: bool, **filters: Any) -> None:
+    """List requests in quarantine, oldest first, without their prompts."""
+    found = asyncio.run(_found(config, _selection(filters)))
+    if is_json:
+        for stored in found:
+            click.echo(json.dumps(_summary(stored)))
+        return
+    rows = [("ID", "TENANT", "MODEL", "LANE", "REASON", "ATTEMPTS", "QUARANTINED", "ERROR")]
+    rows += [tuple(_row(stored)) for stored in found]  # type: ignore[misc]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@command.command()
+@_naming
+@click.pass_obj
+def show(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
+    """Print requests in quarantine whole, prompts included: one JSON object a line."""
+    import msgspec
+
+    for stored in asyncio.run(_found(config, _selection(filters, ids, is_all))):
+        click.echo(json.dumps({"seq": stored.seq} | msgspec.to_builtins(stored.letter)))
+
+
+@command.command()
+@_naming
+@click.pass_obj
+def retry(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
+    """Put requests back onto the batch queue with a fresh count of attempts.
+
+    An interactive request becomes a batch job of its tenant, since its client has been answered. Prints where each
+    result will be.
+    """
+
+    async def put_back(box: DeadLetterBox, stored: StoredLetter) -> None:
+        result = await box.retry(stored)
+        request = stored.letter.request
+        click.echo(json.dumps({"id": request.id, "tenant": request.tenant, "result": result}))
+
+    asyncio.run(_each(config, _selection(filters, ids, is_all), put_back))
+
+
+@command.command()
+@_naming
+@click.pass_obj
+def drop(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: Any) -> None:
+    """Delete requests in quarantine for good."""
+
+    async def delete(box: DeadLetterBox, stored: StoredLetter) -> None:
+        await box.drop(stored)
+        click.echo(json.dumps({"id": stored.letter.request.id, "tenant": stored.letter.request.tenant}))
+
+    asyncio.run(_each(config, _selection(filters, ids, is_all), delete))
+
+
+def _selection(filters: dict[str, Any], ids: tuple[str, ...] | None = None, is_all: bool = False) -> Selection:
+    from ops.cli.dead_letter_box import Selection
+
+    if ids is not None and bool(ids) == is_all:
+        raise click.UsageError("Give request ids, or --all for everything that the filters select.")
+    return Selection(**filters, ids=frozenset(ids or ()))
+
+
+@asynccontextmanager
+async def _box(config: DeadConfig) -> AsyncIterator[DeadLetterBox]:
+    from ops.cli.dead_letter_box import DeadLetterBox
+    from shared.nats_connection import connect
+
+    url = find_admin_nats(config.nats_url, config.state_dir)
+    client = await connect(
+        url, role="admin", name="headrace-dead", user=config.nats_user, password=config.nats_password
+    )
+    try:
+        yield DeadLetterBox(client)
+    finally:
+        await client.close()
+
+
+async def _found(config: DeadConfig, selection: Selection) -> list[StoredLetter]:
+    async with _box(config) as box:
+        found = [stored async for stored in box.letters(selection)]
+    _check_missing(selection, found)
+    return found
+
+
+async def _each(
+    config: DeadConfig, selection: Selection, action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]]
+) -> None:
+    """Do something to each selected letter; none is touched when an id is missing."""
+    async with _box(config) as box:
+        found = [stored async for stored in box.letters(selection)]
+        _check_missing(selection, found)
+        for stored in found:
+            await action(box, stored)
+
+
+def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:
+    missing = selection.ids - {stored.letter.request.id for stored in found}
+    if missing:
+        raise click.ClickException(f"not in quarantine: {', '.join(sorted(missing))}")
+
+
+def _summary(stored: StoredLetter) -> dict[str, Any]:
+    letter, request = stored.letter, stored.letter.request
+    return {
+        "id": request.id,
+        "tenant": request.tenant,
+        "model": request.model,
+        "lane": request.lane,
+        "reason": letter.reason,
+        "error": letter.error,
+        "attempts": [{"worker": a.worker, "epoch": a.epoch, "time": a.time, "error": a.error} for a in letter.attempts],
+        "quarantined_by": letter.quarantined_by,
+        "quarantined": letter.quarantined,
+        "num_emitted": len(request.emitted),
+        "is_whole": letter.is_whole,
+    }
+
+
+def _row(stored: StoredLetter) -> list[str]:
+    letter, request = stored.letter, stored.letter.request
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.quarantined))
+    names = [_printable(text) for text in (request.id, request.tenant, request.model)]
+    return [*names, request.lane, letter.reason, str(len(letter.attempts)), moment, _printable(letter.error)]
+
+
+def _printable(text: str) -> str:
+    """Shorten, and escape what could move a terminal's cursor."""
+    short = text if len(text) <= _ERROR_WIDTH else text[: _ERROR_WIDTH - 1] + "…"
+    return short if short.isprintable() else json.dumps(short)[1:-1]

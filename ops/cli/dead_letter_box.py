@@ -1,0 +1,136 @@
+"""An administrator's side of the dead letters: read them, put their requests back onto a queue, drop them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError, NotFoundError
+
+from shared.dead_letters import DeadLetter
+from shared.errors import DependencyError, HeadraceError
+from shared.messages import Lane, Request, encode
+from shared.streams import DEAD_STREAM, RESULTS_STREAM
+from shared.subjects import dead_letter_filter, request_subject, result_subject
+
+_FINISHED = ("stop", "length")
+
+
+class NotRetriedError(HeadraceError):
+    """A request in quarantine cannot be put back; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters are meant; None and an empty set mean any."""
+
+    model: str | None = None
+    lane: Lane | None = None
+    tenant: str | None = None
+    ids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A dead letter and its number in the stream."""
+
+    seq: int
+    letter: DeadLetter
+
+
+class DeadLetterBox:
+    """Works on the stream of dead letters over a connection in the admin role."""
+
+    def __init__(self, nats: Client) -> None:
+        """Use an open connection."""
+        self._nats = nats
+        self._js = nats.jetstream()
+        self._decode = msgspec.msgpack.Decoder(DeadLetter).decode
+
+    async def letters(self, selection: Selection) -> AsyncIterator[StoredLetter]:
+        """Yield the selected letters, oldest first; one that cannot be read is left out.
+
+        Raises:
+            DependencyError: The stream does not exist or does not answer.
+        """
+        subject = dead_letter_filter(selection.model, selection.lane, selection.tenant)
+        try:
+            last = (await self._js.stream_info(DEAD_STREAM)).state.last_seq
+            seq = 0
+            while seq < last:
+                message = await self._js.get_msg(DEAD_STREAM, seq=seq + 1, subject=subject, next=True)
+                assert message.seq is not None
+                seq = message.seq
+                letter = self._read(message.data or b"")
+                if letter is not None and (not selection.ids or letter.request.id in selection.ids):
+                    yield StoredLetter(seq, letter)
+        except NotFoundError as error:
+            # 10037 is the end of the selected letters; else the stream itself is missing.
+            if error.err_code != 10037:
+                raise DependencyError("the stream HR_DEAD does not exist; run `headrace setup`") from error
+        except (APIError, NatsError) as error:
+            raise DependencyError(f"the dead letters cannot be read: {error!r}") from error
+
+    async def retry(self, stored: StoredLetter) -> str:
+        """Put a request onto the batch queue again with a fresh count of attempts, and return its result's subject.
+
+        An interactive request becomes a batch job of its tenant: the client who waited for it has been answered.
+
+        Raises:
+            NotRetriedError: The request has a good result already, or its prompt was not kept.
+            DependencyError: The queue refuses it or does not answer.
+        """
+        request = stored.letter.request
+        if not stored.letter.is_whole:
+            raise NotRetriedError(f"request {request.id!r} was too large to be kept whole; publish it again")
+        result = result_subject(request.tenant, request.id)
+        try:
+            await self._clear_failure(request, result)
+            headers = {"Nats-Msg-Id": f"{result}/retry-{stored.seq}"}
+            subject = request_subject(request.model, "batch", request.tenant)
+            await self._js.publish(subject, encode(_fresh(request)), headers=headers)
+        except (APIError, NatsError) as error:
+            raise DependencyError(f"request {request.id!r} could not be put back: {error!r}") from error
+        await self.drop(stored)
+        return result
+
+    async def drop(self, stored: StoredLetter) -> None:
+        """Delete a letter; one that is gone already is no error.
+
+        Raises:
+            DependencyError: The stream does not answer.
+        """
+        try:
+            await self._js.delete_msg(DEAD_STREAM, stored.seq)
+        except NotFoundError:
+            return
+        except (APIError, NatsError) as error:
+            raise DependencyError(f"dead letter {stored.seq} could not be deleted: {error!r}") from error
+
+    async def _clear_failure(self, request: Request, result: str) -> None:
+        """Delete the stored result that says the request failed: a result is written only where there is none."""
+        try:
+            message = await self._js.get_last_msg(RESULTS_STREAM, result)
+        except NotFoundError:
+            return
+        if json.loads(message.data or b"{}").get("finish") in _FINISHED:
+            raise NotRetriedError(f"request {request.id!r} of tenant {request.tenant!r} has a result already; drop it")
+        await self._js.purge_stream(RESULTS_STREAM, subject=result)
+
+    def _read(self, payload: bytes) -> DeadLetter | None:
+        try:
+            return self._decode(payload)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return None
+
+
+def _fresh(request: Request) -> Request:
+    """Return the request as a batch job that begins anew; nobody waits for it, so it has no deadline."""
+    return msgspec.structs.replace(
+        request, lane="batch", epoch=0, emitted=(), deadline=None, reply=None, created=time.time()
+    )
