@@ -7,6 +7,7 @@ results and dead letters make room by dropping the oldest.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -29,6 +30,8 @@ INTERACTIVE_STREAM = "HR_INTERACTIVE"
 BATCH_STREAM = "HR_BATCH"
 RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
+
+_STREAM_EXISTS = 10058
 
 STREAM_OF_LANE: dict[Lane, str] = {"interactive": INTERACTIVE_STREAM, "batch": BATCH_STREAM}
 
@@ -133,15 +136,28 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits) -> None:
         try:
             await js.stream_info(config.name)
         except NotFoundError:
-            try:
-                await js.add_stream(config)
-            except (APIError, NatsTimeoutError) as error:
-                raise DependencyError(
-                    f"NATS stream {config.name} is missing and could not be created ({error}). Create it with a user "
-                    "that may: `headrace setup`, or start NATS with JetStream and more storage."
-                ) from error
+            await _make_stream(js, config)
         except NatsTimeoutError as error:
             raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+
+
+async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
+    """Make a stream. One in memory, which NATS loses when it restarts, never repeats its predecessors' numbers.
+
+    Gateways delete messages by number. A number of a stream that is lost must find nothing in the stream that replaces
+    it, not the message of somebody else. So numbers begin at the time in microseconds.
+    """
+    if config.storage is StorageType.MEMORY:
+        config = config.evolve(first_seq=time.time_ns() // 1000)
+    try:
+        await js.add_stream(config)
+    except (APIError, NatsTimeoutError) as error:
+        if isinstance(error, APIError) and error.err_code == _STREAM_EXISTS:
+            return  # somebody else has just made it, with another first number
+        raise DependencyError(
+            f"NATS stream {config.name} is missing and could not be created ({error}). Create it with a user "
+            "that may: `headrace setup`, or start NATS with JetStream and more storage."
+        ) from error
 
 
 async def ensure_consumer(js: JetStreamContext, model: str, lane: Lane, limits: StreamLimits) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -26,6 +27,25 @@ async def test_streams_are_made_once_and_left_as_they_are(nats: Client) -> None:
     await ensure_streams(js, StreamLimits(interactive_max_msgs=7))
     await ensure_streams(js, StreamLimits(interactive_max_msgs=9))
     assert (await js.stream_info(INTERACTIVE_STREAM)).config.max_msgs == 7
+
+
+async def test_streams_made_by_many_at_once_are_made_once(nats: Client) -> None:
+    js = nats.jetstream()
+    await asyncio.gather(*(ensure_streams(js, StreamLimits()) for _ in range(8)))
+    assert (await js.stream_info(INTERACTIVE_STREAM)).state.messages == 0
+
+
+async def test_number_of_a_lost_stream_names_nothing_in_the_one_that_replaces_it(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits())
+    old = await js.publish(request_subject("m", "interactive", "t"), b"1")
+    await js.delete_stream(INTERACTIVE_STREAM)
+    await ensure_streams(js, StreamLimits())
+    new = await js.publish(request_subject("m", "interactive", "t"), b"2")
+    assert new.seq > old.seq
+    with pytest.raises(APIError):
+        await js.delete_msg(INTERACTIVE_STREAM, old.seq)
+    assert (await js.stream_info(INTERACTIVE_STREAM)).state.messages == 1
 
 
 async def test_full_queues_refuse_new_requests(nats: Client) -> None:

@@ -1,0 +1,119 @@
+"""One gateway's dispatcher over a real NATS server, with times short enough for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from gateway.dispatch import Dispatcher
+from gateway.errors import ApiError
+from gateway.fleet import FleetLimits
+from gateway.recovery import RecoveryLimits
+from shared.messages import Delta, Request, Sampling
+from shared.nats_connection import connect
+from tests.gateway.wire_worker import WireWorker, until
+
+FAST_FLEET = FleetLimits(silence_s=0.3, stall_s=0.5, hearing_grace_s=0.3)
+FAST_RECOVERY = RecoveryLimits(
+    stall_s=1.0, prefill_stall_s=1.0, ack_timeout_s=0.5, claim_patience_s=0.5, reconnect_patience_s=0.3
+)
+
+
+class ListSink:
+    """Keeps everything, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.error: ApiError | None = None
+        self.ended = asyncio.Event()
+        self.endings = 0
+
+    def deliver(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        if delta.finish is not None:
+            self._end()
+
+    def fail(self, error: ApiError) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.endings += 1
+        self.ended.set()
+
+    async def end(self) -> None:
+        async with asyncio.timeout(10):
+            await self.ended.wait()
+
+    async def has(self, num_tokens: int) -> None:
+        await until(lambda: self.num_tokens >= num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(delta.token_ids) for delta in self.deltas)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+class Bench:
+    """One gateway's dispatcher, and a model name of this test's own."""
+
+    def __init__(self, url: str, stack: AsyncExitStack) -> None:
+        self.url = url
+        self.model = f"model-{uuid.uuid4().hex[:8]}"
+        self.stack = stack
+        self.endings: list[str] = []
+        self.moves: list[str] = []
+        self.dispatcher: Dispatcher
+
+    async def start(self) -> None:
+        self.nats = await connect(
+            self.url, role="gateway", name="gateway", on_disconnect=self._disconnected, on_reconnect=self._reconnected
+        )
+        self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", FAST_FLEET, FAST_RECOVERY)
+        self.dispatcher.on_end = lambda flight, ending: self.endings.append(ending)
+        self.dispatcher.count_moves(self.moves.append)
+        await self.dispatcher.start()
+        self.stack.push_async_callback(self._close)
+
+    async def _close(self) -> None:
+        await self.dispatcher.close()
+        await self.nats.close()
+
+    async def _disconnected(self) -> None:
+        self.dispatcher.disconnected()
+
+    async def _reconnected(self) -> None:
+        await self.dispatcher.reconnected()
+
+    async def worker(self, name: str) -> WireWorker:
+        worker = WireWorker(self.url, self.model, f"{name}-{self.model}")
+        await self.stack.enter_async_context(worker)
+        await until(lambda: not self.dispatcher.fleet.is_gone(worker.name))
+        await until(lambda: self.dispatcher.fleet.is_ready(self.model))
+        return worker
+
+    async def submit(self, sink: ListSink, **fields: object) -> Request:
+        request = Request(
+            id=uuid.uuid4().hex,
+            model=self.model,
+            text="x",
+            reply=self.dispatcher.reply,
+            deadline=time.time() + 30,
+            sampling=Sampling(max_tokens=64),
+        )
+        for name, value in fields.items():
+            request = _replace(request, name, value)
+        flight = await self.dispatcher.submit(request, sink, 3)
+        self.flight = flight
+        return request
+
+
+def _replace(request: Request, name: str, value: object) -> Request:
+    return msgspec.structs.replace(request, **{name: value})

@@ -1,0 +1,45 @@
+"""NATS loses the interactive stream, and numbers of the old one must do no harm in the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
+from tests.gateway.dispatch_bench import Bench, ListSink
+from tests.gateway.wire_worker import until
+from tests.servers import NatsServer
+
+
+async def test_request_taken_back_after_its_stream_was_lost_deletes_nobodys_message(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        bench = Bench(start_nats().url, stack)
+        await bench.start()
+        js = bench.nats.jetstream()
+        await bench.submit(ListSink())
+        await until(lambda: bench.flight.stream_seq is not None)
+        await js.delete_stream(INTERACTIVE_STREAM)
+        await ensure_streams(js, StreamLimits())
+        await js.publish(f"hr.req.{bench.model}.interactive", b"another gateway's request")
+        # Nobody has told this gateway that the stream is a new one: it may be in the middle of finding out.
+        bench.dispatcher.cancel([bench.flight])
+        await bench.dispatcher._revoker.close()
+        assert (await js.stream_info(INTERACTIVE_STREAM)).state.messages == 1
+
+
+async def test_number_in_a_lost_stream_is_forgotten(start_nats: Callable[..., NatsServer]) -> None:
+    async with AsyncExitStack() as stack:
+        bench = Bench(start_nats().url, stack)
+        await bench.start()
+        js = bench.nats.jetstream()
+        worker = await bench.worker("a")
+        await bench.submit(ListSink())
+        await worker.claim(await worker.next_request())
+        await until(lambda: bench.flight.worker is not None and bench.flight.stream_seq is not None)
+        await bench.dispatcher.reconnected()
+        assert bench.flight.stream_seq is not None
+        await js.delete_stream(INTERACTIVE_STREAM)
+        await bench.dispatcher.reconnected()
+        assert bench.flight.stream_seq is None
