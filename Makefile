@@ -12,13 +12,14 @@ COMPUTING_TESTS := tests/architecture tests/gateway/schemas tests/gpu_worker tes
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test lint mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
 	@echo "make test    run the default tests (ARGS=\"-k scheduler\" for some, ARGS=\"-m slow\" for the long ones, ARGS=--cov for"
 	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make mutants  change one line at a time and see whether a test notices; half an hour (ARGS=\"--help\")"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-engine  our engine beside llama.cpp, vLLM and transformers on this machine's CPU (ARGS=\"--help\")"
@@ -44,6 +45,9 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+mutants: $(VENV)/.mutants
+	@exec $(BIN)/python -m tests.mutation $(ARGS)
+
 bench: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench $(ARGS)
 
@@ -65,7 +69,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
-$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.mutants: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	@echo "Installing headrace[$*] into $(VENV)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$*]'
 	@touch $@

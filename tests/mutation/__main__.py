@@ -1,0 +1,181 @@
+"""`make mutants`: a sample of mutants, each run against the tests of its room; survivors are missing assertions.
+
+Works on copies of the tree, one for each job. Ends after `--minutes`, or when the sample is used up. Mutants that no
+test can notice, because they do the same, are listed with the reason in `equivalent.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.mutation.mutants import Mutant, MutantSource
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+TEST_TIMEOUT_S = 60
+GOAL = 0.9
+
+# Which tests look after which room. The mirrored file of a mutant comes first.
+ROOMS = {
+    "gateway": ["tests/gateway"],
+    "gpu_worker/core": ["tests/gpu_worker/core", "tests/gpu_worker/test_engine.py"],
+    "gpu_worker/consumer": ["tests/gpu_worker/consumer"],
+    "shared": ["tests/shared", "tests/gpu_worker/consumer", "tests/gateway"],
+}
+
+
+@dataclass(slots=True)
+class _Count:
+    """What became of the mutants of a room."""
+
+    killed: int = 0
+    equivalent: int = 0
+    survived: list[Mutant] = field(default_factory=list)
+
+
+class Run:
+    """One run: the sample still to do, and what became of the rest. Its threads share it under one lock."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Choose the sample."""
+        self._lock = threading.Lock()
+        self._until = time.monotonic() + options.minutes * 60
+        self._rooms = {room: tests for room, tests in ROOMS.items() if room.startswith(options.only)}
+        self._equivalent = {(e["path"], e["before"], e["after"]) for e in _equivalents()}
+        self._seen: set[tuple[str, str, str]] = set()
+        self.counts = {room: _Count() for room in self._rooms}
+        sources = [
+            (room, MutantSource(ROOT, path))
+            for room in self._rooms
+            for path in _files(room)
+            if options.file is None or path == options.file
+        ]
+        self._sample = [(room, source, index) for room, source in sources for index in range(len(source))]
+        self.num_mutants = len(self._sample)
+        random.Random(options.seed).shuffle(self._sample)
+
+    def work(self, copy: Path) -> None:
+        """Test mutants in a copy of the tree until there are none, or no time, left."""
+        while (chosen := self._take()) is not None:
+            room, mutant = chosen
+            target = copy / mutant.path
+            original = target.read_text()
+            target.write_text(mutant.source)
+            is_killed = not _tests_pass(copy, _tests_for(mutant.path, self._rooms[room]))
+            target.write_text(original)
+            with self._lock:
+                if is_killed:
+                    self.counts[room].killed += 1
+                else:
+                    self.counts[room].survived.append(mutant)
+                    print(f"survived: {mutant}", flush=True)
+
+    def _take(self) -> tuple[str, Mutant] | None:
+        with self._lock:
+            while self._sample and time.monotonic() < self._until:
+                room, source, index = self._sample.pop()
+                mutant = source.mutant(index)
+                key = (mutant.path, mutant.before, mutant.after)
+                if key in self._seen or mutant.before == mutant.after:
+                    continue
+                self._seen.add(key)
+                if key in self._equivalent:
+                    self.counts[room].equivalent += 1
+                    continue
+                return room, mutant
+        return None
+
+
+def main() -> int:
+    """Run the sample and print what became of it; 1 when fewer than nine in ten were noticed."""
+    options = _options()
+    run = Run(options)
+    print(f"{run.num_mutants} mutants; {options.minutes:g} minutes, seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
+        copies = [_copy_tree(Path(directory) / str(index)) for index in range(options.jobs)]
+        for room in run.counts:
+            if not _tests_pass(copies[0], ROOMS[room]):
+                print(f"the tests of {room} fail without a mutant", file=sys.stderr)
+                return 1
+        threads = [threading.Thread(target=run.work, args=(copy,)) for copy in copies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return _report(run.counts)
+
+
+def _report(counts: dict[str, _Count]) -> int:
+    print(f"\n{'room':22}{'killed':>8}{'survived':>10}{'equivalent':>12}{'noticed':>10}")
+    killed = tested = 0
+    for room, count in counts.items():
+        num_tested = count.killed + len(count.survived)
+        killed, tested = killed + count.killed, tested + num_tested
+        share = f"{count.killed / num_tested:.0%}" if num_tested else "-"
+        print(f"{room:22}{count.killed:8}{len(count.survived):10}{count.equivalent:12}{share:>10}")
+    share = killed / tested if tested else 0.0
+    print(f"{'all':22}{killed:8}{tested - killed:10}{'':12}{share:10.0%}   (goal {GOAL:.0%})")
+    return 0 if share >= GOAL else 1
+
+
+def _files(room: str) -> list[str]:
+    paths = sorted((ROOT / room).rglob("*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths if path.name not in ("__init__.py", "__main__.py")]
+
+
+def _tests_for(path: str, tests: list[str]) -> list[str]:
+    folder, name = path.rsplit("/", 1)
+    mirrored = f"tests/{folder}/test_{name}"
+    return [mirrored, *tests] if (ROOT / mirrored).exists() else tests
+
+
+def _tests_pass(copy: Path, tests: list[str]) -> bool:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+    command += [f"--timeout={TEST_TIMEOUT_S}", *tests]
+    return subprocess.run(command, cwd=copy, check=False, capture_output=True).returncode == 0
+
+
+def _copy_tree(target: Path) -> Path:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def _equivalents() -> list[dict[str, str]]:
+    entries: list[dict[str, str]] = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
+    for entry in entries:
+        if set(entry) != {"path", "before", "after", "why"}:
+            raise SystemExit(f"{EQUIVALENT.name}: an entry has path, before, after and why, not {sorted(entry)}")
+    return entries
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=30.0, help="Time for the whole sample.")
+    parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")
+    parser.add_argument("--seed", type=int, default=0, help="Which sample.")
+    parser.add_argument("--only", default="", help="A room: " + ", ".join(ROOMS))
+    parser.add_argument("--file", help="One file, such as gateway/limits.py.")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Mutants of a source file: each is the file with one small change that a test should notice.
+
+Most changes are mutmut's operators (comparisons, constants, arguments, assignments). Two are ours, since they are the
+mistakes that tests missed most often: a statement that is left out, and a condition that is turned around. Prose is
+not mutated: log lines, messages, docstrings.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import libcst as cst
+from mutmut.mutation.file_mutation import create_mutations, deep_replace
+
+_LOGGERS = ("_log", "_logger")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One changed file.
+
+    Attributes:
+        path: The file, relative to the project.
+        source: Its whole changed text.
+        before: The lines that differ, without indentation, as they are.
+        after: The same lines as the mutant has them; empty where a statement is left out.
+    """
+
+    path: str
+    source: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}\n    - {self.before}\n    + {self.after}"
+
+
+class MutantSource:
+    """All mutants of one file, rendered when they are asked for: a file has hundreds."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        """Read the file `path`, which is relative to `root`."""
+        self.path = path
+        self._source = (root / path).read_text()
+        self._module, mutations, _, _ = create_mutations(path, self._source)
+        prose = _prose(self._module)
+        changes = [(m.original_node, m.mutated_node) for m in mutations if m.contained_by_top_level_function]
+        changes += _OwnOperators.of(self._module)
+        self._changes = [change for change in changes if change[0] not in prose]
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def mutant(self, index: int) -> Mutant:
+        """Return one mutant. Two indices may give the same change."""
+        changed = cast("cst.Module", deep_replace(self._module, *self._changes[index])).code
+        return Mutant(self.path, changed, *_difference(self._source, changed))
+
+
+class _OwnOperators(cst.CSTVisitor):
+    """Leaves out statements that change something, and turns conditions around."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+
+    @classmethod
+    def of(cls, module: cst.Module) -> list[tuple[cst.CSTNode, cst.CSTNode]]:
+        visitor = cls()
+        module.visit(visitor)
+        return visitor.changes
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        for statement in _statements(node):
+            if len(statement.body) == 1 and _has_effect(statement.body[0]):
+                self.changes.append((statement, statement.with_changes(body=[cst.Pass()])))
+
+    def visit_If(self, node: cst.If) -> None:
+        test = node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+        self.changes.append((node.test, cst.UnaryOperation(cst.Not(), test)))
+
+
+def _statements(function: cst.FunctionDef) -> Iterator[cst.SimpleStatementLine]:
+    for node in _walk(function.body):
+        if isinstance(node, cst.SimpleStatementLine):
+            yield node
+
+
+def _has_effect(statement: cst.BaseSmallStatement) -> bool:
+    if isinstance(statement, cst.Expr):
+        value = statement.value.expression if isinstance(statement.value, cst.Await) else statement.value
+        return isinstance(value, cst.Call)
+    if isinstance(statement, cst.Assign):
+        return all(isinstance(target.target, cst.Attribute | cst.Subscript) for target in statement.targets)
+    return isinstance(statement, cst.AugAssign | cst.Raise | cst.Del)
+
+
+def _prose(module: cst.Module) -> set[cst.CSTNode]:
+    """Return the nodes of log calls, f-strings and strings with a space, all that they hold included."""
+    prose: set[cst.CSTNode] = set()
+    for node in _walk(module):
+        is_text = isinstance(node, cst.SimpleString) and " " in node.value
+        if is_text or isinstance(node, cst.FormattedString | cst.ConcatenatedString) or _is_logging(node):
+            prose.update(_walk(node))
+    return prose
+
+
+def _is_logging(node: cst.CSTNode) -> bool:
+    if isinstance(node, cst.SimpleStatementLine):
+        return len(node.body) == 1 and isinstance(node.body[0], cst.Expr) and _is_logging(node.body[0].value)
+    function = node.func if isinstance(node, cst.Call) else None
+    value = function.value if isinstance(function, cst.Attribute) else None
+    return isinstance(value, cst.Name) and value.value in _LOGGERS
+
+
+def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)
+
+
+def _difference(before: str, after: str) -> tuple[str, str]:
+    """Return the lines that were taken out and those that were put in, joined to one line each."""
+    removed, added = [], []
+    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
+        if line.startswith("-") and not line.startswith("---"):
+            removed.append(line[1:].strip())
+        elif line.startswith("+") and not line.startswith("+++"):
+            added.append(line[1:].strip())
+    return " ".join(removed), " ".join(added)
