@@ -214,8 +214,12 @@ class Scheduler:
         assert all(sequence.block_table for sequence in flying), "blocks went back while a step uses them"
         assert flying == ended | {sequence for sequence in self._running if self._is_flying(sequence)}
         for sequence in self._sequences.values():
-            num_pending = sum(i.samples for plan in self._in_flight for i in plan.scheduled if i.sequence is sequence)
-            assert sequence.num_pending_tokens == num_pending
+            items = [item for plan in self._in_flight for item in plan.scheduled if item.sequence is sequence]
+            assert sequence.num_pending_tokens == sum(item.samples for item in items)
+            num_written = sequence.num_computed_tokens - sum(item.num_tokens for item in items)
+            assert sequence.num_findable_blocks * self.config.block_size <= num_written, (
+                f"{sequence.id} has published a block before all its KV is written"
+            )
 
     def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:
         """Apply one sequence's share of a step, whatever it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -124,8 +125,13 @@ class SingleFlightMachine(RuleBasedStateMachine):
         self.generation = None
 
 
-TestSingleFlight = SingleFlightMachine.TestCase
-TestSingleFlight.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class TestSingleFlight(SingleFlightMachine.TestCase):
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+class TestSingleFlightAtLength(SingleFlightMachine.TestCase):
+    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
 
 
 def test_one_members_trouble_is_not_the_others() -> None:

@@ -148,5 +148,10 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.find(digest(number)) == self.labels.get(digest(number))
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class TestPoolMachine(PoolMachine.TestCase):
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+class TestPoolMachineAtLength(PoolMachine.TestCase):
+    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)

@@ -1,3 +1,5 @@
+import pytest
+
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import StepPlan
 from tests.gpu_worker.core.harness import BLOCK, Harness
@@ -204,3 +206,31 @@ def test_blocks_being_computed_are_not_findable_before_the_step_settled() -> Non
     first, second = make_sequence(range(100, 120)), make_sequence(range(100, 120))
     harness.add(first, second)
     assert shares(harness.schedule()) == [(first.id, 20), (second.id, 20)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_block_whose_last_token_was_sampled_but_not_computed_is_not_findable(depth: int) -> None:
+    harness = Harness(max_steps_in_flight=depth)
+    first = make_sequence(BLOCK - 1)
+    harness.add(first)
+    harness.step()
+    assert first.num_output_tokens == 1
+    harness.scheduler.abort(first.id)
+    while harness.in_flight:
+        harness.lose("the step that would have written the token's KV")
+    follow_up = make_sequence([*first.token_ids, 7])
+    harness.add(follow_up)
+    assert shares(harness.schedule()) == [(follow_up.id, BLOCK + 1)]
+    assert follow_up.num_cached_tokens == 0
+
+
+def test_resumed_sequence_catches_up_with_a_budget_of_one_token() -> None:
+    harness = Harness(max_num_seqs=1, max_num_batched_tokens=1)
+    whole = make_sequence(range(100, 103), max_tokens=6)
+    harness.add(whole)
+    harness.run()
+    resumed = make_sequence(range(100, 103), emitted=harness.output[whole.id][:4], max_tokens=6)
+    harness.add(resumed)
+    harness.run()
+    harness.assert_reference(whole, resumed)
+    assert harness.output[resumed.id] == harness.output[whole.id]

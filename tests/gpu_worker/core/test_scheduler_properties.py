@@ -6,6 +6,7 @@ the same.
 
 import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -217,9 +218,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(names)) == len(names) <= self.scheduler.config.max_num_seqs
         assert plan.num_tokens == sum(item.num_tokens for item in plan.scheduled)
         assert all(item.num_tokens == 1 and item.samples for item in plan.scheduled[: plan.num_decodes])
-        # A prompt's last token may be computed alone too.
+        # A chunk may be one token of a prompt, or of what an earlier attempt has emitted when no more budget is left.
         assert all(
-            item.start < item.sequence.num_prompt_tokens or item.num_tokens > 1
+            item.start < item.sequence.num_prompt_tokens or item.num_tokens > 1 or not item.samples
             for item in plan.scheduled[plan.num_decodes :]
         )
         assert not any(item.num_draft_tokens for item in plan.scheduled[plan.num_decodes :])
@@ -290,5 +291,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (got, finish) == (output, reason)
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+class TestSchedulerMachine(SchedulerMachine.TestCase):
+    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+class TestSchedulerMachineAtLength(SchedulerMachine.TestCase):
+    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
