@@ -131,8 +131,7 @@ class Completions:
                 outcome = await answer.done
             finally:
                 ticket.leave()
-            if outcome is Outcome.COMPLETED:
-                tokens_used = answer.tally.prompt_tokens + answer.tally.completion_tokens
+            tokens_used = _tokens_used(answer, ticket, outcome)
             return self._note(answer, ticket, outcome, head)
         except ApiError as error:
             # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
@@ -183,6 +182,19 @@ class Completions:
             metrics.slow_readers += 1
             return 408
         return 200 if answer.error is None else answer.error.status
+
+
+def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
+    """Return what an answer counts against its key's tokens per minute.
+
+    A complete answer counts as its usage says, one from the cache too. One that the client broke off, or whose time was
+    over, counts what was computed for it. One that failed costs nothing.
+    """
+    if outcome is Outcome.COMPLETED:
+        return answer.tally.prompt_tokens + answer.tally.completion_tokens
+    if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
+        return 0
+    return ticket.tokens_used()
 
 
 def _report_internal_error(exchange: Exchange, head: ResponseHead) -> None:

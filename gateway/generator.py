@@ -17,6 +17,7 @@ from gateway.generation import Generation
 from gateway.inflight import Flight
 from gateway.metrics import GatewayMetrics
 from gateway.prompt_cache import CacheKey, PromptCache, cache_key
+from gateway.recording import tokens_so_far
 from gateway.shedding import Prediction, Shedder
 from gateway.single_flight import SharedGeneration, SingleFlight
 from gateway.sinks import Sink
@@ -29,10 +30,12 @@ class Ticket:
 
     Attributes:
         leave: Takes the client out of it; what nobody waits for any more is cancelled. To be called once, at the end.
+        tokens_used: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
         prediction: What the shedder expected, if the generation is new.
     """
 
     leave: Callable[[], None]
+    tokens_used: Callable[[], int]
     prediction: Prediction | None = None
 
 
@@ -66,7 +69,7 @@ class Generator:
         if not generation.deterministic or is_fresh:
             prediction = self._admit(generation)
             flights = await self._dispatch(generation, tenant, sinks)
-            return Ticket(partial(self._dispatcher.cancel, flights), prediction)
+            return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
         load = self._dispatcher.fleet.load(generation.model)
         key = cache_key(tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
@@ -75,10 +78,11 @@ class Generator:
         if shared is not None:
             self._metrics.cache_shared += 1
             shared.join(sinks)
-            return Ticket(partial(shared.leave, sinks))
+            return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n))
         shared = self._single_flight.lead(flight_key, generation.num_sequences)
         shared.join(sinks)
-        return Ticket(partial(shared.leave, sinks), await self._fill(shared, key, generation, tenant))
+        expected = await self._fill(shared, key, generation, tenant)
+        return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n), expected)
 
     async def _fill(
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, tenant: str
@@ -130,3 +134,12 @@ class Generator:
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _flown(flights: Sequence[Flight], n: int) -> int:
+    return sum(f.prompt_tokens for f in flights[::n]) + sum(len(f.emitted) for f in flights)
+
+
+def _said(shared: SharedGeneration, n: int) -> int:
+    counts = [tokens_so_far(sequence.deltas) for sequence in shared.sequences]
+    return sum(prompt for prompt, _ in counts[::n]) + sum(generated for _, generated in counts)

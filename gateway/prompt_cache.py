@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.generation import Generation
-from gateway.recording import as_cached
+from gateway.recording import as_cached, is_complete
 from gateway.redis_client import RedisCache
 from shared.messages import Delta
 
@@ -73,7 +73,7 @@ class PromptCache:
         self._encode = msgspec.msgpack.Encoder().encode
 
     async def get(self, key: CacheKey) -> list[list[Delta]] | None:
-        """Return the deltas of each sequence of a cached answer, or None."""
+        """Return the deltas of each sequence of a cached answer, or None; each sequence has its end."""
         if self._redis is None:
             return None
         value = await self._redis.get(_redis_key(key))
@@ -87,11 +87,14 @@ class PromptCache:
         if (stored.version, stored.tenant, stored.digest) != (FORMAT_VERSION, key.tenant, key.digest):
             _logger.warning("a cached answer belongs to another request and was ignored")
             return None
+        if not all(map(is_complete, stored.sequences)):
+            _logger.warning("a cached answer is not complete and was ignored")
+            return None
         return [[as_cached(delta) for delta in deltas] for deltas in stored.sequences]
 
     async def put(self, key: CacheKey, sequences: Sequence[Sequence[Delta]]) -> None:
-        """Keep a complete answer, unless it is too large."""
-        if self._redis is None:
+        """Keep an answer, unless it is not complete or too large."""
+        if self._redis is None or not all(map(is_complete, sequences)):
             return
         anonymous = [[msgspec.structs.replace(delta, id="", epoch=0) for delta in deltas] for deltas in sequences]
         value = self._encode(_Stored(FORMAT_VERSION, key.tenant, key.digest, anonymous))

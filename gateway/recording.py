@@ -29,6 +29,22 @@ def merge(deltas: Sequence[Delta]) -> Delta:
     )
 
 
+def tokens_so_far(deltas: Sequence[Delta]) -> tuple[int, int]:
+    """Return how many prompt tokens and generated tokens the deltas of one sequence stand for."""
+    prompt = next((delta.prompt_tokens for delta in deltas if delta.prompt_tokens is not None), 0)
+    return prompt, sum(len(delta.token_ids) for delta in deltas)
+
+
+def is_complete(deltas: Sequence[Delta]) -> bool:
+    """Whether deltas are one whole sequence: no token missing or double, and an end, which is the last of them."""
+    position = 0
+    for delta in deltas:
+        if delta.seq != position:
+            return False
+        position += len(delta.token_ids)
+    return bool(deltas) and deltas[-1].finish is not None and all(delta.finish is None for delta in deltas[:-1])
+
+
 def as_cached(delta: Delta) -> Delta:
     """Return a delta as it is said again from the cache: all prompt tokens were cached, and nothing was guessed."""
     if delta.finish is None or delta.finish.usage is None:

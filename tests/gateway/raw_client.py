@@ -15,14 +15,15 @@ from tests.gateway.gateway_process import API_KEY, GatewayProcess
 class RawClient:
     """One connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = API_KEY) -> None:
         self.reader = reader
         self.writer = writer
+        self.key = key
 
     def post(self, path: str, body: dict[str, Any], *headers: str) -> None:
         """Send a request."""
         payload = json.dumps(body).encode()
-        lines = [f"POST {path} HTTP/1.1", "Host: t", f"Authorization: Bearer {API_KEY}", *headers]
+        lines = [f"POST {path} HTTP/1.1", "Host: t", f"Authorization: Bearer {self.key}", *headers]
         self.writer.write(
             "\r\n".join([*lines, f"Content-Length: {len(payload)}", "", ""]).encode() + payload,
         )
@@ -58,10 +59,10 @@ class RawClient:
 
 
 @asynccontextmanager
-async def connected(gateway: GatewayProcess, limit: int = 1 << 20) -> AsyncIterator[RawClient]:
+async def connected(gateway: GatewayProcess, limit: int = 1 << 20, key: str = API_KEY) -> AsyncIterator[RawClient]:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=limit)
     try:
-        yield RawClient(reader, writer)
+        yield RawClient(reader, writer, key)
     finally:
         writer.transport.abort()
         with contextlib.suppress(ConnectionError):

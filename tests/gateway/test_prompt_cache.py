@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from gateway.prompt_cache import CacheKey, PromptCache, cache_key
+from gateway.prompt_cache import FORMAT_VERSION, CacheKey, PromptCache, cache_key
 from gateway.redis_client import RedisCache
 from gateway.schemas import parse_completion
 from shared.messages import ChatMessage, Delta, Finish, Sampling, Usage
@@ -101,6 +102,33 @@ async def test_tenants_do_not_see_each_other(redis: RedisCache) -> None:
     cache = PromptCache(redis, 60, 10_000)
     await cache.put(cache_key("tenant-a", _generation(), REVISIONS), [DELTAS])
     assert await cache.get(cache_key("tenant-b", _generation(), REVISIONS)) is None
+
+
+def test_tenant_is_part_of_the_key() -> None:
+    one, other = (cache_key(tenant, _generation(), REVISIONS) for tenant in ("tenant-a", "tenant-b"))
+    assert one.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [],
+        DELTAS[:1],
+        DELTAS[1:],
+        [DELTAS[0], DELTAS[0], DELTAS[1]],
+        [*DELTAS, Delta("id-1", 3, 2, (7,), "c")],
+        [DELTAS[1], DELTAS[0]],
+    ],
+    ids=["none", "no-end", "no-beginning", "double", "after-the-end", "wrong-order"],
+)
+async def test_answer_that_is_not_whole_is_neither_stored_nor_repeated(redis: RedisCache, deltas: list[Delta]) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key(f"torn-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS, deltas])
+    assert await redis.get(f"hr:answer:{key.digest.hex()}") is None
+    # As another version, or somebody with access to Redis, might have left it there.
+    torn = (FORMAT_VERSION, key.tenant, key.digest, [DELTAS, deltas])
+    await redis.set(f"hr:answer:{key.digest.hex()}", msgspec.msgpack.encode(torn), 60)
+    assert await cache.get(key) is None
 
 
 async def test_value_of_another_request_is_a_miss(redis: RedisCache) -> None:

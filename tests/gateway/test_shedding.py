@@ -113,6 +113,12 @@ def test_queue_bounds_hold_whether_rates_are_known_or_not(shedder: Shedder, rate
     assert refused(shedder, heavy, generation(100)).code == "queue_full"
 
 
+@pytest.mark.parametrize("n", [101, 1000])
+def test_more_sequences_than_the_queue_bound_are_admitted_by_an_idle_fleet(shedder: Shedder, n: int) -> None:
+    prediction = shedder.admit(replace(IDLE, decode_rate=0.0, free_slots=2000), generation(1, n=n))
+    assert prediction.num_sequences == n
+
+
 def test_unknown_rates_admit_up_to_the_bounds_without_a_prediction(shedder: Shedder, metrics: GatewayMetrics) -> None:
     load = replace(IDLE, queued_requests=99, queued_tokens=150_000, prefill_rate=0.0, decode_rate=0.0)
     prediction = shedder.admit(load, generation())

@@ -96,10 +96,26 @@ class SingleFlightMachine(RuleBasedStateMachine):
         members, self.members = self.members, []
         generation = self.generation
         generation.fail(ApiError(500, "broken"))
+        assert self.flights.find(KEY) is None
         for sinks in members:
             assert all(sink.error is not None or sink.num_tokens == NUM_TOKENS for sink in sinks)
             generation.leave(sinks)
         self.generation = None
+
+    @precondition(lambda self: self.generation)
+    @rule(which=st.integers(0, NUM_SEQUENCES - 1))
+    def one_sequence_fails(self, which: int) -> None:
+        assert self.generation is not None
+        if self.positions[which] == NUM_TOKENS:
+            return
+        self.generation.sequences[which].fail(ApiError(500, "broken"))
+        # Its members are still there, but whoever comes now must get a generation that can succeed.
+        assert self.flights.find(KEY) is None
+        failed, self.generation, members = self.generation, None, self.members
+        self.members, before = [], self.num_cancelled
+        for sinks in members:
+            failed.leave(sinks)
+        assert self.num_cancelled - before == bool(members)
 
     @invariant()
     def everybody_has_heard_everything(self) -> None:
