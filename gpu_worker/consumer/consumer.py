@@ -20,7 +20,6 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import BatchLane
-from gpu_worker.consumer.gateway_watch import GatewayWatch
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.interactive_lane import InteractiveLane
@@ -30,6 +29,7 @@ from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
 from shared.messages import Cancel, Delta, Lane, encode
 from shared.nats_connection import SEND_ERRORS
+from shared.pause_detector import PauseDetector
 from shared.streams import STREAM_OF_LANE, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, worker_subject
 
@@ -70,7 +70,7 @@ class Consumer:
         self._interactive = interactive
         self._batch = batch
         self._limits = limits
-        self._watch = GatewayWatch()
+        self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
@@ -93,7 +93,7 @@ class Consumer:
         self._tasks = [
             asyncio.create_task(_every(INTERVAL_S, self.send_heartbeat), name="heartbeat"),
             asyncio.create_task(_every(self._limits.ack_wait_s / 3, self._report_progress), name="progress"),
-            asyncio.create_task(_every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_dead_gateways), name="gateways"),
+            asyncio.create_task(_every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways), name="gateways"),
         ]
         await self._interactive_queue.start()
         await self._batch_queue.start()
@@ -144,7 +144,7 @@ class Consumer:
     def reconnected(self) -> None:
         """Start over with the queues, which NATS may have lost."""
         _log.warning("connection to NATS is back")
-        self._watch.restart(time.monotonic())
+        self._interactive.gateways.restart(time.monotonic())
         self._interactive_queue.forget()
         self._batch_queue.forget()
 
@@ -225,23 +225,21 @@ class Consumer:
         self._interactive_queue.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
-        self._watch.hear(message.subject, time.monotonic())
+        self._interactive.gateways.hear(message.subject, time.monotonic())
 
     async def _report_progress(self) -> None:
         """Tell the queues that held messages are being worked on."""
         for held in self._held:
             await tell(self._nats, held.message, IN_PROGRESS)
 
-    async def _drop_for_dead_gateways(self) -> None:
-        if not self._nats.is_connected:
-            self._watch.restart(time.monotonic())
-            return
-        waiting = [held for held in self._held if held.request.lane == "interactive"]
-        dead = self._watch.take_dead({held.request.reply or "" for held in waiting}, time.monotonic())
-        for held in waiting:
-            if held.request.reply in dead:
-                _log.warning("dropped request of a dead gateway", extra={"id": held.request.id})
-                self._interactive.drop(held)
+    async def _drop_for_silent_gateways(self) -> None:
+        now = time.monotonic()
+        # Heartbeats that came while this process stood still wait unread: nobody is judged by that time.
+        if self._pauses.tick() or not self._nats.is_connected:
+            self._interactive.gateways.restart(now)
+        else:
+            self._interactive.drop_for_silent_gateways(now)
+            self._interactive_queue.wake()
 
 
 async def _every(interval_s: float, action: Callable[[], Awaitable[Any]]) -> None:

@@ -1,10 +1,11 @@
-"""Notices gateways that have died: nobody waits for their requests any more."""
+"""Notices gateways that have fallen silent: a dead one waits for nothing any more, a frozen one will ask again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 SILENCE_S = 5.0
+# After so long, what a gateway had asked for is of no use even if it comes back: its clients have given up.
+GIVE_UP_S = 60.0
+_FORGET_S = 600.0
 _SUBJECT_PREFIX = "hr.gateway."
 _REPLY_PREFIX = "hr.tok."
 
@@ -22,11 +23,15 @@ class GatewayWatch:
 
     def restart(self, now: float) -> None:
         """Give all gateways time again: it was we who could not hear."""
-        self._heard_at = dict.fromkeys(self._heard_at, now)
+        self._heard_at = {token: now for token, heard_at in self._heard_at.items() if now - heard_at < _FORGET_S}
 
-    def take_dead(self, replies: Iterable[str], now: float) -> set[str]:
-        """Return the reply subjects, of those given, that belong to gateways silent for too long; forget these."""
-        dead = {token for token, heard_at in self._heard_at.items() if now - heard_at > SILENCE_S}
-        for token in dead:
-            del self._heard_at[token]
-        return {reply for reply in replies if reply.removeprefix(_REPLY_PREFIX) in dead}
+    def is_silent(self, reply: str, now: float) -> bool:
+        """Say whether the gateway that gets its frames on this subject has been silent for too long."""
+        return self._silence_s(reply, now) > SILENCE_S
+
+    def is_given_up(self, reply: str, now: float) -> bool:
+        """Say whether it has been silent for so long that nobody can be waiting behind it."""
+        return self._silence_s(reply, now) > GIVE_UP_S
+
+    def _silence_s(self, reply: str, now: float) -> float:
+        return now - self._heard_at.get(reply.removeprefix(_REPLY_PREFIX), now)

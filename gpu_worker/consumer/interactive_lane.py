@@ -15,10 +15,11 @@ import msgspec
 
 from gpu_worker.consumer.answer import claim, ending
 from gpu_worker.consumer.cancellations import Cancellations
+from gpu_worker.consumer.gateway_watch import GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
-from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
@@ -32,7 +33,11 @@ _FRAME_SUBJECT = re.compile(r"hr\.tok\.[A-Za-z0-9_-]+")
 
 
 class InteractiveLane:
-    """Takes, cancels, hands over and ends interactive requests."""
+    """Takes, cancels, hands over and ends interactive requests.
+
+    Attributes:
+        gateways: Who of those that ask is still heard; the consumer keeps it.
+    """
 
     def __init__(self, intake: Intake, engine: EngineThread, held: HeldRequests, outbox: Outbox) -> None:
         """Serve over `outbox` what comes in."""
@@ -41,6 +46,7 @@ class InteractiveLane:
         self._held = held
         self._outbox = outbox
         self._cancellations = Cancellations()
+        self.gateways = GatewayWatch()
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
@@ -73,6 +79,21 @@ class InteractiveLane:
         """Stop working on a request that nobody waits for."""
         self._remove(held)
         self._outbox.acknowledge(held.message)
+
+    def drop_for_silent_gateways(self, now: float) -> None:
+        """Stop working on requests whose gateway is not heard any more. `now` is monotonic seconds.
+
+        If the gateway lives after all, it reads that they were handed over as soon as it runs again, and the queue
+        keeps the requests until then.
+        """
+        for held in self._held:
+            reply = held.request.reply
+            if held.request.lane != "interactive" or reply is None or not self.gateways.is_silent(reply, now):
+                continue
+            _log.warning("dropped request of a silent gateway", extra={"id": held.request.id})
+            self._put(held, ending(held, Finish("handoff")))
+            self._remove(held)
+            self._outbox.acknowledge(held.message, REDELIVER_LATER)
 
     def abandon(self, held: HeldRequest) -> None:
         """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
@@ -126,8 +147,12 @@ class InteractiveLane:
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
         """Say whether nobody waits for this attempt; it is acknowledged then, and an expired one is told so."""
-        if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
+        now = time.monotonic()
+        if self._cancellations.covers(request.id, request.epoch, now):
             self._outbox.acknowledge(message)
+            return True
+        if self.gateways.is_silent(reply, now):
+            self._outbox.acknowledge(message, ACK if self.gateways.is_given_up(reply, now) else REDELIVER_LATER)
             return True
         if request.deadline is None or request.deadline > time.time():
             return False

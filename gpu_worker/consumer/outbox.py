@@ -44,7 +44,7 @@ class Outbox:
         self._nats = nats
         self._worker = worker
         self._parcels: dict[str, _Parcel] = {}
-        self._acks: list[QueuedMessage] = []
+        self._acks: list[tuple[QueuedMessage, bytes]] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._encode = msgspec.msgpack.Encoder().encode
@@ -66,9 +66,9 @@ class Outbox:
         if finished is not None:
             parcel.finished.append(finished)
 
-    def acknowledge(self, message: QueuedMessage) -> None:
-        """Acknowledge a message for which nothing has to be sent."""
-        self._acks.append(message)
+    def acknowledge(self, message: QueuedMessage, answer: bytes = ACK) -> None:
+        """Tell the queue about a message with the next round, after everything that waits to be sent."""
+        self._acks.append((message, answer))
         self._wake.set()
 
     async def close(self) -> None:
@@ -88,9 +88,9 @@ class Outbox:
                 _log.warning("frame not sent", extra={"reply": reply, "error": repr(error)})
                 self.on_unsent(parcel.deltas)
             else:
-                acks += parcel.finished
-        for message in acks:
-            await tell(self._nats, message, ACK)
+                acks += [(message, ACK) for message in parcel.finished]
+        for message, answer in acks:
+            await tell(self._nats, message, answer)
 
     async def _run(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_worker.consumer import cancellations as cancellations_module
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.cancellations import Cancellations
-from gpu_worker.consumer.gateway_watch import SILENCE_S, GatewayWatch
+from gpu_worker.consumer.gateway_watch import GIVE_UP_S, SILENCE_S, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
@@ -118,13 +118,14 @@ def test_cancellations_are_forgotten_by_number_and_by_time(monkeypatch: pytest.M
 def test_only_gateways_that_were_heard_can_die() -> None:
     watch = GatewayWatch()
     watch.hear("hr.gateway.a", 0.0)
-    replies = {"hr.tok.a", "hr.tok.b"}
-    assert watch.take_dead(replies, SILENCE_S) == set()
-    assert watch.take_dead(replies, SILENCE_S + 1) == {"hr.tok.a"}
-    assert watch.take_dead(replies, SILENCE_S + 100) == set()
-    watch.hear("hr.gateway.b", 200.0)
+    assert not watch.is_silent("hr.tok.a", SILENCE_S)
+    assert watch.is_silent("hr.tok.a", SILENCE_S + 1)
+    assert not watch.is_silent("hr.tok.b", SILENCE_S + 1)
+    assert not watch.is_given_up("hr.tok.a", GIVE_UP_S)
+    assert watch.is_given_up("hr.tok.a", GIVE_UP_S + 1)
     watch.restart(300.0)
-    assert watch.take_dead(replies, 300.0 + SILENCE_S) == set()
+    assert not watch.is_silent("hr.tok.a", 300.0 + SILENCE_S)
+    assert watch.is_silent("hr.tok.a", 301.0 + SILENCE_S)
 
 
 async def test_relay_keeps_order_and_holds_a_fast_engine_back() -> None:

@@ -59,18 +59,61 @@ async def test_deleted_consumer_is_made_again(worker: RunningWorker, gateway: Te
     assert (await gateway.ask()).finish.reason == "length"
 
 
+async def _beat(gateway: TestGateway) -> None:
+    heartbeat = GatewayHeartbeat(gateway=gateway.name, unclaimed=0, unclaimed_tokens=0, active=1)
+    await gateway.nats.publish(gateway_subject(gateway.name), encode(heartbeat))
+
+
 async def test_requests_of_a_silent_gateway_are_dropped(
     worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
-    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=2000, ignore_eos=True)))
-    heartbeat = GatewayHeartbeat(gateway=gateway.name, unclaimed=0, unclaimed_tokens=0, active=1)
-    await gateway.nats.publish(gateway_subject(gateway.name), encode(heartbeat))
+    monkeypatch.setattr("gpu_worker.consumer.interactive_lane.REDELIVER_LATER", b'-NAK {"delay": 300000000}')
+    answer = await gateway.publish(gateway.request(sampling=ENDLESS))
+    await _beat(gateway)
     await answer.claimed.wait()
-    await asyncio.sleep(0)
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
-    assert answer.finish is None
+    # The queue keeps the request, and a gateway that wakes up reads that nobody works on it.
+    assert await gateway.num_queued() == 1
+    assert answer.finish.reason == "handoff"
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.GIVE_UP_S", 0.6)
     await gateway.wait_until_acknowledged()
+    assert sum(delta.prompt_tokens is not None for delta in answer.deltas) == 1
+
+
+async def test_request_that_was_dropped_runs_again_when_its_gateway_is_heard_again(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
+    monkeypatch.setattr("gpu_worker.consumer.interactive_lane.REDELIVER_LATER", b'-NAK {"delay": 300000000}')
+    answer = await gateway.publish(gateway.request(sampling=ENDLESS))
+    await _beat(gateway)
+    await answer.wait()
+    assert answer.finish.reason == "handoff"
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 5.0)
+    await _beat(gateway)
+    await wait_until(lambda: answer.finish is not None and answer.finish.reason == "length")
+
+
+async def test_worker_that_stood_still_drops_nothing(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 1.0)
+    monkeypatch.setattr("gpu_worker.consumer.consumer.GATEWAY_CHECK_INTERVAL_S", 0.1)
+    await make_worker(simulate=5.0)
+    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=600, ignore_eos=True)))
+    await _beat(gateway)
+    await answer.wait_for_tokens(3)
+    time.sleep(1.5)  # noqa: ASYNC251 - the worker's loop stands still, and so does the gateway's
+
+    async def beat_forever() -> None:
+        while True:
+            await _beat(gateway)
+            await asyncio.sleep(0.1)
+
+    beating = asyncio.create_task(beat_forever())
+    assert (await answer.wait()).finish.reason == "length"
+    beating.cancel()
 
 
 async def test_frame_larger_than_the_servers_limit_is_split(
