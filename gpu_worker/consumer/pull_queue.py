@@ -1,7 +1,8 @@
 """Pulls from a shared JetStream consumer so that a request in the queue is here as soon as there is room for it.
 
 While there is room, a pull for that many messages waits at the server, so a new request arrives without a round trip.
-Room that appears later is pulled for on top. The library's own `fetch` costs a task per message and gives up its place
+Pulls are short and made again when they end: what the server sends for the pull of a worker that is frozen is held up
+until somebody notices. Room that appears later is pulled for on top. The library's own `fetch` costs a task per message and gives up its place
 between calls; this speaks the pull protocol directly: one inbox, one callback, a count of what is still to come.
 """
 
@@ -18,8 +19,9 @@ from nats.aio.subscription import Subscription
 
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, tell
 from shared.nats_connection import SEND_ERRORS
+from shared.pause_detector import PauseDetector
 
-PULL_EXPIRES_S = 10.0
+PULL_EXPIRES_S = 1.0
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
 _ANSWER_GRACE_S = 1.0
 _RETRY_WAIT_S = 0.25
@@ -60,6 +62,7 @@ class PullQueue:
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._pauses = PauseDetector(PULL_EXPIRES_S, _ANSWER_GRACE_S / 2)
         self._is_lost = True
         self._is_draining = False
         self._expires_at = 0.0
@@ -112,6 +115,9 @@ class PullQueue:
             self._wake.clear()
             if self._is_lost and not await self._restore():
                 continue
+            if self._pauses.tick():
+                # The server's answers may lie here unread.
+                self._expires_at = max(self._expires_at, loop.time())
             if self.outstanding and loop.time() > self._expires_at + _ANSWER_GRACE_S:
                 self.outstanding = 0
             missing = self._appetite() - self.outstanding
