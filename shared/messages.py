@@ -80,6 +80,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         created: Unix seconds at the sender, for queue-time metrics.
         trace: W3C `traceparent`, when there is one.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
+        probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
+            a request without suspicion. A worker runs one request on probation at a time.
     """
 
     id: RequestId
@@ -100,6 +102,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     created: float = 0.0
     trace: str | None = None
     prediction: str | None = None
+    probation: Annotated[int, Meta(ge=0)] = 0
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

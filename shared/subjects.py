@@ -7,6 +7,7 @@ hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
+hr.probe.<worker>                   a gateway asks a worker that it does not hear whether it is there
 hr.gateway.<gateway>                gateway heartbeats
 hr.cancel.<model>                   cancellations
 hr.tokenizer.<model>                tokenize and detokenize, request and reply
@@ -70,6 +71,11 @@ def frame_subject(gateway: str) -> str:
 def worker_subject(model: str, worker: str) -> str:
     """Subject of one worker's heartbeats."""
     return f"hr.worker.{encode_name(model)}.{encode_name(worker)}"
+
+
+def probe_subject(worker: str) -> str:
+    """Subject on which one worker answers that it is there."""
+    return f"hr.probe.{encode_name(worker)}"
 
 
 def gateway_subject(gateway: str) -> str:

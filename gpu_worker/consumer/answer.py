@@ -10,7 +10,7 @@ from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Delta, Finish, FinishReason, TokenLogprob, Usage
+from shared.messages import Delta, Finish, FinishReason, Request, TokenLogprob, Usage
 
 
 class AnswerWriter:
@@ -94,11 +94,9 @@ class AnswerWriter:
         return prelude.text, None if prelude.logprobs is None else tuple(prelude.logprobs)
 
 
-def claim(held: HeldRequest) -> Delta:
+def claim(request: Request, num_prompt_tokens: int) -> Delta:
     """Return the first delta of an attempt, which tells the gateway who holds the request."""
-    assert held.sequence is not None
-    request = held.request
-    return Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=held.sequence.num_prompt_tokens)
+    return Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=num_prompt_tokens)
 
 
 def ending(held: HeldRequest, finish: Finish) -> Delta:

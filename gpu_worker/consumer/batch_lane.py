@@ -91,6 +91,9 @@ class BatchLane:
         else:
             self._intake.begin(held, self)
 
+    async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
+        """Nobody is told about a batch request before its end."""
+
     def admitted(self, held: HeldRequest) -> None:
         """Nobody is told about a batch request before its end."""
 

@@ -28,12 +28,13 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
 from shared.messages import Cancel, Delta, Lane, encode
-from shared.nats_connection import SEND_ERRORS
+from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.streams import STREAM_OF_LANE, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import ALL_GATEWAYS, cancel_subject, worker_subject
+from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
+_GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Consumer:
         self._outbox.start()
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
+        await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
         self._tasks = [
             asyncio.create_task(_every(INTERVAL_S, self.send_heartbeat), name="heartbeat"),
             asyncio.create_task(_every(self._limits.ack_wait_s / 3, self._report_progress), name="progress"),
@@ -182,7 +184,8 @@ class Consumer:
         return self._appetite.interactive(self._interactive_queue.backlog)
 
     def _batch_appetite(self) -> int:
-        return self._appetite.batch(self._interactive_queue.backlog)
+        # A batch request that kills its worker must not be taken for the suspect beside it.
+        return 0 if self._interactive.has_suspect else self._appetite.batch(self._interactive_queue.backlog)
 
     def _take_note_of_start(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""
@@ -226,6 +229,12 @@ class Consumer:
 
     async def _receive_gateway(self, message: Msg) -> None:
         self._interactive.gateways.hear(message.subject, time.monotonic())
+
+    async def _answer_probe(self, message: Msg) -> None:
+        """Say that this worker is there, to a gateway that has not heard it for a moment."""
+        if message.reply.startswith(_GATEWAY_INBOX):
+            with contextlib.suppress(*SEND_ERRORS):
+                await self._nats.publish(message.reply, b"")
 
     async def _report_progress(self) -> None:
         """Tell the queues that held messages are being worked on."""

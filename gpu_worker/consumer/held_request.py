@@ -37,6 +37,7 @@ class HeldRequest:
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
+        probation: Tokens that it still has to produce while it is suspected of killing workers.
     """
 
     key: str
@@ -48,6 +49,7 @@ class HeldRequest:
     num_blocks: int = 0
     is_plain: bool = False
     parts: list[str] = field(default_factory=list)
+    probation: int = 0
 
 
 class HeldRequests:

@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 class Lane(Protocol):
     """What intake tells a lane about a request."""
 
+    async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
+        """The engine gets it next, and whoever asked must know that before."""
+
     def admitted(self, held: HeldRequest) -> None:
         """The engine has it."""
 
@@ -55,7 +58,8 @@ class Intake:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""
         try:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
-            if (isinstance(prompt, list) or self._encoder.is_short(prompt)) and not prediction:
+            is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
+            if is_short and not prediction and not held.probation:
                 self._admit(held, lane, prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt), [])
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
@@ -69,6 +73,8 @@ class Intake:
         try:
             prompt_ids = prompt if isinstance(prompt, list) else await self._encoder.encode(prompt)
             prediction_ids = await self._encoder.encode(prediction, add_special_tokens=False) if prediction else []
+            if held.probation and self._held.is_current(held):
+                await lane.announce(held, len(prompt_ids))
             if self._held.is_current(held):
                 self._admit(held, lane, prompt_ids, prediction_ids)
         except Exception as error:

@@ -2,7 +2,8 @@
 
 A message is acknowledged when nothing more will be said about its request here: after the last delta, or when the
 attempt has been cancelled, replaced by a newer one, or can be seen to be of no use. Until then it belongs to the queue,
-which delivers it again when this worker dies.
+which delivers it again when this worker dies. A request that is suspected of killing workers runs here only while no
+other suspect does, so that its gateway can tell who is to blame.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from gpu_worker.consumer.gateway_watch import GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
-from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, QueuedMessage
+from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
 from shared.errors import BadRequestError
 from shared.messages import Cancel, Delta, Finish, Request
+from shared.nats_connection import SEND_ERRORS
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class InteractiveLane:
         self._held = held
         self._outbox = outbox
         self._cancellations = Cancellations()
+        self._suspect: HeldRequest | None = None
         self.gateways = GatewayWatch()
 
     def take(self, message: QueuedMessage) -> None:
@@ -61,10 +64,20 @@ class InteractiveLane:
             return
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return
+        if request.probation and self._suspect is not None:
+            self._outbox.acknowledge(message, REDELIVER_SOON)
+            return
         request = msgspec.structs.replace(request, lane="interactive")
-        held = HeldRequest(request.id, request, message)
+        held = HeldRequest(request.id, request, message, probation=request.probation)
         self._held.add(held)
+        if held.probation:
+            self._suspect = held
         self._intake.begin(held, self)
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether a request on probation is here: nothing else that may be dangerous should begin."""
+        return self._suspect is not None
 
     def cancel(self, cancel: Cancel) -> None:
         """Stop requests, here or still to come."""
@@ -99,9 +112,21 @@ class InteractiveLane:
         """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
         self._remove(held)
 
+    async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
+        """Claim a request on probation before the engine has it: if it kills this worker, its gateway knows."""
+        self._put(held, claim(held.request, num_prompt_tokens))
+        try:
+            await self._outbox.deliver()
+        except SEND_ERRORS as error:
+            _log.warning("request on probation not announced", extra={"id": held.request.id, "error": repr(error)})
+            if self._held.is_current(held):
+                self.abandon(held)
+
     def admitted(self, held: HeldRequest) -> None:
-        """Claim a request that the engine has."""
-        self._put(held, claim(held))
+        """Claim a request that the engine has, unless it has been announced."""
+        if held is not self._suspect:
+            assert held.sequence is not None
+            self._put(held, claim(held.request, held.sequence.num_prompt_tokens))
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
         """End a request that can never run."""
@@ -129,6 +154,10 @@ class InteractiveLane:
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
         """Send what a step did to a request."""
+        if held is self._suspect:
+            held.probation -= len(delta.token_ids)
+            if held.probation <= 0:
+                self._suspect = None
         if delta.finish is None:
             self._put(held, delta)
         else:
@@ -142,6 +171,8 @@ class InteractiveLane:
     def _remove(self, held: HeldRequest) -> None:
         """Let go of a request, and make the engine do so too if it has not finished it."""
         self._held.remove(held)
+        if held is self._suspect:
+            self._suspect = None
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)
 

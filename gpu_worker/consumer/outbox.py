@@ -92,6 +92,15 @@ class Outbox:
         for message, answer in acks:
             await tell(self._nats, message, answer)
 
+    async def deliver(self) -> None:
+        """Send everything put in so far, and wait until the server has it.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`: the server may have it or not.
+        """
+        await self.flush()
+        await self._nats.flush()
+
     async def _run(self) -> None:
         while True:
             await self._wake.wait()

@@ -2,8 +2,9 @@
 
 While there is room, a pull for that many messages waits at the server, so a new request arrives without a round trip.
 Pulls are short and made again when they end: what the server sends for the pull of a worker that is frozen is held up
-until somebody notices. Room that appears later is pulled for on top. The library's own `fetch` costs a task per message and gives up its place
-between calls; this speaks the pull protocol directly: one inbox, one callback, a count of what is still to come.
+until somebody notices. Room that appears later is pulled for on top. The library's own `fetch` costs a task per message
+and gives up its place between calls; this speaks the pull protocol directly: one inbox, one callback, a count of what
+is still to come.
 """
 
 from __future__ import annotations

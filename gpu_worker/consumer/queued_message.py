@@ -14,6 +14,7 @@ from shared.nats_connection import SEND_ERRORS
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
 REDELIVER = b"-NAK"
+REDELIVER_SOON = b'-NAK {"delay": 100000000}'
 REDELIVER_LATER = b'-NAK {"delay": 10000000000}'
 DISCARD = b"+TERM"
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
+from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
 from shared.messages import Sampling
 from shared.streams import StreamLimits
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
@@ -80,3 +82,16 @@ async def test_full_worker_leaves_requests_for_others(make_worker: MakeWorker, g
     answers = [await gateway.ask() for _ in range(5)]
     assert {answer.workers[-1] for answer in answers} <= {first.name, second.name}
     assert sum(answer.workers[-1] == second.name for answer in answers) >= 4
+
+
+async def test_worker_that_stands_still_swallows_no_request_that_comes_later(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    frozen = await make_worker()
+    queue = frozen.worker.consumer._interactive_queue
+    assert queue._task is not None
+    queue._task.cancel()  # what it has pulled for, it is still sent
+    await asyncio.sleep(PULL_EXPIRES_S + 0.5)
+    second = await make_worker()
+    answers = await asyncio.gather(*(gateway.ask() for _ in range(8)))
+    assert {worker for answer in answers for worker in answer.workers} == {second.name}

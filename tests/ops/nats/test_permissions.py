@@ -92,13 +92,14 @@ JOBS = {
             "hr.cancel.m",
             "hr.tokenizer.m",
             "hr.gateway.g",
+            "hr.probe.w",
             "hr.dead.m.interactive.t",
         ],
         "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
     },
     "worker": {
         "publish": ["hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "hr.dead.m.batch.t", "_INBOX.x", "_INBOX_batch.x"],
-        "subscribe": ["hr.cancel.m", "hr.tokenizer.m", "hr.gateway.*", "_INBOX_worker.x"],
+        "subscribe": ["hr.cancel.m", "hr.tokenizer.m", "hr.probe.w", "hr.gateway.*", "_INBOX_worker.x"],
     },
     "batch": {
         "publish": ["hr.req.m.batch.t"],
