@@ -12,13 +12,14 @@ COMPUTING_TESTS := tests/architecture tests/gateway/schemas tests/gpu_worker tes
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test chaos lint mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
 	@echo "make test    run the default tests (ARGS=\"-k scheduler\" for some, ARGS=\"-m slow\" for the long ones, ARGS=--cov for"
 	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
 	@echo "make mutants  change one line at a time and see whether a test notices; half an hour (ARGS=\"--help\")"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
@@ -38,6 +39,9 @@ else
 test: $(VENV)/.test
 	@$(PYTEST) $(ARGS)
 endif
+
+chaos: $(VENV)/.test
+	@exec $(BIN)/python -m tests.chaos.harness $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

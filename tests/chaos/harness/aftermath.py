@@ -1,0 +1,60 @@
+"""What must be true when everything has healed and nobody asks any more: nothing held, nothing queued, all served."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from nats.errors import Error as NatsError
+
+from tests.chaos.harness.ledger import Verdict
+from tests.chaos.harness.load import Load
+from tests.chaos.harness.outcome import Outcome
+from tests.chaos.harness.system import System
+
+SETTLE_TIMEOUT_S = 20.0
+
+
+async def check(system: System, load: Load, outcome: Outcome) -> None:
+    """Write down whatever is left over, then ask one ordinary request of each gateway."""
+    for part in system.parts:
+        outcome.expect(part.is_running, f"{part.name} has died:\n{part.log[-1500:]}")
+    for part in [part for part in system.parts if not part.is_running]:
+        part.num_exits += 1
+        await part.start()
+    await system.wait_ready()
+    outcome.expect(await _within(lambda: _is_idle(system)), f"workers still hold something: {_held(system)}")
+    outcome.expect(await _within(lambda: _are_queues_empty(system)), "the queues are not empty")
+    for gateway in system.gateways:
+        verdict = await load.ask_once(gateway=gateway.name)
+        outcome.expect(verdict is Verdict.OK, f"an ordinary request to {gateway.name} afterwards is {verdict.value}")
+    outcome.figures["client lag max s"] = round(load.max_lag_s, 2)
+
+
+async def _within(condition: Callable[[], Awaitable[bool]]) -> bool:
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while not await condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
+async def _is_idle(system: System) -> bool:
+    return not _held(system)
+
+
+def _held(system: System) -> dict[str, str]:
+    return {
+        seen.worker: f"{seen.running} running, {seen.waiting} waiting, {seen.free_blocks} of {seen.total_blocks} free"
+        for seen in system.observer.live_workers(1.0)
+        if seen.running or seen.waiting or seen.free_blocks != seen.total_blocks
+    }
+
+
+async def _are_queues_empty(system: System) -> bool:
+    try:
+        return await system.observer.num_queued() == 0
+    except NatsError:
+        return False

@@ -1,0 +1,115 @@
+"""The load generator: closed-loop clients that ask one request after the other, over all gateways in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Sequence
+
+from tests.chaos.harness.ledger import Entry, Ledger, Verdict
+from tests.chaos.harness.mix import Body
+from tests.chaos.harness.stream_client import ask
+from tests.chaos.harness.system import API_KEY, System
+
+# A client that was refused or met a dead gateway waits at least so long, so that no loop spins.
+_PAUSE_S = 0.05
+_LAG_TICK_S = 0.05
+_NUM_REFERENCES_AT_ONCE = 40
+
+
+class Load:
+    """Owns a ledger and the clients that write it.
+
+    Attributes:
+        ledger: What was asked and answered.
+        max_lag_s: Longest time for which this process itself stood still: silences shorter than this prove nothing.
+        num_left: Requests that `run` has still to ask.
+        killed_gateways: Names of the gateways that the scenario kills; their streams may be lost with them.
+    """
+
+    def __init__(self, system: System, bodies: Sequence[Body], *, key: str = API_KEY, timeout_s: float = 40.0) -> None:
+        """Prepare to ask `bodies` in turn; a request that takes longer than `timeout_s` counts as without an end."""
+        self.ledger = Ledger()
+        self.max_lag_s = 0.0
+        self.killed_gateways: set[str] = set()
+        self._system = system
+        self._bodies = bodies
+        self._key = key
+        self._timeout_s = timeout_s
+        self._turns = itertools.count()
+        self.num_left = 0
+        self._stopping = asyncio.Event()
+
+    async def learn_references(self) -> None:
+        """Ask each body once, undisturbed, and keep its answer as what all others must be.
+
+        Raises:
+            RuntimeError: One of them was not answered.
+        """
+        gateway = self._system.gateways[0].name
+        for start in range(0, len(self._bodies), _NUM_REFERENCES_AT_ONCE):
+            numbers = range(start, min(start + _NUM_REFERENCES_AT_ONCE, len(self._bodies)))
+            entries = await asyncio.gather(*(self._ask(number, gateway, is_reference=True) for number in numbers))
+            for number, entry in zip(numbers, entries, strict=True):
+                verdict = entry.judge(None)
+                if verdict is not Verdict.OK:
+                    raise RuntimeError(f"undisturbed request {number} is {verdict.value}: {entry.status} {entry.error}")
+                self.ledger.references[number] = entry.answer
+
+    async def run(self, num_requests: int, concurrency: int) -> None:
+        """Ask so many requests, so many at once, and return when the last has ended or `stop` was called."""
+        self.num_left = num_requests
+        lag = asyncio.create_task(self._measure_lag())
+        try:
+            async with asyncio.TaskGroup() as clients:
+                for _ in range(concurrency):
+                    clients.create_task(self._repeat())
+        finally:
+            lag.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await lag
+
+    def stop(self) -> None:
+        """Let the clients end after the request that they are at."""
+        self._stopping.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have output and no end yet."""
+        return sum(entry.ended_at is None and entry.first_at is not None for entry in self.ledger.entries)
+
+    async def ask_once(self, body: int = 0, gateway: str | None = None) -> Verdict:
+        """Ask one ordinary request and judge it; it is not in the ledger."""
+        entry = await self._ask(body, gateway or self._system.gateways[0].name, is_reference=True)
+        return self.ledger.verdict(entry)
+
+    async def _repeat(self) -> None:
+        while self.num_left > 0 and not self._stopping.is_set():
+            self.num_left -= 1
+            turn = next(self._turns)
+            alive = [part.name for part in self._system.gateways if part.is_running]
+            if not alive:
+                self.num_left += 1
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            entry = await self._ask(turn % len(self._bodies), alive[turn % len(alive)])
+            if entry.status != 200 and not entry.is_aborted:
+                wait_s = max(_PAUSE_S, min(entry.retry_after_s or 0.0, 1.0))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), wait_s)
+
+    async def _ask(self, number: int, gateway: str, *, is_reference: bool = False) -> Entry:
+        entry = Entry(number, gateway, time.monotonic(), self._bodies[number].is_stream)
+        if not is_reference:
+            self.ledger.entries.append(entry)
+        await ask(self._bodies[number], self._system.port(gateway), self._key, entry, self._timeout_s)
+        entry.is_gateway_killed = gateway in self.killed_gateways
+        return entry
+
+    async def _measure_lag(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_LAG_TICK_S)
+            self.max_lag_s = max(self.max_lag_s, time.monotonic() - before - _LAG_TICK_S)

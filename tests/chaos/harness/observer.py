@@ -1,0 +1,71 @@
+"""An administrator's view of NATS during a scenario: who is alive, what is held, and what waits in the queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from shared.messages import Heartbeat
+from shared.nats_connection import connect
+from shared.streams import BATCH_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_streams
+from shared.subjects import ALL_WORKERS
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A worker's last heartbeat, and the monotonic time at which it came."""
+
+    heartbeat: Heartbeat
+    at: float
+
+
+class Observer:
+    """Owns one connection. Reconnects by itself, so that it can be asked again after any fault."""
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        """Prepare; `start` connects."""
+        self.workers: dict[str, Seen] = {}
+        self._access = (url, user, password)
+        self._decoder = msgspec.msgpack.Decoder(Heartbeat)
+        self._client: Client | None = None
+
+    async def start(self) -> None:
+        """Connect, make the streams, and listen to the workers."""
+        url, user, password = self._access
+        self._client = await connect(url, role="admin", name="chaos-observer", user=user, password=password)
+        await ensure_streams(self._client.jetstream(), StreamLimits())
+        await self._client.subscribe(ALL_WORKERS, cb=self._hear)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            try:
+                await self._client.close()
+            except NatsError:
+                return
+
+    def live_workers(self, silence_s: float) -> list[Heartbeat]:
+        """Return the last heartbeats of the workers that were heard in the last `silence_s` seconds."""
+        since = time.monotonic() - silence_s
+        return [seen.heartbeat for seen in self.workers.values() if seen.at > since]
+
+    async def num_queued(self) -> int:
+        """Return how many messages the interactive and the batch stream hold.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+        """
+        assert self._client is not None
+        js = self._client.jetstream()
+        infos = await asyncio.gather(*(js.stream_info(stream) for stream in (INTERACTIVE_STREAM, BATCH_STREAM)))
+        return sum(info.state.messages for info in infos)
+
+    async def _hear(self, message: Msg) -> None:
+        heartbeat = self._decoder.decode(message.data)
+        self.workers[heartbeat.worker] = Seen(heartbeat, time.monotonic())

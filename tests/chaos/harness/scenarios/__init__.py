@@ -1,0 +1,30 @@
+"""All scenarios by name."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from tests.chaos.harness.outcome import Outcome
+from tests.chaos.harness.scenarios import poison, server_faults, worker_deaths
+
+Scenario = Callable[[int | None], Awaitable[Outcome]]
+
+SCENARIOS: dict[str, Scenario] = {
+    "worker-sigkill": worker_deaths.sigkill,
+    "worker-sigstop": worker_deaths.sigstop,
+    "worker-sigterm": worker_deaths.sigterm,
+    "worker-oom": worker_deaths.out_of_memory,
+    "worker-sigkill-real": worker_deaths.sigkill_real,
+    "three-deaths": worker_deaths.three_deaths,
+    "nats-restart": server_faults.nats_restart,
+    "nats-freezes": server_faults.nats_freezes,
+    "nats-partition": server_faults.nats_partition,
+    "redis-faults": server_faults.redis_faults,
+    "worker-link-faults": server_faults.worker_link_faults,
+    "pause-of-everything": server_faults.pause_of_everything,
+    "pause-of-workers": server_faults.pause_of_workers,
+    "pause-of-gateways": server_faults.pause_of_gateways,
+    "poison": poison.poison,
+}
+
+QUICK = ("worker-sigkill",)

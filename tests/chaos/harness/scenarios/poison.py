@@ -1,0 +1,56 @@
+"""One request kills every worker that takes it: it alone may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.chaos.harness import aftermath
+from tests.chaos.harness.ledger import Entry, Verdict
+from tests.chaos.harness.load import Load
+from tests.chaos.harness.mix import Body, plain_bodies
+from tests.chaos.harness.outcome import Outcome
+from tests.chaos.harness.poisoned_worker import POISON_SEED
+from tests.chaos.harness.stream_client import ask
+from tests.chaos.harness.system import API_KEY, System, SystemOptions
+
+NUM_NEIGHBOURS = 40
+_RESTART_S = 0.3
+_OPTIONS = SystemOptions(num_workers=3, worker_module="tests.chaos.harness.poisoned_worker")
+
+
+async def poison(num_requests: int | None) -> Outcome:
+    """Forty long streams run on three workers when a poisonous request comes."""
+    outcome = Outcome("poison", "0 neighbours failed, poison 5xx with its id")
+    async with System(_OPTIONS) as system:
+        load = Load(system, plain_bodies(1000, NUM_NEIGHBOURS))
+        await load.learn_references()
+        loading = asyncio.create_task(load.run(NUM_NEIGHBOURS, NUM_NEIGHBOURS))
+        supervising = asyncio.create_task(system.supervise(_RESTART_S))
+        await asyncio.sleep(2.0)
+        began = time.monotonic()
+        entry = await _ask_poison(system)
+        outcome.figures["poison ended after s"] = round(time.monotonic() - began, 2)
+        await loading
+        outcome.count(load.ledger, [(began, time.monotonic())])
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+        _judge_poison(entry, outcome)
+        outcome.figures["worker deaths"] = sum(part.num_exits for part in system.workers)
+        await aftermath.check(system, load, outcome)
+    return outcome
+
+
+async def _ask_poison(system: System) -> Entry:
+    fields = plain_bodies(50, 1)[0].json | {"seed": POISON_SEED}
+    gateway = system.gateways[0].name
+    entry = Entry(0, gateway, time.monotonic())
+    await ask(Body("/v1/completions", fields), system.port(gateway), API_KEY, entry, 60.0)
+    return entry
+
+
+def _judge_poison(entry: Entry, outcome: Outcome) -> None:
+    verdict = entry.judge(None)
+    is_told = verdict is Verdict.FAILED and bool(entry.request_id) and (entry.status or 0) in (200, 500, 502)
+    outcome.expect(is_told, f"the poisonous request is {verdict.value}: status {entry.status}, {entry.error}")
+    outcome.figures["poison's error"] = entry.error

@@ -1,0 +1,163 @@
+"""NATS and Redis that die, freeze, or cannot be reached; and a pause of everything at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tests.chaos.harness import disturbance
+from tests.chaos.harness.disturbance import Disturbance
+from tests.chaos.harness.fault_proxy import LinkState
+from tests.chaos.harness.faults import Fault, Freeze, Kill, Sever
+from tests.chaos.harness.ledger import Entry
+from tests.chaos.harness.load import Load
+from tests.chaos.harness.mix import mixed_bodies, plain_bodies
+from tests.chaos.harness.outcome import Outcome, percentile
+from tests.chaos.harness.stream_client import ask
+from tests.chaos.harness.system import API_KEY, System, SystemOptions
+
+_OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
+_WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
+PARTITION_S = 10.0
+REFUSAL_S = 0.1
+
+
+async def nats_restart(num_requests: int | None) -> Outcome:
+    """NATS is killed and comes back half a second later without the interactive queue, which lives in memory."""
+    return await _disturbed(
+        "nats-restart", "0 failed, 1 s after it heals", lambda n: [Kill(3.0, 0.5, "nats")], 2.0, num_requests or 800
+    )
+
+
+async def nats_freezes(num_requests: int | None) -> Outcome:
+    """Three pauses of NATS of two seconds each, while nobody is dead, under long streams."""
+    schedule: Sequence[Fault] = [Freeze(at, 2.0, ("nats",)) for at in (1.0, 5.0, 9.0)]
+    return await _once("nats-freezes", "0 failed, pause + 1 s", schedule, 3.0)
+
+
+async def pause_of_everything(num_requests: int | None) -> Outcome:
+    """The host stands still for seven seconds: every process at once."""
+    parts = ("gateway-0", "gateway-1", "worker-0", "worker-1", "nats", "redis")
+    return await _once("pause-of-everything", "0 failed, pause + 1 s", [Freeze(1.0, 7.0, parts)], 8.0)
+
+
+async def pause_of_workers(num_requests: int | None) -> Outcome:
+    """All workers stand still for seven seconds; gateways and servers go on."""
+    return await _once("pause-of-workers", "0 failed", [Freeze(1.0, 7.0, ("worker-0", "worker-1"))], None)
+
+
+async def pause_of_gateways(num_requests: int | None) -> Outcome:
+    """All gateways stand still for seven seconds; workers and servers go on."""
+    return await _once("pause-of-gateways", "0 failed", [Freeze(1.0, 7.0, ("gateway-0", "gateway-1"))], 8.5)
+
+
+async def redis_faults(num_requests: int | None) -> Outcome:
+    """Redis is frozen, killed, slow and cut off in turn; nobody notices."""
+
+    def schedule(number: int) -> Sequence[Fault]:
+        kinds: list[Fault] = [
+            Freeze(0.2, 2.0, ("redis",)),
+            Kill(0.2, 1.0, "redis"),
+            Sever(0.2, 1.5, LinkState.SLOW, "redis"),
+            Sever(0.2, 1.5, LinkState.CUT, "redis"),
+        ]
+        return [kinds[number % len(kinds)]]
+
+    return await _disturbed(
+        "redis-faults", "0 failed, no silence", schedule, 0.5, num_requests or 800, options=_WITH_LINKS
+    )
+
+
+async def worker_link_faults(num_requests: int | None) -> Outcome:
+    """The link between one worker and NATS is partitioned, half-open, cut and slow in turn."""
+    states = (LinkState.PARTITIONED, LinkState.HALF_OPEN, LinkState.CUT, LinkState.SLOW)
+    return await _disturbed(
+        "worker-link-faults",
+        "0 failed, p99 <= 1.5 s",
+        lambda n: [Sever(0.5, 3.0, states[n % 4], "nats", f"worker-{n // 4 % 2}")],
+        1.5,
+        num_requests or 1200,
+        options=_WITH_LINKS,
+    )
+
+
+async def nats_partition(num_requests: int | None) -> Outcome:
+    """Nobody reaches NATS for ten seconds: what runs goes on afterwards, what is new is refused at once."""
+    outcome = Outcome("nats-partition", "healed + 1 s, refusals <= 100 ms")
+    async with System(_WITH_LINKS) as system:
+        load = Load(system, plain_bodies(600, 8))
+        partition = Sever(1.0, PARTITION_S, LinkState.PARTITIONED, "nats")
+        refusing = asyncio.create_task(_ask_during_partition(system, load))
+        outcome = await disturbance.run_on(
+            system,
+            Disturbance(
+                outcome.case,
+                outcome.promise,
+                _WITH_LINKS,
+                plain_bodies(600, 8),
+                lambda n: [partition],
+                concurrency=8,
+                max_silence_p99_s=PARTITION_S + 1.0,
+            ),
+        )
+        answers = await refusing
+    waits_s = [entry.ended_at - entry.sent_at for entry in answers if entry.ended_at is not None]
+    outcome.figures["refusal p50/max s"] = (percentile(waits_s, 0.5), percentile(waits_s, 1.0))
+    slow = [wait_s for wait_s in waits_s if wait_s > REFUSAL_S]
+    outcome.expect(not slow, f"{len(slow)} of {len(waits_s)} new requests waited longer than {REFUSAL_S:g} s")
+    statuses = {entry.status for entry in answers}
+    outcome.expect(statuses == {503}, f"new requests were answered {statuses}, not with a 503")
+    return outcome
+
+
+async def _ask_during_partition(system: System, load: Load) -> list[Entry]:
+    """Ask new requests late in the partition, when it must be known to everyone."""
+    while not any(link.state is LinkState.PARTITIONED for link in system.links.values()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(PARTITION_S / 2)
+    entries = []
+    body = plain_bodies(4, 1)[0]
+    for number in range(20):
+        gateway = system.gateways[number % len(system.gateways)].name
+        entry = Entry(0, gateway, time.monotonic())
+        await ask(body, system.port(gateway), API_KEY, entry, 2.0)
+        entries.append(entry)
+    return entries
+
+
+async def _once(case: str, promise: str, schedule: Sequence[Fault], max_silence_p99_s: float | None) -> Outcome:
+    """Long streams, and one round of a schedule."""
+    return await disturbance.run(
+        Disturbance(
+            case,
+            promise,
+            _OPTIONS,
+            [*plain_bodies(700, 6), *mixed_bodies(60, 8)],
+            lambda n: schedule,
+            concurrency=14,
+            max_silence_p99_s=max_silence_p99_s,
+        )
+    )
+
+
+async def _disturbed(
+    case: str,
+    promise: str,
+    schedule: Callable[[int], Sequence[Fault]],
+    max_silence_p99_s: float,
+    num_requests: int,
+    options: SystemOptions = _OPTIONS,
+) -> Outcome:
+    return await disturbance.run(
+        Disturbance(
+            case,
+            promise,
+            options,
+            mixed_bodies(50),
+            schedule,
+            num_requests=num_requests,
+            max_silence_p99_s=max_silence_p99_s,
+        )
+    )

@@ -1,0 +1,67 @@
+"""The judge of a scenario: each way in which an answer can be wrong is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.chaos.harness.ledger import Choice, Entry, Ledger, Reference, Verdict
+
+EXPECTED = Reference(("ab",), (("a", "b"),), ("length",), 2)
+
+
+def _entry(**changes: Any) -> Entry:
+    choice = Choice(["a", "b"], ["a", "b"], ["length"])
+    entry = Entry(0, "gateway-0", 1.0, status=200, choices={0: choice}, completion_tokens=2, num_done=1, ended_at=2.0)
+    return dataclasses.replace(entry, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, Verdict.OK),
+        ({"is_aborted": True, "ended_at": None}, Verdict.ABORTED),
+        ({"status": 503, "retry_after_s": 1.0}, Verdict.REFUSED),
+        ({"status": 503}, Verdict.REFUSED_BADLY),
+        ({"ended_at": None}, Verdict.UNFINISHED),
+        ({"is_cut": True}, Verdict.BROKEN_OFF),
+        ({"is_cut": True, "status": None}, Verdict.UNREACHABLE),
+        ({"is_cut": True, "is_gateway_killed": True}, Verdict.LOST_WITH_GATEWAY),
+        ({"error": "lost"}, Verdict.FAILED),
+        ({"status": 500}, Verdict.FAILED),
+        ({"num_done": 2}, Verdict.WRONG_ENDS),
+        ({"num_done": 0}, Verdict.WRONG_ENDS),
+        ({"choices": {0: Choice(["ab"], ["a", "b"], ["length", "length"])}}, Verdict.WRONG_ENDS),
+        ({"choices": {0: Choice(["ab"], ["a", "b"], [])}}, Verdict.WRONG_ENDS),
+        ({"choices": {0: Choice(["abb"], ["a", "b"], ["length"])}}, Verdict.WRONG_TEXT),
+        ({"choices": {0: Choice(["ab"], ["ab"], ["length"])}}, Verdict.WRONG_TEXT),
+        ({"choices": {0: Choice(["ab"], ["a", "b"], ["stop"])}}, Verdict.WRONG_TEXT),
+        ({"completion_tokens": 3}, Verdict.WRONG_TEXT),
+        ({"choices": {}}, Verdict.WRONG_TEXT),
+    ],
+)
+def test_each_outcome_of_a_request_has_its_verdict(changes: dict[str, Any], verdict: Verdict) -> None:
+    assert _entry(**changes).judge(EXPECTED) is verdict
+
+
+def test_silence_counts_the_wait_for_the_first_output_and_for_the_end() -> None:
+    entry = Entry(0, "gateway-0", 1.0)
+    entry.note_output(3.0)
+    entry.note_output(3.5)
+    assert entry.longest_silence == 2.0
+    entry.end(7.5)
+    assert entry.longest_silence == 4.0
+
+
+def test_only_streams_open_during_a_fault_count_for_its_silences() -> None:
+    ledger = Ledger()
+    ledger.entries = [
+        _entry(sent_at=1.0, ended_at=9.0),
+        _entry(sent_at=1.0, ended_at=1.5),
+        _entry(sent_at=8.5, ended_at=9.0),
+        _entry(sent_at=5.5, ended_at=9.0, is_stream=False),
+        _entry(sent_at=5.5, ended_at=9.0, status=503),
+    ]
+    assert ledger.during([(5.0, 6.0)]) == [ledger.entries[0]]
