@@ -74,7 +74,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         tenant: Owner; salts the prefix cache and names the batch result subject.
         priority: Larger runs earlier within a lane.
         deadline: Unix seconds after which nobody waits for the answer any more.
-        reply: Subject for frames (`hr.tok.<gateway>`). A batch request may name a subject that gets its result too.
+        reply: Subject for frames (`hr.tok.<gateway>`). A batch request may name a subject of its tenant,
+            `hr.reply.<tenant>.<...>`, that gets its result too.
         emitted: Tokens that an earlier attempt has already delivered; generation continues after them.
         echo: Send the prompt's text before the first generated token.
         created: Unix seconds at the sender, for queue-time metrics.

@@ -16,6 +16,7 @@ from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
     DiscardPolicy,
+    RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -97,6 +98,9 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.results_max_bytes,
             max_age=limits.results_max_age_s,
             max_msgs_per_subject=1,
+            # A batch publisher may ask for the result of one subject, and hears of each result once, when it is stored.
+            allow_direct=True,
+            republish=RePublish(src="hr.result.*.*", dest="hr.stored.{{wildcard(1)}}.{{wildcard(2)}}"),
         ),
         StreamConfig(
             name=DEAD_STREAM,
@@ -139,6 +143,28 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits) -> None:
             await _make_stream(js, config)
         except NatsTimeoutError as error:
             raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+
+
+async def reshape_streams(js: JetStreamContext, limits: StreamLimits) -> None:
+    """Bring existing streams to this version's subjects and features; their limits stay as their operator set them.
+
+    Raises:
+        DependencyError: We may not.
+    """
+    for config in stream_configs(limits):
+        assert config.name is not None
+        try:
+            found = (await js.stream_info(config.name)).config
+            wanted = found.evolve(
+                subjects=config.subjects,
+                allow_direct=config.allow_direct or found.allow_direct,
+                republish=config.republish,
+                duplicate_window=config.duplicate_window,
+            )
+            if wanted != found:
+                await js.update_stream(wanted)
+        except (APIError, NatsTimeoutError) as error:
+            raise DependencyError(f"NATS stream {config.name} could not be brought up to date: {error!r}") from error
 
 
 async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:

@@ -4,6 +4,8 @@ hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERAC
 hr.req.<model>.interactive.<worker> a worker's own interactive queue (same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
+hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
+hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
@@ -22,6 +24,8 @@ from shared.messages import Lane
 
 MAX_NAME_BYTES = 128
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
+# Up to sixteen tokens of ordinary characters.
+_REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}")
 
 ALL_WORKERS = "hr.worker.*.*"
 ALL_GATEWAYS = "hr.gateway.*"
@@ -45,9 +49,20 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(token: str) -> str:
-    """Return the name that `encode_name` turned into this token."""
-    raw = re.sub(r"_([0-9a-f]{2})", lambda m: chr(int(m[1], 16)), token)
-    return raw.encode("latin-1").decode("utf-8")
+    """Return the name that `encode_name` turned into this token.
+
+    Raises:
+        InvalidNameError: `encode_name` makes no such token. A name has one encoding, or its owner would have several
+            queues and limits.
+    """
+    try:
+        raw = re.sub(r"_([0-9a-f]{2})", lambda m: chr(int(m[1], 16)), token)
+        name = raw.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        raise InvalidNameError(token, "is not the encoding of a name") from None
+    if encode_name(name) != token:
+        raise InvalidNameError(token, f"is not the encoding of {name[:40]!r}")
+    return name
 
 
 def request_subject(model: str, lane: Lane, tenant: str) -> str:
@@ -96,6 +111,17 @@ def tokenizer_subject(model: str) -> str:
 def result_subject(tenant: str, request_id: str) -> str:
     """Subject under which a batch result is stored."""
     return f"hr.result.{encode_name(tenant)}.{encode_name(request_id)}"
+
+
+def reply_prefix(tenant: str) -> str:
+    """Beginning of the subjects that a tenant's batch jobs may name as `reply`."""
+    return f"hr.reply.{encode_name(tenant)}."
+
+
+def is_batch_reply(subject: str, tenant: str) -> bool:
+    """Say whether a batch job of this tenant may have its result sent to this subject."""
+    prefix = reply_prefix(tenant)
+    return subject.startswith(prefix) and _REPLY_SUFFIX.fullmatch(subject, len(prefix)) is not None
 
 
 def dead_letter_subject(model: str, lane: Lane, tenant: str) -> str:

@@ -2,7 +2,7 @@
 
 The result is written only if there is none yet, then the message is acknowledged. So a request that two workers have
 computed, because one was believed dead, still has one result. The tenant is the one in the subject, which permissions
-protect, whatever the request says.
+protect: a job that names another tenant, or another tenant's subject for its reply, fails.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMe
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, InvalidNameError
 from shared.messages import BatchResult, Delta, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
-from shared.subjects import decode_name, result_subject
+from shared.subjects import decode_name, is_batch_reply, reply_prefix, result_subject
 
 _WRONG_LAST_SEQUENCE = 10071
 _REDELIVERY_DELAY = b'-NAK {"delay": 2000000000}'
@@ -63,16 +63,21 @@ class BatchLane:
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
         try:
-            tenant = decode_name(message.subject.rsplit(".", 1)[1])
+            model, tenant = _names(message.subject)
             request = read_request(message.data)
-        except UnreadableRequestError as error:
-            self._refuse_unreadable(message, error)
-            return
-        except ValueError:
-            _log.warning("batch subject names no tenant", extra={"subject": message.subject})
+        except InvalidNameError as error:
+            # Never stored by whoever may publish under canonical names only, so nobody waits for a result.
+            _log.warning("batch subject is malformed", extra={"subject": message.subject, "error": str(error)})
             self._spawn(tell(self._nats, message, DISCARD))
             return
-        request = msgspec.structs.replace(request, lane="batch", tenant=tenant)
+        except UnreadableRequestError as error:
+            self._refuse_unreadable(message, error, model, tenant)
+            return
+        problem = _mismatch(request, model, tenant)
+        request = msgspec.structs.replace(request, lane="batch", model=model, tenant=tenant)
+        if problem is not None:
+            self._refuse_unheld(message, request, problem)
+            return
         key = f"{tenant}/{request.id}"
         current = self._held.get(key)
         if current is not None and current.message.stream_seq == message.stream_seq:
@@ -163,7 +168,7 @@ class BatchLane:
         try:
             subject = result_subject(request.tenant, request.id)
             await self._js.publish(subject, payload, headers=headers)
-            if request.reply is not None and _is_reply_allowed(request.reply):
+            if request.reply is not None and is_batch_reply(request.reply, request.tenant):
                 await self._nats.publish(request.reply, payload)
             await tell(self._nats, message, ACK)
         except APIError as error:
@@ -177,15 +182,20 @@ class BatchLane:
             # Not acknowledged, so the queue delivers it again.
             _log.warning("batch result not stored", extra={"id": request.id, "error": repr(error)})
 
-    def _refuse_unreadable(self, message: QueuedMessage, error: UnreadableRequestError) -> None:
+    def _refuse_unreadable(
+        self, message: QueuedMessage, error: UnreadableRequestError, model: str, tenant: str
+    ) -> None:
         if error.envelope is None:
             _log.warning("message is not a batch request", extra={"error": str(error)})
             self._spawn(tell(self._nats, message, DISCARD))
             return
-        _, _, model, _, tenant = map(decode_name, message.subject.split("."))
         request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)
-        held = HeldRequest(f"{tenant}/{request.id}", request, message)
-        self._spawn(self._store(request, message, self._result(held, "failed", 0, str(error))))
+        self._refuse_unheld(message, request, str(error))
+
+    def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:
+        """Store that a job failed before anything was done about it."""
+        held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
+        self._spawn(self._store(request, message, self._result(held, "failed", 0, error)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -193,6 +203,22 @@ class BatchLane:
         task.add_done_callback(self._tasks.discard)
 
 
-def _is_reply_allowed(reply: str) -> bool:
-    """Refuse subjects with a meaning of their own: a publisher must not speak through us with our permissions."""
-    return not reply.startswith(("hr.", "$")) and reply.isprintable() and " " not in reply and len(reply) <= 512
+def _names(subject: str) -> tuple[str, str]:
+    """Return the model and the tenant of a queue's subject, `hr.req.<model>.batch.<tenant>`.
+
+    Raises:
+        InvalidNameError: One of them is not the encoding of a name.
+    """
+    _, _, model, _, tenant = subject.split(".")
+    return decode_name(model), decode_name(tenant)
+
+
+def _mismatch(request: Request, model: str, tenant: str) -> str | None:
+    """Return what a job claims that its subject does not allow, or None."""
+    if request.tenant != tenant:
+        return f"the job says tenant {request.tenant[:64]!r}, but was published for tenant {tenant[:64]!r}"
+    if request.model != model:
+        return f"the job says model {request.model[:64]!r}, but was published for model {model[:64]!r}"
+    if request.reply is not None and not is_batch_reply(request.reply, tenant):
+        return f"reply must be a subject that begins with {reply_prefix(tenant)!r}"
+    return None

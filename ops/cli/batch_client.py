@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +32,7 @@ class BatchClient:
         """Prepare; the connection is made on entering."""
         self._access = (url, user, password)
         self._client: Client | None = None
+        self._refusals: asyncio.Queue[str] = asyncio.Queue()
 
     async def __aenter__(self) -> BatchClient:
         """Connect.
@@ -40,7 +41,9 @@ class BatchClient:
             DependencyError: NATS does not answer, refuses us, or is too old.
         """
         url, user, password = self._access
-        self._client = await connect(url, role="batch", name="headrace-publish", user=user, password=password)
+        self._client = await connect(
+            url, role="batch", name="headrace-publish", user=user, password=password, on_error=self._take_note
+        )
         return self
 
     async def __aexit__(
@@ -51,17 +54,20 @@ class BatchClient:
         await self._client.close()
 
     async def publish(self, request: Request) -> str:
-        """Put a request onto the queue, once however often it is called, and return the subject of its result.
+        """Put a request onto the queue and return the subject of its result.
+
+        A request that is published again is answered by the result it has.
 
         Raises:
-            DependencyError: The queue does not exist, is full or does not answer.
+            DependencyError: The queue does not exist, is full or does not answer, or NATS does not let us publish for
+                this tenant.
         """
         assert self._client is not None
         subject = request_subject(request.model, "batch", request.tenant)
         result = result_subject(request.tenant, request.id)
         payload = msgspec.msgpack.encode(request)
         try:
-            await self._client.jetstream().publish(subject, payload, headers={"Nats-Msg-Id": result})
+            await self._unless_refused(self._client.jetstream().publish(subject, payload))
         except NoStreamResponseError as error:
             raise DependencyError("the batch stream does not exist; run `headrace setup`") from error
         except APIError as error:
@@ -95,12 +101,28 @@ class BatchClient:
                 missing.discard(subject)
                 yield json.loads(data)
 
+    async def _unless_refused(self, publication: Awaitable[Any]) -> None:
+        """Wait for a publication's acknowledgement; NATS sends none for what a user may not publish, but an error."""
+        published = asyncio.ensure_future(publication)
+        refused = asyncio.ensure_future(self._refusals.get())
+        await asyncio.wait({published, refused}, return_when=asyncio.FIRST_COMPLETED)
+        if published.done():
+            refused.cancel()
+            await published
+        else:
+            published.cancel()
+            raise DependencyError(f"NATS does not let this user publish these jobs: {await refused}")
+
+    async def _take_note(self, error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            self._refusals.put_nowait(str(error))
+
     async def _stored(self, subjects: set[str]) -> dict[str, bytes]:
         assert self._client is not None
         found = {}
         for subject in subjects:
             try:
-                message = await self._client.jetstream().get_last_msg(RESULTS_STREAM, subject)
+                message = await self._client.jetstream().get_last_msg(RESULTS_STREAM, subject, direct=True)
             except (NotFoundError, NatsTimeoutError):
                 continue
             found[subject] = message.data or b""

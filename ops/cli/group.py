@@ -16,6 +16,7 @@ _COMMANDS = (
     "publish",
     "dead",
     "keys",
+    "tenant",
     "quantize",
     "perplexity",
     "train-draft",

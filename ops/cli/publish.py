@@ -92,7 +92,23 @@ def _request(config: PublishConfig, model: str | None, fields: dict[str, Any]) -
         raise ConfigError("HEADRACE_FILE", f"request {fields.get('id', defaults['id'])!r}: {error}") from error
     if [request.text, request.messages, request.token_ids].count(None) != 2:
         raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: give one of text, messages and token_ids")
+    _check_names(request)
     return request
+
+
+def _check_names(request: Request) -> None:
+    """Refuse names and reply subjects that the worker would refuse, before anything is published."""
+    from shared.errors import InvalidNameError
+    from shared.subjects import encode_name, is_batch_reply, reply_prefix
+
+    for field, name in (("model", request.model), ("tenant", request.tenant)):
+        try:
+            encode_name(name)
+        except InvalidNameError as error:
+            raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: {field}: {error}") from error
+    if request.reply is not None and not is_batch_reply(request.reply, request.tenant):
+        prefix = reply_prefix(request.tenant)
+        raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: reply must begin with {prefix!r}")
 
 
 async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:

@@ -22,15 +22,15 @@ class SetupConfig:
 def run(config: SetupConfig) -> int:
     """Create the streams of the queue.
 
-    Needs an administrator's credentials. Streams that exist are left as they are. Run it once before the first gateway;
-    `headrace up` does it by itself.
+    Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
+    subjects. Run it before the first gateway, and after each update; `headrace up` does it by itself.
     """
     return asyncio.run(_set_up(config))
 
 
 async def _set_up(config: SetupConfig) -> int:
     from shared.nats_connection import connect
-    from shared.streams import StreamLimits, ensure_streams, stream_configs
+    from shared.streams import StreamLimits, ensure_streams, reshape_streams, stream_configs
 
     client = await connect(
         config.nats_url,
@@ -42,6 +42,7 @@ async def _set_up(config: SetupConfig) -> int:
     )
     try:
         await ensure_streams(client.jetstream(), StreamLimits())
+        await reshape_streams(client.jetstream(), StreamLimits())
     finally:
         await client.close()
     print("streams ready:", ", ".join(str(stream.name) for stream in stream_configs(StreamLimits())))

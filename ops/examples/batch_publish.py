@@ -1,13 +1,15 @@
 """Run one batch request through the queue with nothing but nats-py: `python batch_publish.py NATS_URL MODEL PROMPT`.
 
-NATS_URL carries the credentials of the batch role, `nats://batch:PASSWORD@HOST:PORT`; `headrace up` writes it into its
+NATS_URL carries the credentials of a tenant's user, `nats://batch:PASSWORD@HOST:PORT`; `headrace up` writes it into its
 ready file. The request is JSON with the fields of `shared.messages.Request`: `id`, unique within the tenant; `model`;
-`tenant`; one of `text`, `messages` and `token_ids`; and optionally `sampling`, `priority`, `deadline` (Unix seconds)
-and `reply` (a subject that gets the result too).
+`tenant`, the same as in the subject, `default` when left out; one of `text`, `messages` and `token_ids`; and optionally
+`sampling`, `priority`, `deadline` (Unix seconds) and `reply` (a subject `hr.reply.<tenant>.<...>` that gets the result
+too).
 
 Once the publish is acknowledged the request is on disk and will be answered once, even if this program ends: the result
-passes by on `hr.result.<tenant>.<id>` when it is written, and stays under that subject in the stream HR_RESULTS for a
-week.
+passes by on `hr.result.<tenant>.<id>` when it is stored. For a week it answers a request, with an empty body, to
+`$JS.API.DIRECT.GET.HR_RESULTS.hr.result.<tenant>.<id>`; until then that answer has the header `Status: 404`. A request
+published again under its id is answered by the result it has, so publish again whenever in doubt.
 In subjects, every byte of a name other than a letter, a digit or `-` is written as `_` and two hex digits.
 """
 

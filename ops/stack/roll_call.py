@@ -12,7 +12,7 @@ from ops.stack.plan import NatsAccess
 from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
-from shared.streams import StreamLimits, ensure_streams
+from shared.streams import StreamLimits, ensure_streams, reshape_streams
 from shared.subjects import ALL_WORKERS
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class RollCall:
     async def _set_up(self) -> None:
         assert self._client is not None
         await ensure_streams(self._client.jetstream(), StreamLimits())
+        await reshape_streams(self._client.jetstream(), StreamLimits())
 
     async def _on_reconnect(self) -> None:
         # The interactive stream lives in memory: a restarted server has forgotten it.

@@ -11,6 +11,7 @@ from shared.subjects import (
     decode_name,
     encode_name,
     frame_subject,
+    is_batch_reply,
     lane_filter,
     request_subject,
     result_subject,
@@ -38,6 +39,40 @@ def test_different_names_have_different_tokens(first: str, second: str) -> None:
 def test_unusable_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidNameError):
         encode_name(name)
+
+
+@pytest.mark.parametrize(
+    "token", ["_74_31", "t_31", "_5F", "a.b", "_ff", "_c3", "_00", "", "a b", "_2d", "x" * 129, "é"]
+)
+def test_token_that_is_no_name_s_encoding_is_refused(token: str) -> None:
+    with pytest.raises(InvalidNameError):
+        decode_name(token)
+
+
+@given(st.text(alphabet="_0123456789abcdefABCDEFtxyz-.", max_size=12))
+def test_a_name_has_one_encoding(token: str) -> None:
+    try:
+        name = decode_name(token)
+    except InvalidNameError:
+        return
+    assert encode_name(name) == token
+
+
+@pytest.mark.parametrize("subject", ["hr.reply.a_20b.x", "hr.reply.a_20b.x.y-1._z"])
+def test_batch_job_may_name_a_reply_of_its_tenant(subject: str) -> None:
+    assert is_batch_reply(subject, "a b")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "", "hr.reply.a_20b", "hr.reply.a_20b.", "hr.reply.other.x", "hr.reply.a_20b.*", "hr.reply.a_20b.>",
+        "hr.reply.a_20b.x..y", "hr.reply.a_20b.x y", "hr.reply.a_20b.x\r\nPUB hr.cancel.m 0", "hr.reply.a_20b.x\n",
+        "$JS.ACK.x", "_INBOX.x", "_INBOX_worker.x", "hr.cancel.m", "hr.reply.a_20b." + ".".join("x" * 17),
+    ],
+)  # fmt: skip
+def test_batch_job_may_name_no_other_reply(subject: str) -> None:
+    assert not is_batch_reply(subject, "a b")
 
 
 def test_metacharacters_in_names_do_not_reach_other_subjects() -> None:

@@ -22,6 +22,7 @@ MakeWorker = Callable[..., Awaitable[RunningWorker]]
 
 def _request(gateway: TestGateway, text: str | None = "x = ", **fields: Any) -> Request:
     fields.setdefault("sampling", Sampling(max_tokens=12, ignore_eos=True, seed=1))
+    fields.setdefault("tenant", "acme")
     return gateway.request(text, lane="batch", reply=fields.pop("reply", None), **fields)
 
 
@@ -65,30 +66,49 @@ async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: Runni
 async def test_json_request_is_accepted_and_its_reply_subject_gets_the_result(
     worker: RunningWorker, gateway: TestGateway
 ) -> None:
-    inbox = gateway.nats.new_inbox()
-    replies = await gateway.nats.subscribe(inbox)
-    request = _request(gateway, reply=inbox)
+    subject = f"hr.reply.acme.{fresh_name('reply')}"
+    replies = await gateway.nats.subscribe(subject)
+    request = _request(gateway, reply=subject)
     await _publish(gateway, msgspec.json.encode(request))
     reply = await replies.next_msg(timeout=5)
     assert msgspec.json.decode(reply.data, type=BatchResult) == await _result(gateway, request.id)
 
 
-async def test_reply_subject_with_a_meaning_of_its_own_gets_nothing(
-    worker: RunningWorker, gateway: TestGateway
+@pytest.mark.parametrize(
+    "subject", ["hr.cancel.other", "$JS.ACK.HR_INTERACTIVE.c.1.1.1.1.0", "_INBOX.other", "hr.reply.other.x"]
+)
+async def test_job_with_a_reply_subject_that_is_not_its_tenant_s_fails_and_nothing_is_sent(
+    worker: RunningWorker, gateway: TestGateway, subject: str
 ) -> None:
-    forged = await gateway.nats.subscribe("hr.cancel.other")
-    request = _request(gateway, reply="hr.cancel.other")
+    forged = await gateway.nats.subscribe(subject)
+    request = _request(gateway, reply=subject)
     await _publish(gateway, encode(request))
-    await _result(gateway, request.id)
+    result = await _result(gateway, request.id)
+    assert (result.finish, result.error) == ("failed", "reply must be a subject that begins with 'hr.reply.acme.'")
     await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.nats.flush()
     assert forged.pending_msgs == 0
 
 
-async def test_tenant_is_that_of_the_subject(worker: RunningWorker, gateway: TestGateway) -> None:
+async def test_job_that_claims_another_tenant_fails_for_the_tenant_of_its_subject(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
     request = _request(gateway, tenant="victim")
     await _publish(gateway, encode(request), tenant="mallory")
-    assert (await _result(gateway, request.id, "mallory")).tenant == "mallory"
+    result = await _result(gateway, request.id, "mallory")
+    assert (result.tenant, result.finish) == ("mallory", "failed")
+    assert "the job says tenant 'victim'" in (result.error or "")
     assert await _results(gateway, request.id, "victim") == []
+
+
+@pytest.mark.parametrize("token", ["_61cme", "_ff", "_00", "x" * 200])
+async def test_job_under_a_malformed_tenant_is_discarded_without_a_result(
+    worker: RunningWorker, gateway: TestGateway, token: str
+) -> None:
+    request = _request(gateway)
+    await gateway.js.publish(f"hr.req.{gateway.model}.batch.{token}", encode(request))
+    await gateway.wait_until_acknowledged("HR_BATCH")
+    assert await _results(gateway, request.id) == []
 
 
 async def test_first_result_stays(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -102,17 +122,35 @@ async def test_first_result_stays(worker: RunningWorker, gateway: TestGateway) -
 
 @pytest.mark.parametrize(
     ("change", "problem"),
-    [({"sampling": {"temperature": 99}}, "temperature"), ({"text": None}, "exactly one"), ({"model": "x"}, "serves")],
+    [
+        ({"sampling": {"temperature": 99}}, "temperature"),
+        ({"text": None}, "exactly one"),
+        ({"model": "x"}, "says model"),
+    ],
 )
 async def test_request_that_can_never_run_has_a_failed_result(
     worker: RunningWorker, gateway: TestGateway, change: dict[str, Any], problem: str
 ) -> None:
     request_id = fresh_name("r")
-    fields = {"type": "request", "id": request_id, "model": gateway.model, "text": "x"} | change
+    fields = {"type": "request", "id": request_id, "model": gateway.model, "tenant": "acme", "text": "x"} | change
     await _publish(gateway, msgspec.json.encode({key: value for key, value in fields.items() if value is not None}))
     result = await _result(gateway, request_id)
     assert result.finish == "failed"
     assert problem in (result.error or "")
+    await gateway.wait_until_acknowledged("HR_BATCH")
+
+
+async def test_more_bad_messages_than_a_consumer_may_hold_do_not_block_the_lane(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    subjects = [f"hr.req.{gateway.model}.batch.{token}" for token in ("_00", "_74_31", "x" * 200)]
+    job = encode(_request(gateway))
+    for index in range(10_050):
+        await gateway.nats.publish(subjects[index % len(subjects)], job)
+    request = _request(gateway)
+    await _publish(gateway, encode(request))
+    await make_worker()
+    assert (await _result(gateway, request.id, timeout_s=20)).finish == "length"
     await gateway.wait_until_acknowledged("HR_BATCH")
 
 

@@ -23,7 +23,7 @@ def test_prompt_is_published_and_its_result_awaited(state_dir: Path) -> None:
 def test_file_of_requests_gives_a_result_each(state_dir: Path, tmp_path: Path) -> None:
     requests = [
         {"id": "one", "text": "a", "sampling": {"max_tokens": 2}},
-        {"id": "two", "messages": [{"role": "user", "content": "b"}], "tenant": "acme corp."},
+        {"id": "two", "messages": [{"role": "user", "content": "b"}], "tenant": "default"},
         {"id": "three", "token_ids": [1, 2, 3]},
     ]
     file = tmp_path / "requests.jsonl"
@@ -33,7 +33,6 @@ def test_file_of_requests_gives_a_result_each(state_dir: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     results = {result["id"]: result for result in _results(done.stdout)}
     assert {key: result["completion_tokens"] for key, result in results.items()} == {"one": 2, "two": 3, "three": 3}
-    assert results["two"]["tenant"] == "acme corp."
 
 
 def test_same_request_published_again_is_answered_from_its_stored_result(state_dir: Path) -> None:
@@ -45,9 +44,17 @@ def test_same_request_published_again_is_answered_from_its_stored_result(state_d
 
 
 def test_without_wait_the_subject_of_the_result_is_told(state_dir: Path) -> None:
-    done = headrace("publish", "x", "--tenant", "acme", "--state-dir", str(state_dir))
+    done = headrace("publish", "x", "--state-dir", str(state_dir))
     (told,) = _results(done.stdout)
-    assert told["result"] == f"hr.result.acme.{told['id']}"
+    assert told["result"] == f"hr.result.default.{told['id']}"
+
+
+def test_jobs_of_a_tenant_that_is_not_the_user_s_are_refused_in_one_line(state_dir: Path) -> None:
+    for options in ([], ["--wait"]):
+        done = headrace("publish", "x", "--tenant", "acme", "--state-dir", str(state_dir), *options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "NATS does not let this user publish" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
 
 
 def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> None:
@@ -56,6 +63,9 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         ('{"text": "a", "token_ids": [1]}', "give one of text, messages and token_ids"),
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 is not a JSON object"),
+        ('{"text": "a", "tenant": "a\\u0000b"}', "tenant: name"),
+        (json.dumps({"text": "a", "model": "é" * 65}), "model: name"),
+        ('{"text": "a", "reply": "$JS.ACK.x"}', "reply must begin with 'hr.reply.default.'"),
     ]:
         done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=line)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -1,0 +1,68 @@
+"""A NATS server with the shipped configuration and a second tenant, and clients that record what it refuses them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from ops.cli.tenant import account_block
+from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
+from tests.servers import NatsServer
+
+# Passwords by user: the roles' own tenant is `default`, that of the other user `acme corp.`.
+OTHER_TENANT = "acme corp."
+OTHER_TOKEN = "acme_20corp_2e"
+PASSWORDS = {role: f"password{role}" for role in NATS_ROLES} | {f"batch-{OTHER_TOKEN}": "passwordacme"}
+
+
+class Connection:
+    """A client that records what the server refuses."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self.refusals: list[str] = []
+
+    async def on_error(self, error: Exception) -> None:
+        self.refusals.append(str(error).lower())
+
+    async def is_refused(self) -> bool:
+        """Whether the server has refused anything since the last time this was asked."""
+        await self.client.flush()
+        await asyncio.sleep(0.02)
+        refused = [text for text in self.refusals if "permissions violation" in text]
+        self.refusals.clear()
+        return bool(refused)
+
+    async def can_publish(self, subject: str) -> bool:
+        await self.client.publish(subject, b"x")
+        return not await self.is_refused()
+
+    async def can_subscribe(self, subject: str) -> bool:
+        subscription = await self.client.subscribe(subject)
+        refused = await self.is_refused()
+        if not refused:
+            await subscription.unsubscribe()
+        return not refused
+
+
+@contextmanager
+def secured_server(directory: Path) -> Iterator[NatsServer]:
+    """Run nats-server with the shipped configuration and one tenant more."""
+    configuration = directory / "configuration"
+    shutil.copytree(NATS_CONFIG.parent, configuration, ignore=shutil.ignore_patterns("__pycache__"))
+    with (configuration / "tenants.conf").open("a") as file:
+        user = f"batch-{OTHER_TOKEN}"
+        file.write(account_block(OTHER_TENANT, f'user: "{user}", password: "{PASSWORDS[user]}"'))
+    server = NatsServer(directory / "server", ("-c", str(configuration / NATS_CONFIG.name)))
+    with pytest.MonkeyPatch.context() as patch:
+        for role in NATS_ROLES:
+            patch.setenv(nats_password_variable(role), PASSWORDS[role])
+        server.start()
+    yield server
+    server.kill()
