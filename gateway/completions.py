@@ -141,7 +141,7 @@ class Completions:
         finally:
             self._forget(answer)
             answer.close()
-            await lease.release(tokens_used)
+            lease.release(tokens_used)
 
     async def _read(self, scope: Scope, receive: Receive, exchange: Exchange) -> bytes:
         config = self._config

@@ -14,9 +14,6 @@ from typing import Literal
 WINDOW_S = 60.0
 BATCH_S = 1.0
 
-# When a running request ends is unknown, so a client that has too many is told to look again soon.
-CONCURRENCY_RETRY_S = 1.0
-
 LimitName = Literal["requests", "tokens", "concurrency"]
 
 
@@ -46,7 +43,8 @@ class Verdict:
 
     Attributes:
         exceeded: The limit in the way, or None when admitted.
-        retry_after_s: When the same request would be admitted, if nothing else comes in between.
+        retry_after_s: When the same request would be admitted, if nothing else comes in between; 0 for `concurrency`,
+            which the window knows nothing about.
         requests, tokens: Admitted in the current window, this request included if it was.
         reset_s: Until the window is empty again.
     """
@@ -72,7 +70,7 @@ class KeyUsage:
 
     def admit(self, now: float, limits: Limits, tokens: int, sequences: int) -> tuple[Verdict, Batch | None]:
         """Check a request against the limits and, if it fits, count it; returns the batch it went into."""
-        self._forget_before(now - WINDOW_S)
+        self.forget_before(now - WINDOW_S)
         exceeded, retry_after_s = self._exceeded(now, limits, tokens, sequences)
         batch = None if exceeded else self.record(now, tokens, sequences)
         reset_s = self.batches[-1].last + WINDOW_S - now if self.batches else 0.0
@@ -80,7 +78,7 @@ class KeyUsage:
 
     def record(self, now: float, tokens: int, sequences: int) -> Batch:
         """Count a request that has been admitted, and return the batch it went into."""
-        self._forget_before(now - WINDOW_S)
+        self.forget_before(now - WINDOW_S)
         if not self.batches or now - self.batches[-1].first >= BATCH_S:
             self.batches.append(Batch(now, now))
         batch = self.batches[-1]
@@ -97,7 +95,8 @@ class KeyUsage:
         if batch.is_in_window:
             self.tokens += tokens
 
-    def _forget_before(self, time: float) -> None:
+    def forget_before(self, time: float) -> None:
+        """Drop the batches whose last admission was before `time`."""
         while self.batches and self.batches[0].last <= time:
             batch = self.batches.popleft()
             batch.is_in_window = False
@@ -115,7 +114,7 @@ class KeyUsage:
             wait_s, name = max(waits)
             return name, wait_s
         if limits.concurrency is not None and self.running + sequences > limits.concurrency:
-            return "concurrency", CONCURRENCY_RETRY_S
+            return "concurrency", 0.0
         return None, 0.0
 
     def _wait(self, now: float, requests: int, tokens: int) -> float:

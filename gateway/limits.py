@@ -3,25 +3,32 @@
 Redis decides for all gateways together, in one atomic round trip. Each gateway also keeps its own account of what it
 has admitted, which decides while Redis is away: N gateways may then admit N times a limit, but none starts afresh.
 Tokens are reserved by estimate at admission and corrected when the request ends. Unlimited keys touch nothing.
+
+A gateway states in Redis how many sequences of a key it runs, whenever that changes and once in `RENEW_S`. What Redis
+does not confirm is stated again. A statement expires, so that the sequences of a dead gateway stop counting.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.auth import Principal
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.limit_scripts import ADMIT, RELEASE, RENEW
-from gateway.limit_window import BATCH_S, WINDOW_S, Batch, KeyUsage, LimitName, Limits, Verdict
+from gateway.limit_account import KeyAccount
+from gateway.limit_store import LimitStore
+from gateway.limit_window import WINDOW_S, Batch, LimitName, Limits, Verdict
 from gateway.metrics import GatewayMetrics
-from gateway.redis_client import Argument, RedisCache
+from gateway.redis_client import RedisCache
 
-LEASE_TTL_S = 60.0
+RENEW_S = 1.0
+# Pause after a statement that Redis did not confirm.
+RETRY_S = 0.25
 
 # Reserved for an answer whose length the request does not bound.
 UNBOUNDED_OUTPUT_TOKENS = 256
@@ -38,31 +45,24 @@ class Lease:
     """An admitted request's share of its key's limits, until it is released.
 
     Attributes:
+        batch: Where this gateway counts its tokens.
+        first_ms: Names the batch in which Redis counts them, if Redis admitted it.
         headers: `x-ratelimit-*` for the answer.
     """
 
-    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "limits", "members", "tokens")
+    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "num_sequences", "tokens")
 
-    def __init__(
-        self,
-        limiter: RateLimiter,
-        key_id: str,
-        limits: Limits,
-        tokens: int,
-        num_sequences: int,
-    ) -> None:
+    def __init__(self, limiter: RateLimiter, key_id: str, tokens: int, num_sequences: int) -> None:
         """Made by the rate limiter."""
-        lease_id = secrets.token_hex(8)
         self._limiter: RateLimiter | None = limiter
         self.key_id = key_id
-        self.limits = limits
         self.tokens = tokens
-        self.members = tuple(f"{lease_id}:{index}" for index in range(num_sequences))
+        self.num_sequences = num_sequences
         self.batch: Batch | None = None
         self.first_ms: int | None = None
         self.headers: dict[str, str] = {}
 
-    async def release(self, tokens_used: int | None = None) -> None:
+    def release(self, tokens_used: int | None = None) -> None:
         """End the request: its place is free, and the tokens it did not use come back. Later calls do nothing.
 
         Args:
@@ -70,7 +70,7 @@ class Lease:
         """
         limiter, self._limiter = self._limiter, None
         if limiter is not None:
-            await limiter.release(self, 0 if tokens_used is None else tokens_used - self.tokens)
+            limiter.release(self, 0 if tokens_used is None else tokens_used - self.tokens)
 
 
 class UnlimitedLease(Lease):
@@ -82,12 +82,12 @@ class UnlimitedLease(Lease):
         """Hold nothing."""
         self.headers = {}
 
-    async def release(self, tokens_used: int | None = None) -> None:
+    def release(self, tokens_used: int | None = None) -> None:
         """Do nothing."""
 
 
 class RateLimiter:
-    """The limits of all keys, as this gateway sees them. Run `renew_forever()` beside it."""
+    """The limits of all keys, as this gateway sees them. Run `state_forever()` beside it."""
 
     def __init__(
         self, redis: RedisCache | None, metrics: GatewayMetrics, clock: Callable[[], float] = time.time
@@ -99,11 +99,11 @@ class RateLimiter:
             metrics: Counts refusals by limit.
             clock: Unix seconds.
         """
-        self._redis = redis
+        self._store = None if redis is None else LimitStore(redis, clock)
         self._metrics = metrics
         self._clock = clock
-        self._usage: defaultdict[str, KeyUsage] = defaultdict(KeyUsage)
-        self._running: set[Lease] = set()
+        self._accounts: defaultdict[str, KeyAccount] = defaultdict(KeyAccount)
+        self._wake = asyncio.Event()
         self._unlimited = UnlimitedLease()
 
     async def admit(self, principal: Principal, num_sequences: int, tokens: int) -> Lease:
@@ -121,67 +121,80 @@ class RateLimiter:
             return self._unlimited
         limits = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
         _check_possible(limits, num_sequences, tokens)
-        lease = Lease(self, principal.key_id, limits, tokens, num_sequences)
-        verdict = await self._admit_everywhere(lease)
-        usage = self._usage[principal.key_id]
-        if verdict is None:
-            verdict, lease.batch = usage.admit(self._clock(), limits, tokens, num_sequences)
-        elif verdict.exceeded is None:
-            lease.batch = usage.record(self._clock(), tokens, num_sequences)
+        lease = Lease(self, principal.key_id, tokens, num_sequences)
+        account = self._accounts[principal.key_id]
+        account.is_counted = limits.concurrency is not None
+        reply = None
+        if self._store is not None:
+            try:
+                reply = await self._store.ask(principal.key_id, account, limits, tokens, num_sequences)
+            finally:
+                if account.is_dirty:
+                    self._wake.set()
+        now = self._clock()
+        if reply is None:
+            verdict, lease.batch = account.usage.admit(now, limits, tokens, num_sequences)
+            running, hold_s = account.usage.running, account.hold_s(now)
+        else:
+            verdict, running, hold_s = reply.verdict, reply.running, reply.hold_s
+            if verdict.exceeded is None:
+                lease.batch, lease.first_ms = account.usage.record(now, tokens, num_sequences), reply.first_ms
         if verdict.exceeded is not None:
-            raise self._refusal(limits, verdict)
+            raise self._refusal(limits, self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s))
+        account.begin(lease, now, num_sequences)
         lease.headers = _headers(limits, verdict)
-        self._running.add(lease)
         return lease
 
-    async def release(self, lease: Lease, token_change: int) -> None:
+    def release(self, lease: Lease, token_change: int) -> None:
         """Free a lease's place and correct its tokens; see `Lease.release`."""
-        self._running.discard(lease)
-        usage = self._usage[lease.key_id]
-        usage.running -= len(lease.members)
+        account, now = self._accounts[lease.key_id], self._clock()
+        account.end(lease, now)
         if lease.batch is not None:
-            usage.adjust(lease.batch, token_change)
-        members = lease.members if lease.limits.concurrency is not None else ()
-        if self._redis is not None and (members or (token_change and lease.first_ms is not None)):
-            times = (_milliseconds(self._clock()), _milliseconds(WINDOW_S))
-            change = token_change if lease.first_ms is not None else 0
-            await self._redis.eval(RELEASE, _keys(lease.key_id), [*times, lease.first_ms or 0, change, *members])
+            account.usage.adjust(lease.batch, token_change)
+        if token_change and lease.first_ms is not None:
+            account.correct(lease.first_ms, token_change, now)
+        self._wake.set()
 
-    async def renew_forever(self) -> None:
-        """Renew the leases of running requests, so that only those of a dead gateway lapse."""
+    async def state_forever(self) -> None:
+        """Tell Redis what has changed, and what runs, so that only the accounts of a dead gateway expire."""
         while True:
-            await asyncio.sleep(LEASE_TTL_S / 3)
-            await self.renew()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            if not await self.state():
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
 
-    async def renew(self) -> None:
-        """Renew the leases of running requests once."""
-        members: defaultdict[str, list[str]] = defaultdict(list)
-        for lease in self._running:
-            if lease.limits.concurrency is not None:
-                members[lease.key_id].extend(lease.members)
-        if self._redis is not None:
-            now, ttl = _milliseconds(self._clock()), _milliseconds(LEASE_TTL_S)
-            for key_id, names in members.items():
-                await self._redis.eval(RENEW, _keys(key_id)[1:], [now, ttl, *names])
+    async def state(self) -> bool:
+        """Tell Redis once; False if it did not confirm everything."""
+        store, now = self._store, self._clock()
+        stating = []
+        for key_id, account in list(self._accounts.items()):
+            account.usage.forget_before(now - WINDOW_S)
+            account.is_dirty &= store is not None
+            is_due = account.is_counted and account.running > 0 and now - account.stated_at >= RENEW_S / 2
+            if account.is_idle:
+                del self._accounts[key_id]
+            elif store is not None and (account.is_dirty or is_due):
+                stating.append(store.state(key_id, account))
+        return all(await asyncio.gather(*stating))
 
-    async def _admit_everywhere(self, lease: Lease) -> Verdict | None:
-        if self._redis is None:
-            return None
-        limits = lease.limits
-        times = (_milliseconds(self._clock()), _milliseconds(WINDOW_S), _milliseconds(BATCH_S))
-        bounds = (limits.requests or 0, limits.tokens or 0, limits.concurrency or 0)
-        arguments: list[Argument] = [*times, *bounds, lease.tokens, _milliseconds(LEASE_TTL_S), *lease.members]
-        reply = await self._redis.eval(ADMIT, _keys(lease.key_id), arguments)
-        if reply is None:
-            return None
-        exceeded, retry_ms, requests, tokens, reset_ms, first_ms = reply
-        lease.first_ms = first_ms
-        return Verdict(_LIMIT_NAMES[exceeded], max(retry_ms / 1000, 0.0), requests, tokens, reset_ms / 1000)
+    def _with_slot_wait(
+        self, account: KeyAccount, verdict: Verdict, limits: Limits, num_sequences: int, running: int, hold_s: float
+    ) -> Verdict:
+        """Say in a refusal for too many sequences when enough of them will have ended."""
+        if verdict.exceeded != "concurrency" or limits.concurrency is None:
+            return verdict
+        missing = running + num_sequences - limits.concurrency
+        wait_s = account.slot_wait_s(self._clock(), missing, running, hold_s)
+        # The header has whole seconds, and the text says the same.
+        return replace(verdict, retry_after_s=max(1.0, wait_s))
 
     def _refusal(self, limits: Limits, verdict: Verdict) -> ApiError:
         assert verdict.exceeded is not None
         self._metrics.limited[verdict.exceeded] += 1
-        retry_after_s = verdict.retry_after_s or 1.0
+        retry_after_s = verdict.retry_after_s
         what, limit = _DESCRIPTIONS[verdict.exceeded], getattr(limits, verdict.exceeded)
         return ApiError(
             429,
@@ -192,12 +205,6 @@ class RateLimiter:
         )
 
 
-_LIMIT_NAMES: dict[bytes, LimitName | None] = {
-    b"": None,
-    b"requests": "requests",
-    b"tokens": "tokens",
-    b"concurrency": "concurrency",
-}
 _DESCRIPTIONS: dict[LimitName, str] = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
@@ -225,12 +232,3 @@ def _headers(limits: Limits, verdict: Verdict) -> dict[str, str]:
             headers[f"x-ratelimit-remaining-{name}"] = str(max(0, limit - used))
             headers[f"x-ratelimit-reset-{name}"] = f"{verdict.reset_s if used else 0.0:.3f}s"
     return headers
-
-
-def _keys(key_id: str) -> list[str]:
-    # The braces keep a key's data on one node of a Redis cluster.
-    return [f"hr:limit:{{{key_id}}}:window", f"hr:limit:{{{key_id}}}:running"]
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -155,7 +155,7 @@ class Routes:
         try:
             return await self._services.tokenizer.call(model, call)
         finally:
-            await lease.release()
+            lease.release()
 
     async def _body(self, request: Request) -> bytes:
         config = self._services.config

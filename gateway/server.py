@@ -164,7 +164,7 @@ async def _assemble(stack: contextlib.AsyncExitStack, config: GatewayConfig, ind
     operator = HttpServer(create_operator_app(services), config, lambda: None)
     connections = public.server_state.connections
     entrance.num_connections = lambda: len(connections)
-    for work in (completions.tick_forever(), limiter.renew_forever(), public.sweep_forever()):
+    for work in (completions.tick_forever(), limiter.state_forever(), public.sweep_forever()):
         await stack.enter_async_context(_background(work))
     return [public, operator]
 

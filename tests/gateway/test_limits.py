@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from gateway.auth import Principal
 from gateway.errors import ApiError
+from gateway.limit_store import LEASE_TTL_S
 from gateway.limit_window import WINDOW_S
-from gateway.limits import LEASE_TTL_S, Lease, RateLimiter, reserved_tokens
+from gateway.limits import Lease, RateLimiter, reserved_tokens
 from gateway.metrics import GatewayMetrics
 from gateway.redis_client import RedisCache
 from gateway.schemas import parse_completion
@@ -175,11 +176,11 @@ async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(re
     lease = await limiter.admit(principal, 1, 90)
     assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
     assert (await refused(limiter, principal, tokens=20)).code == "rate_limit_exceeded"
-    await lease.release(30)
-    await lease.release(30)
+    lease.release(30)
+    lease.release(30)
     second = await limiter.admit(principal, 1, 60)
     assert second.headers["x-ratelimit-remaining-tokens"] == "10"
-    await second.release(75)
+    second.release(75)
     assert (await refused(limiter, principal, tokens=1)).headers["x-ratelimit-remaining-tokens"] == "0"
 
 
@@ -193,7 +194,7 @@ async def test_concurrency_counts_sequences_until_they_are_released(redis: Redis
     assert (error.status, error.retry_after_s) == (429, 1.0)
     assert metrics.limited == {"concurrency": 1}
     await limiter.admit(principal, 1, 1)
-    await lease.release()
+    lease.release()
     await limiter.admit(principal, 3, 1)
 
 
@@ -206,7 +207,7 @@ async def test_leases_of_a_dead_gateway_lapse_and_those_of_a_living_one_stay(red
     third = RateLimiter(redis, GatewayMetrics(), clock)
     await refused(third, principal)
     clock.now += LEASE_TTL_S * 0.6
-    await living.renew()
+    assert await living.state()
     clock.now += LEASE_TTL_S * 0.6
     await third.admit(principal, 1, 1)
     await refused(third, principal)
@@ -220,7 +221,7 @@ async def test_admission_cancelled_while_redis_is_asked_leaves_nothing_behind(re
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    own = limiter._usage[principal.key_id]
+    own = limiter._accounts[principal.key_id].usage
     assert (own.requests, own.tokens, own.running) == (0, 0, 0)
 
 
@@ -228,7 +229,7 @@ async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: py
     monkeypatch.setattr(redis, "eval", None)
     lease = await RateLimiter(redis, GatewayMetrics()).admit(Principal("k", "acme"), 100, 10**9)
     assert lease.headers == {}
-    await lease.release(5)
+    lease.release(5)
 
 
 async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache) -> None:
