@@ -1,77 +1,47 @@
 """The step: schedule → submit → settle. The engine joins a scheduler and a model runner, and measures them.
 
 Owns both, and the steps in flight; knows neither threads nor NATS. While the device computes one step, the engine
-settles the one before and plans and submits the next, as far as the runner allows. A runner that raises fails the
-sequences of that step and no others; one that keeps raising makes the engine report itself as fatally failed, for the
-worker to exit.
+settles the one before and plans and submits the next, as far as the runner allows. When the runner raises, the step is
+undone and computed again in smaller groups: who is at fault fails alone, and nobody loses or repeats a token, because
+tokens depend on seed and position only. A runner that can compute nothing any more breaks the engine, for the worker to
+exit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec import Struct
 
+from gpu_worker.core.isolation import Isolation
+from gpu_worker.core.model_runner import BrokenRunnerError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
 from gpu_worker.rates import StepRates
 
-MAX_CONSECUTIVE_FAILURES = 3
-
-
-class PendingStep(Protocol):
-    """A submitted step."""
-
-    def result(self) -> StepResult:
-        """Wait until the step's tokens are on the host; raise what the step raised."""
-        ...
-
-
-class ModelRunner(Protocol):
-    """Executes plans, in the order in which they are submitted.
-
-    It reads sequences in `submit` only, and writes nothing but `Sequence.row`, which stays the same while the sequence
-    is in the batch. It drops what it keeps for `plan.departed` before anything that can fail.
-    """
-
-    @property
-    def max_steps_in_flight(self) -> int:
-        """Steps that may be submitted before the first of them has a result; 1 when `submit` computes at once."""
-        ...
-
-    def submit(self, plan: StepPlan) -> PendingStep:
-        """Start to compute the plan's tokens and to sample; called only with a plan that schedules something.
-
-        A token of an item that is not in `sequence.token_ids` yet is the one sampled last for the sequence, by a step
-        that is still in flight. The token that an item samples is number `start + num_tokens - num_prompt_tokens` of
-        the output.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _RefusedStep:
-    """A step whose submission failed. It fails when it lands, after those before it."""
-
-    error: Exception
-
-    def result(self) -> StepResult:
-        raise self.error
+MAX_CONTROL_STEPS = 3
+"""Attempts at a step that any runner can compute, before the runner counts as broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step in flight, planned at `started` in seconds of the engine's clock."""
+    """A step in flight.
+
+    Attributes:
+        started: When it was planned, in seconds of the engine's clock.
+        is_trial: It computes a part of a failed step again.
+    """
 
     plan: StepPlan
     pending: PendingStep
     started: float
+    is_trial: bool
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):
@@ -83,7 +53,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
         free_blocks: Blocks that can be handed out, those with findable content included.
         prefill_rate: Tokens per second; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
-        is_fatal: The runner keeps failing, or the engine broke down; the process should end with an error.
+        is_fatal: The runner or the engine broke down; the process should end with an error.
         spec_decode_num_drafts: Times that a sequence verified drafts in a step.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were right.
@@ -124,8 +94,8 @@ class Engine:
         self._clock = clock
         self._rates = StepRates()
         self._in_flight: deque[_Flight] = deque()
+        self._isolation = Isolation()
         self._landed_at = -math.inf
-        self._consecutive_failures = 0
         self._num_failed_steps = 0
         self._is_broken = False
         self.last_error: Exception | None = None
@@ -150,7 +120,7 @@ class Engine:
             prefill_rate=self._rates.prefill,
             decode_rate=self._rates.decode,
             num_failed_steps=self._num_failed_steps,
-            is_fatal=self._is_broken or self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES,
+            is_fatal=self._is_broken,
             spec_decode_num_drafts=0 if speculation is None else speculation.num_drafts,
             spec_decode_num_draft_tokens=0 if speculation is None else speculation.num_draft_tokens,
             spec_decode_num_accepted_tokens=0 if speculation is None else speculation.num_accepted_tokens,
@@ -184,11 +154,9 @@ class Engine:
         """The sequences that have not finished, best first."""
         return self._scheduler.sequences
 
-    def give_up(self, error: Exception) -> list[SequenceEvent]:
-        """Declare the engine broken beyond repair; return a last event for every sequence that it holds."""
+    def give_up(self) -> None:
+        """Declare the engine broken beyond repair. What it holds gets no event: it is left to another worker."""
         self._is_broken = True
-        message = f"{type(error).__name__}: {error}"
-        return [SequenceEvent(s, (), s.num_output_tokens, "failed", error=message) for s in self.sequences]
 
     def has_work(self) -> bool:
         """Say whether there is something to compute, to land or to report."""
@@ -200,13 +168,21 @@ class Engine:
         return len(self._in_flight)
 
     def step(self) -> list[SequenceEvent]:
-        """Submit as many steps as the runner takes, land the oldest and return what it did to each sequence."""
+        """Submit as many steps as the runner takes, land the oldest and return what it did to each sequence.
+
+        Raises:
+            BrokenRunnerError: The runner can compute nothing any more.
+        """
         while len(self._in_flight) < self._runner.max_steps_in_flight and self._submit_next():
             pass
         return self.land()
 
     def land(self) -> list[SequenceEvent]:
-        """Wait for the oldest step in flight and return what it did to each sequence; submit nothing."""
+        """Wait for the oldest step in flight and return what it did to each sequence; submit nothing.
+
+        Raises:
+            BrokenRunnerError: The runner can compute nothing any more.
+        """
         flight = self._in_flight.popleft()
         plan = flight.plan
         self.last_error = None
@@ -215,27 +191,56 @@ class Engine:
             if len(result.sampled) != len(plan.scheduled):
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(plan.scheduled)} sequences")
         except Exception as error:
-            self.last_error = error
-            self._consecutive_failures += 1
-            self._num_failed_steps += 1
-            self._landed_at = self._clock()
-            return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+            return self._undo(error)
         events = self._scheduler.settle(plan, result)
         if plan.scheduled:
-            self._consecutive_failures = 0
             # A step that was submitted behind another one has had the device only since that one landed.
             began, self._landed_at = max(flight.started, self._landed_at), self._clock()
             self._measure(plan, events, self._landed_at - began)
-            self._time_drafts(plan, result, self._landed_at - began)
+            if flight.is_trial:
+                self._isolation.is_runner_proven = True
+            else:
+                self._time_drafts(plan, result, self._landed_at - began)
         return events
+
+    def _undo(self, error: Exception) -> list[SequenceEvent]:
+        """Undo the oldest step, which failed, and those behind it; prepare to compute its shares again."""
+        self.last_error = error
+        self._num_failed_steps += 1
+        for later in self._in_flight:
+            # The device must be done with their blocks. They took for granted what the failed step should have made.
+            with contextlib.suppress(Exception):
+                later.pending.result()
+        self._in_flight.clear()
+        self._landed_at = self._clock()
+        suspect = self._isolation.split(self._scheduler.roll_back())
+        if suspect is not None:
+            self._convict(suspect, error)
+        return self._scheduler.take_events()
+
+    def _convict(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence whose step fails even when it is computed alone."""
+        if not self._isolation.is_runner_proven:
+            self._prove_runner(sequence, error)
+        self._scheduler.fail(sequence, f"{type(error).__name__}: {error}")
+
+    def _prove_runner(self, sequence: Sequence, error: Exception) -> None:
+        """Let the runner compute a step that cannot fail, in the place of a sequence that is about to end."""
+        for _ in range(MAX_CONTROL_STEPS):
+            plan = self._scheduler.control_step(sequence)
+            with contextlib.suppress(Exception):
+                self._runner.submit(plan).result()
+                self._isolation.is_runner_proven = True
+                return
+        raise BrokenRunnerError(error) from error
 
     def _submit_next(self) -> bool:
         """Plan a step and submit it; say whether another one may be planned behind it."""
-        if self._in_flight and isinstance(self._in_flight[-1].pending, _RefusedStep):
-            # What it should have sampled will never be on the device.
+        if self._in_flight and (self._isolation.is_active or isinstance(self._in_flight[-1].pending, RefusedStep)):
+            # What it should have sampled may never be on the device.
             return False
         started = self._clock()
-        plan = self._scheduler.schedule(started)
+        plan = self._next_plan(started)
         if plan is None:
             return False
         pending: PendingStep
@@ -245,9 +250,17 @@ class Engine:
             try:
                 pending = self._runner.submit(plan)
             except Exception as error:
-                pending = _RefusedStep(error)
-        self._in_flight.append(_Flight(plan, pending, started))
+                pending = RefusedStep(error)
+        self._in_flight.append(_Flight(plan, pending, started, self._isolation.is_active))
         return bool(plan.scheduled)
+
+    def _next_plan(self, now: float) -> StepPlan | None:
+        """Plan the next group of a trial, or else a step of all that there is to do."""
+        while self._isolation.is_active:
+            group = self._isolation.next_group()
+            if group is not None and (plan := self._scheduler.schedule_again(group)) is not None:
+                return plan
+        return self._scheduler.schedule(now)
 
     def _time_drafts(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         """Tell the policy of speculation how long a step of nothing but decodes and drafts took."""

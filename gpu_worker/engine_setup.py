@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
+from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.engine import Engine, ModelRunner
+from gpu_worker.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.model_directory import ModelDirectory

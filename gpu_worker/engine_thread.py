@@ -2,8 +2,9 @@
 
 Commands come in through an inbox that is emptied between steps, so the engine itself needs no lock. Outcomes go out
 through `deliver`, called on the engine thread; the consumer passes them on with `call_soon_threadsafe`. With nothing to
-do the thread sleeps in the inbox. It ends by `stop`, once the steps in flight have landed, or after an error in the
-engine itself, which fails every sequence and is reported like any other outcome, with `stats.is_fatal` set.
+do the thread sleeps in the inbox. It ends by `stop`, once the steps in flight have landed, or when the engine breaks
+down, which is reported like any other outcome, with `stats.is_fatal` set and no event: nobody's request is at fault, so
+all are left to other workers.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class EngineThread:
         except Exception as error:
             self._is_closed = True
             _log.exception("the engine broke down")
-            self._report(self._engine.give_up(error), error)
+            self._engine.give_up()
+            self._report([], error)
         else:
             self._end()
 

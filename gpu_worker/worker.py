@@ -111,8 +111,11 @@ async def _run(
         await worker.start()
         _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
         await _wait_for_any(stopping, worker.consumer.has_failed)
-        _log.info("draining", extra={"timeout_s": config.drain_timeout_s})
-        await worker.consumer.drain(config.drain_timeout_s)
+        if not worker.consumer.has_failed.is_set():
+            # A worker that has failed leaves its requests to the queue: it cannot finish them, and who gives a request
+            # back is not counted as lost with it, so one that breaks every worker would never be found.
+            _log.info("draining", extra={"timeout_s": config.drain_timeout_s})
+            await worker.consumer.drain(config.drain_timeout_s)
     finally:
         await worker.close()
         await nats.close()

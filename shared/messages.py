@@ -15,13 +15,36 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from shared.bounds import (
+    MAX_MESSAGES,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    Biases,
+    Epoch,
+    NumLogprobs,
+    NumOutputTokens,
+    Penalty,
+    Priority,
+    Probability,
+    RepetitionPenalty,
+    ReplySubject,
+    RequestId,
+    Seed,
+    StopString,
+    Temperature,
+    TokenId,
+    TokenIds,
+    TopK,
+    UnixSeconds,
+    Version,
+)
+
 PROTOCOL_VERSION = 1
 
 Lane = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "cancelled", "expired", "failed", "handoff"]
 
-RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+Messages = Annotated[tuple["ChatMessage", ...], Meta(max_length=MAX_MESSAGES)]
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,29 +63,29 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ignore_eos: Go on after the end-of-sequence token.
     """
 
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    max_tokens: NumOutputTokens | None = None
+    temperature: Temperature = 1.0
     top_p: Probability = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_k: TopK = 0
     min_p: Probability = 0.0
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
-    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
-    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] = {}
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    seed: Seed = 0
+    stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOPS)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: Biases = {}
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     ignore_eos: bool = False
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation, its content already flattened to text."""
 
-    role: str
+    role: Annotated[str, Meta(max_length=64)]
     content: str
-    name: str | None = None
+    name: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
@@ -88,20 +111,20 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     id: RequestId
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     tenant: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
-    version: int = PROTOCOL_VERSION
-    epoch: Annotated[int, Meta(ge=0)] = 0
+    version: Version = PROTOCOL_VERSION
+    epoch: Epoch = 0
     lane: Lane = "interactive"
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    deadline: float | None = None
-    messages: tuple[ChatMessage, ...] | None = None
+    priority: Priority = 0
+    deadline: UnixSeconds | None = None
+    messages: Messages | None = None
     text: str | None = None
-    token_ids: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
+    token_ids: TokenIds | None = None
     sampling: Sampling = msgspec.field(default_factory=Sampling)
-    reply: str | None = None
-    emitted: tuple[int, ...] = ()
+    reply: ReplySubject | None = None
+    emitted: TokenIds = ()
     echo: bool = False
-    created: float = 0.0
-    trace: str | None = None
+    created: UnixSeconds = 0.0
+    trace: Annotated[str, Meta(max_length=256)] | None = None
     prediction: str | None = None
     probation: Annotated[int, Meta(ge=0)] = 0
 
@@ -245,7 +268,7 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
     """Ask any worker of a model for the token ids of a text or a conversation."""
 
     text: str | None = None
-    messages: tuple[ChatMessage, ...] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -253,7 +276,7 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
 class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
     """Ask any worker of a model for the text of token ids."""
 
-    token_ids: tuple[Annotated[int, Meta(ge=0)], ...]
+    token_ids: TokenIds
 
 
 class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):

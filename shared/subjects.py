@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import re
 
+from shared.bounds import MAX_NAME_BYTES
 from shared.errors import InvalidNameError
 from shared.messages import Lane
 
-MAX_NAME_BYTES = 128
 _PLAIN = re.compile(r"[A-Za-z0-9-]")
 # Up to sixteen tokens of ordinary characters.
 _REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}")

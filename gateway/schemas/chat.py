@@ -17,8 +17,6 @@ from gateway.schemas.decoding import (
     unsupported_parameter,
 )
 from gateway.schemas.parameters import (
-    MAX_LOGPROBS,
-    MAX_OUTPUT_TOKENS,
     NULL,
     UNSUPPORTED,
     CommonBody,
@@ -29,9 +27,9 @@ from gateway.schemas.parameters import (
     refuse_unsupported,
     to_sampling,
 )
+from shared.bounds import MAX_MESSAGES, MAX_OUTPUT_TOKENS, NumLogprobs
 from shared.messages import ChatMessage
 
-MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 # What a chat template adds around one message.
@@ -72,7 +70,7 @@ class ChatBody(CommonBody, kw_only=True):
     messages: Messages
     max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
     prediction: PredictionBody | None = None
 
     # Not implemented, as in `CommonBody`.

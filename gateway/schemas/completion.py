@@ -10,11 +10,9 @@ from msgspec import Meta, Raw
 from gateway.generation import Generation, Prompt
 from gateway.schemas.decoding import decode_body, estimate_tokens, invalid_value, require_text
 from gateway.schemas.parameters import (
-    MAX_LOGPROBS,
     NULL,
     UNSUPPORTED,
     CommonBody,
-    TokenId,
     check_names,
     check_sequences,
     check_stream_options,
@@ -22,18 +20,18 @@ from gateway.schemas.parameters import (
     refuse_unsupported,
     to_sampling,
 )
+from shared.bounds import MAX_PROMPT_TOKENS, NumLogprobs, TokenId
 
-MAX_PROMPT_ITEMS = 1 << 20
 DEFAULT_MAX_TOKENS = 16
 
-TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_ITEMS)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 
 
 class CompletionBody(CommonBody, kw_only=True):
     """The whole body."""
 
-    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_ITEMS)]
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+    logprobs: NumLogprobs | None = None
     echo: bool | None = None
 
     # Not implemented, as in `CommonBody`.

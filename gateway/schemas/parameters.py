@@ -1,6 +1,6 @@
-"""The parameters both completion endpoints share: their bounds, and what they become.
+"""The parameters both completion endpoints share, and what they become.
 
-A struct's annotations are the bounds; what a type cannot say is checked in `to_sampling` and its neighbours.
+The bounds are those of `shared.bounds`; what a type cannot say is checked in `to_sampling` and its neighbours.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from gateway.schemas.decoding import invalid_value, is_default, require_text, unsupported_parameter
+from shared.bounds import (
+    MAX_NAME_BYTES,
+    MAX_SEQUENCES,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TIMEOUT_S,
+    MAX_TOKEN_ID,
+    Biases,
+    NumOutputTokens,
+    Penalty,
+    Priority,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    Temperature,
+    TokenId,
+)
 from shared.messages import Sampling
-from shared.subjects import MAX_NAME_BYTES
-
-MAX_SEQUENCES = 128
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 1024
-MAX_OUTPUT_TOKENS = 10_000_000
-MAX_TIMEOUT_S = 86_400.0
-MAX_LOGPROBS = 20
-MAX_TOKEN_ID = 2**31 - 1
 
 NULL = Raw(b"null")
-
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class StreamOptions(Struct):
@@ -41,24 +44,25 @@ class CommonBody(Struct, kw_only=True):
     """Fields of both bodies. None always means: left out."""
 
     model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
-    max_tokens: Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    max_tokens: NumOutputTokens | None = None
+    temperature: Temperature | None = None
     top_p: Probability | None = None
+    # -1 is how vLLM's clients say that all tokens are kept.
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
     min_p: Probability | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Biases | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    priority: Priority | None = None
     timeout: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
 
     # Not implemented: only the values that change nothing are let through, see `UNSUPPORTED`.

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 from gateway.schemas.chat import Messages, flatten_messages
 from gateway.schemas.completion import TokenIds
 from gateway.schemas.decoding import decode_body, invalid_value, require_text
+from shared.bounds import MAX_NAME_BYTES
 from shared.messages import DetokenizeCall, TokenizeCall
-from shared.subjects import MAX_NAME_BYTES
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 

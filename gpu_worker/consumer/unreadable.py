@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from shared.messages import Request, RequestId, decode_request
+from shared.bounds import Epoch, ReplySubject, RequestId
+from shared.messages import Request, decode_request
 
 _PATH = re.compile(r"at `(?:key in )?\$\.(\w+)(?:\.(\w+))?")
 
@@ -17,8 +18,8 @@ class RequestEnvelope(Struct, frozen=True):
     """The fields that are needed to answer."""
 
     id: RequestId
-    epoch: int = 0
-    reply: str | None = None
+    epoch: Epoch = 0
+    reply: ReplySubject | None = None
 
 
 class UnreadableRequestError(Exception):

@@ -16,6 +16,7 @@ Moves sequences between the waiting queues and the running set; it never ends on
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 
 from gpu_worker.core.running_set import RunningSet
@@ -52,6 +53,16 @@ class Planner:
     def plan(self, step: int) -> StepPlan | None:
         """Plan step number `step`, behind those in flight; None when one of these has to land first."""
         return self._share_out(step) if self._grow() and self._admit() else None
+
+    def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
+        """Plan step number `step` with shares of one that was rolled back, without drafts.
+
+        Their sequences run, and hold the blocks for it.
+        """
+        scheduled = [self._take(item.sequence, item.num_tokens, step) for item in items]
+        num_decodes = sum(item.num_tokens == 1 and item.samples for item in scheduled)
+        num_tokens = sum(item.num_tokens for item in scheduled)
+        return StepPlan(step, scheduled, num_tokens, self._running.take_departed(), num_decodes)
 
     def _grow(self) -> bool:
         """Give running sequences the blocks for their new tokens, preempting the last in order while there are none.
@@ -134,15 +145,9 @@ class Planner:
         for sequence in self._running.ordered_catching_up():
             if left == 0:
                 break
-            num_uncomputed = sequence.num_uncomputed_tokens
-            num_tokens = min(num_uncomputed, left)
+            num_tokens = min(sequence.num_uncomputed_tokens, left)
             left -= num_tokens
-            samples = num_tokens == num_uncomputed and sequence.wants_token
-            scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
-            sequence.num_computed_tokens += num_tokens
-            sequence.num_pending_tokens += samples
-            sequence.last_step = step
-            self._running.reclassify(sequence)
+            scheduled.append(self._take(sequence, num_tokens, step))
         departed = self._running.take_departed() if scheduled else []
         if self._policy is not None:
             is_changing = num_decodes < len(scheduled) or bool(departed)
@@ -181,6 +186,16 @@ class Planner:
         for sequence in last:
             self._running.reclassify(sequence)
         return scheduled
+
+    def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:
+        """Give a sequence `num_tokens` of step number `step`."""
+        start = sequence.num_computed_tokens
+        samples = num_tokens == sequence.num_uncomputed_tokens and sequence.wants_token
+        sequence.num_computed_tokens = start + num_tokens
+        sequence.num_pending_tokens += samples
+        sequence.last_step = step
+        self._running.reclassify(sequence)
+        return ScheduledSequence(sequence, start, num_tokens, samples)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

@@ -21,7 +21,8 @@ class RunningSet:
     """Running sequences by id. Only the scheduler changes it.
 
     Attributes:
-        departed: Sequences that have left since the last plan took this list.
+        departed: Sequences that have left since the last plan took this list, or of which the runner must know
+            nothing any more.
     """
 
     def __init__(self) -> None:
@@ -56,9 +57,9 @@ class RunningSet:
             side[sequence.id] = sequence
 
     def take_departed(self) -> list[Sequence]:
-        """Return the sequences that have left since the last call."""
+        """Return the sequences that have left since the last call, each once."""
         departed, self.departed = self.departed, []
-        return departed
+        return list(dict.fromkeys(departed)) if departed else departed
 
     def ordered_catching_up(self) -> list[Sequence]:
         """Return the sequences that are catching up, in the order in which they get the step's tokens."""

@@ -15,6 +15,7 @@ With speculation one step is in flight at a time, since only its result says how
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 
 from gpu_worker.core.deadlines import Deadlines
@@ -28,7 +29,7 @@ from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent
 from gpu_worker.core.stopping import extend, finish_reason
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import BadRequestError, PromptTooLongError
-from shared.messages import Lane
+from shared.messages import Lane, Sampling
 
 __all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -164,7 +165,7 @@ class Scheduler:
         assert plan.step == result.step
         assert len(plan.scheduled) == len(result.sampled)
         self._land(plan)
-        events, self._events = self._events, []
+        events = self.take_events()
         block_size, finished = self.config.block_size, SequenceStatus.FINISHED
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
             sequence, new = item.sequence, sampled.token_ids
@@ -191,17 +192,76 @@ class Scheduler:
                 events.append(event)
         return events
 
-    def fail(self, plan: StepPlan, error: str) -> list[SequenceEvent]:
-        """End all sequences of the oldest step in flight because it could not be executed."""
-        self._land(plan)
-        events, self._events = self._events, []
-        for item in plan.scheduled:
-            sequence = item.sequence
-            if sequence.status is SequenceStatus.FINISHED:
-                self._release_after(plan, sequence)
-                continue
+    def roll_back(self) -> list[ScheduledSequence]:
+        """Undo all steps in flight, because the oldest could not be executed. Their results must not come any more.
+
+        What they wrote into blocks will be written again. The next plan names their sequences as departed, so that the
+        runner forgets what these steps made of them.
+
+        Returns:
+            The shares of the oldest step, of sequences that still run.
+        """
+        oldest = self._in_flight[0]
+        touched: dict[Sequence, None] = {}
+        for plan in reversed(self._in_flight):
+            self._running.departed += plan.departed
+            for item in plan.scheduled:
+                sequence = item.sequence
+                touched[sequence] = None
+                if sequence.status is SequenceStatus.FINISHED:
+                    self._release_after(plan, sequence)
+                else:
+                    sequence.num_computed_tokens = item.start
+                    sequence.num_pending_tokens -= item.samples
+        self._in_flight.clear()
+        self.step = self._num_planned
+        self._running.departed += touched
+        for sequence in touched:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._blocks.trim(sequence)
+                self._running.reclassify(sequence)
+        return [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
+
+    def schedule_again(self, items: Iterable[ScheduledSequence]) -> StepPlan | None:
+        """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
+
+        Nothing was planned for these sequences since. No step may be in flight.
+
+        Returns:
+            A plan, which is now in flight; None when none of the sequences runs any more.
+        """
+        assert not self._in_flight
+        running = [item for item in items if item.sequence.status is SequenceStatus.RUNNING]
+        if not running:
+            return None
+        plan = self._planner.plan_again(self._num_planned + 1, running)
+        self._in_flight.append(plan)
+        self._num_planned = plan.step
+        return plan
+
+    def control_step(self, sequence: Sequence) -> StepPlan:
+        """Return a step that any runner can compute: one token of a sequence that nobody asked for.
+
+        It is not in flight, and must be computed at once. It writes into a block of `sequence`, which must run, and end
+        right after that: the one where its next token belongs, which is in no other table and not findable.
+        """
+        block = sequence.block_table[sequence.num_computed_tokens // self.config.block_size]
+        control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, block_table=[block])
+        self._num_planned += 1
+        self.step = self._num_planned
+        departed = self._running.take_departed()
+        self._running.departed.append(control)
+        return StepPlan(self.step, [ScheduledSequence(control, 0, 1, True)], 1, departed, 1)
+
+    def fail(self, sequence: Sequence, error: str) -> None:
+        """End a sequence because it cannot be executed; the next `settle` or `take_events` reports it."""
+        if sequence.status is not SequenceStatus.FINISHED:
             self._finish(sequence)
-            events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=error))
+            self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=error))
+
+    def take_events(self) -> list[SequenceEvent]:
+        """Return the ends of sequences that no step has reported yet."""
+        events, self._events = self._events, []
         return events
 
     def check_integrity(self) -> None:

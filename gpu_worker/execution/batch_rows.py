@@ -46,6 +46,9 @@ class BatchRows:
         for sequence in departed:
             if sequence.row is not None:
                 self._free.append(sequence.row)
+                # The next one with this row may have the same table, which then has to be written again.
+                self._placed[sequence.row] = []
+                self._num_placed[sequence.row] = 0
                 sequence.row = None
 
     def place(self, scheduled: Values[ScheduledSequence], upload: Upload) -> tuple[Int64s, list[Sequence]]:

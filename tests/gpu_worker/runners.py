@@ -10,13 +10,13 @@ from gpu_worker.execution.simulated_runner import SimulatedRunner
 from tests.gpu_worker.core.paged_oracle import OracleRunner, OracleStep
 
 
-def make_scheduler(max_num_seqs: int = 4, num_blocks: int = 64) -> Scheduler:
+def make_scheduler(max_num_seqs: int = 4, num_blocks: int = 64, max_num_batched_tokens: int = 32) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
             block_size=4,
             num_blocks=num_blocks,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=32,
+            max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=200,
         )
     )
@@ -36,6 +36,23 @@ class BrokenRunner:
         self.num_executions += 1
         if self.broken is None or self.num_executions in self.broken:
             raise RuntimeError("device lost")
+        return self._working.submit(plan)
+
+
+class PoisonedRunner:
+    """Raises in every step that computes one of these sequences, from `from_length` tokens on."""
+
+    max_steps_in_flight = 1
+
+    def __init__(self, poisoned: Set[str], from_length: int = 0) -> None:
+        self.poisoned = poisoned
+        self.from_length = from_length
+        self._working = SimulatedRunner(0, range(10, 20))
+
+    def submit(self, plan: StepPlan) -> CompletedStep:
+        for item in plan.scheduled:
+            if item.sequence.id in self.poisoned and item.start + item.num_tokens >= self.from_length:
+                raise RuntimeError("poisoned")
         return self._working.submit(plan)
 
 
@@ -63,28 +80,39 @@ class LateStep:
 
 
 class LateRunner:
-    """The oracle, running behind; refuses some submissions and loses some results, by step number."""
+    """The oracle, running behind; refuses some submissions and loses some results.
+
+    Args:
+        refused, lost: Step numbers.
+        poisoned: Ids of sequences whose steps all are lost or, where the number of the step is even, refused.
+    """
 
     def __init__(
-        self, max_steps_in_flight: int = 2, refused: Set[int] = frozenset(), lost: Set[int] = frozenset()
+        self,
+        max_steps_in_flight: int = 2,
+        refused: Set[int] = frozenset(),
+        lost: Set[int] = frozenset(),
+        poisoned: Set[str] = frozenset(),
     ) -> None:
         self.max_steps_in_flight = max_steps_in_flight
         self.refused = refused
         self.lost = lost
+        self.poisoned = poisoned
         self.log: list[str] = []
         self.oracle = OracleRunner(4, 23)
 
     def submit(self, plan: StepPlan) -> LateStep:
         self.log.append(f"submit {plan.step}")
         step = self.oracle.submit(plan)
-        if plan.step in self.refused:
+        is_poisoned = any(item.sequence.id in self.poisoned for item in plan.scheduled)
+        if plan.step in self.refused or (is_poisoned and plan.step % 2 == 0):
             step.lose()
             raise RuntimeError("out of memory")
-        return LateStep(lambda: self._result(plan.step, step))
+        return LateStep(lambda: self._result(plan.step, step, is_poisoned))
 
-    def _result(self, number: int, step: OracleStep) -> StepResult:
+    def _result(self, number: int, step: OracleStep, is_poisoned: bool) -> StepResult:
         self.log.append(f"result {number}")
-        if number in self.lost:
+        if is_poisoned or number in self.lost:
             step.lose()
             raise RuntimeError("device lost")
         return step.result()
@@ -98,10 +126,10 @@ class GatedLateRunner(LateRunner):
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
 
-    def _result(self, number: int, step: OracleStep) -> StepResult:
+    def _result(self, number: int, step: OracleStep, is_poisoned: bool) -> StepResult:
         self.entered.release()
         assert self.gate.acquire(timeout=10)
-        return super()._result(number, step)
+        return super()._result(number, step, is_poisoned)
 
 
 class PacedRunner:

@@ -1,11 +1,12 @@
 import pytest
 
-from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepPlan, StepResult
-from gpu_worker.engine import MAX_CONSECUTIVE_FAILURES, Engine
+from gpu_worker.core.model_runner import BrokenRunnerError
+from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
+from gpu_worker.engine import MAX_CONTROL_STEPS, Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
 from tests.gpu_worker.core.sequences import make_sequence
-from tests.gpu_worker.runners import BrokenRunner, make_scheduler
+from tests.gpu_worker.runners import BrokenRunner, PoisonedRunner, make_scheduler
 
 TOKENS = range(10, 20)
 
@@ -29,48 +30,98 @@ def test_sequences_run_to_their_end() -> None:
     assert engine.stats.step == 14
 
 
-def test_runner_exception_fails_that_step_and_the_engine_goes_on() -> None:
-    engine = Engine(make_scheduler(max_num_seqs=1), BrokenRunner({2}))
+def test_sequence_that_fails_alone_ends_alone_and_the_engine_goes_on() -> None:
     hit, next_one = make_sequence(5), make_sequence(5)
+    engine = Engine(make_scheduler(max_num_seqs=1), PoisonedRunner({hit.id}))
     engine.add(hit)
     engine.add(next_one)
-    engine.step()
+    assert engine.step() == []
     (event,) = engine.step()
-    assert (event.sequence, event.finish, event.error) == (hit, "failed", "RuntimeError: device lost")
+    assert (event.sequence, event.finish, event.error) == (hit, "failed", "RuntimeError: poisoned")
     assert isinstance(engine.last_error, RuntimeError)
     assert [event.finish for event in run(engine) if event.finish] == ["length"]
     assert engine.last_error is None
-    assert (engine.stats.num_failed_steps, engine.stats.is_fatal, engine.stats.free_blocks) == (1, False, 64)
+    assert (engine.stats.num_failed_steps, engine.stats.is_fatal, engine.stats.free_blocks) == (2, False, 64)
 
 
-def test_runner_that_keeps_failing_is_fatal() -> None:
-    engine = Engine(make_scheduler(max_num_seqs=1), BrokenRunner())
-    for number in range(MAX_CONSECUTIVE_FAILURES):
-        assert not engine.stats.is_fatal, number
-        engine.add(make_sequence(5))
-        engine.step()
-    assert engine.stats.is_fatal
+@pytest.mark.parametrize("num_poisoned", [1, 2, 7, 8])
+def test_poisoned_sequences_end_and_their_neighbours_lose_and_repeat_nothing(num_poisoned: int) -> None:
+    sequences = [make_sequence(5, max_tokens=7, seed=seed) for seed in range(8)]
+    poisoned = {sequence.id for sequence in sequences[8 - num_poisoned :]}
+    runner = PoisonedRunner(poisoned, from_length=7)
+    engine = Engine(make_scheduler(max_num_seqs=8, max_num_batched_tokens=64), runner)
+    for sequence in sequences:
+        engine.add(sequence)
+    events = run(engine)
+    for sequence in sequences:
+        mine = [event for event in events if event.sequence is sequence]
+        assert [event.finish for event in mine if event.finish] == ["failed" if sequence.id in poisoned else "length"]
+        assert [token for event in mine for token in event.token_ids] == sequence.token_ids[5:]
+        assert [event.num_tokens_before for event in mine] == list(range(len(mine)))
+    # Halving finds one of eight with two failing steps more, and three that succeed.
+    assert num_poisoned > 1 or engine.stats.num_failed_steps == 4
+    assert not engine.stats.is_fatal
 
 
-def test_success_between_failures_is_not_fatal() -> None:
-    engine = Engine(make_scheduler(max_num_seqs=1), BrokenRunner({1, 2, 4, 5}))
-    for _ in range(5):
-        engine.add(make_sequence(5, max_tokens=1))
-        engine.step()
-    assert (engine.stats.num_failed_steps, engine.stats.is_fatal) == (4, False)
+def test_poisoned_requests_one_after_another_do_not_break_the_engine() -> None:
+    sequences = [make_sequence(5) for _ in range(10)]
+    engine = Engine(make_scheduler(max_num_seqs=1), PoisonedRunner({sequence.id for sequence in sequences}))
+    for sequence in sequences:
+        engine.add(sequence)
+    assert [event.finish for event in run(engine)] == ["failed"] * 10
+    assert (engine.stats.is_fatal, engine.stats.free_blocks) == (False, 64)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 4])
+def test_failure_that_passes_costs_nobody_anything(num_sequences: int) -> None:
+    engine = Engine(make_scheduler(), BrokenRunner({2}))
+    sequences = [make_sequence(5, max_tokens=7) for _ in range(num_sequences)]
+    for sequence in sequences:
+        engine.add(sequence)
+    assert [event.finish for event in run(engine) if event.finish] == ["length"] * num_sequences
+    assert (engine.stats.num_failed_steps, engine.stats.is_fatal) == (1, False)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 8])
+def test_runner_that_computes_nothing_any_more_breaks_the_engine_and_blames_nobody(num_sequences: int) -> None:
+    runner = BrokenRunner()
+    engine = Engine(make_scheduler(max_num_seqs=8, max_num_batched_tokens=64), runner)
+    sequences = [make_sequence(5) for _ in range(num_sequences)]
+    for sequence in sequences:
+        engine.add(sequence)
+    with pytest.raises(BrokenRunnerError, match="device lost"):
+        assert run(engine) == []
+    assert set(engine.sequences) == set(sequences)
+    assert all(sequence.num_output_tokens == 0 for sequence in sequences)
+    # One step for each halving down to a sequence, which is computed alone at least once more; then the control steps.
+    assert runner.num_executions == max(2, num_sequences.bit_length()) + MAX_CONTROL_STEPS
+
+
+def test_sequence_aborted_while_a_failed_step_is_computed_again_is_left_out() -> None:
+    sequences = [make_sequence(5, max_tokens=7) for _ in range(4)]
+    engine = Engine(make_scheduler(max_num_batched_tokens=64), PoisonedRunner({sequences[0].id}))
+    for sequence in sequences:
+        engine.add(sequence)
+    assert engine.step() == []
+    engine.abort(sequences[0].id)
+    engine.abort(sequences[3].id)
+    finishes = {event.sequence.id: event.finish for event in run(engine) if event.finish}
+    assert finishes == {sequences[1].id: "length", sequences[2].id: "length"}
+    assert engine.stats.free_blocks == 64
 
 
 def test_result_of_the_wrong_length_is_a_failed_step() -> None:
-    class ShortRunner:
-        max_steps_in_flight = 1
-
+    class ShortRunner(BrokenRunner):
         def submit(self, plan: StepPlan) -> CompletedStep:
-            return CompletedStep(StepResult(plan.step, [SampledTokens((1,))] * (len(plan.scheduled) - 1)))
+            result = super().submit(plan).outcome
+            return CompletedStep(StepResult(plan.step, result.sampled[: 2 if len(plan.scheduled) > 2 else None]))
 
-    engine = Engine(make_scheduler(), ShortRunner())
-    engine.add(make_sequence(5))
-    (event,) = engine.step()
-    assert (event.finish, event.error) == ("failed", "RuntimeError: runner answered 0 of 1 sequences")
+    engine = Engine(make_scheduler(), ShortRunner(set()))
+    for _ in range(3):
+        engine.add(make_sequence(5, max_tokens=3))
+    assert engine.step() == []
+    assert str(engine.last_error) == "runner answered 2 of 3 sequences"
+    assert [event.finish for event in run(engine) if event.finish] == ["length"] * 3
 
 
 def test_step_without_work_executes_nothing() -> None:

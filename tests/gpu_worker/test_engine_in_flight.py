@@ -51,53 +51,44 @@ def test_next_step_is_submitted_before_the_result_of_the_last_is_asked_for() -> 
     assert engine.num_steps_in_flight == 0
 
 
-def test_result_that_raises_fails_its_step_and_the_one_in_flight_lands_for_the_others() -> None:
+def test_result_that_raises_undoes_the_step_in_flight_too_and_costs_nobody_a_token() -> None:
     scheduler = make_scheduler()
     engine = Engine(scheduler, LateRunner(lost={2}))
-    hit = make_sequence(5, max_tokens=20, ignore_eos=True)
+    first = make_sequence(5, max_tokens=20, ignore_eos=True)
     other = make_sequence(40, max_tokens=20, arrival=1e9, ignore_eos=True)
     collected = Collected()
-    engine.add(hit)
+    engine.add(first)
     collected.take(engine.step())
     assert engine.num_steps_in_flight == 1
     engine.add(other)
     collected.take(engine.step())
-    assert collected.finish == {hit.id: "failed"}
     assert isinstance(engine.last_error, RuntimeError)
+    assert engine.num_steps_in_flight == 0
     scheduler.check_integrity()
-    collected.take(engine.step())
-    assert engine.last_error is None
     collected.run(engine)
-    assert (collected.output[other.id], collected.finish[other.id]) == reference(other)
+    for sequence in (first, other):
+        assert (collected.output[sequence.id], collected.finish[sequence.id]) == reference(sequence)
     assert (engine.stats.num_failed_steps, engine.stats.is_fatal, engine.stats.free_blocks) == (1, False, 64)
 
 
 def test_refused_step_fails_after_those_before_it_and_nothing_is_planned_behind_it() -> None:
     runner = LateRunner(refused={2})
-    engine = Engine(make_scheduler(max_num_seqs=1), runner)
-    hit, waiting = make_sequence(5, ignore_eos=True), make_sequence(5, ignore_eos=True)
+    engine = Engine(make_scheduler(max_num_seqs=2), runner)
+    sequences = [make_sequence(5, max_tokens=9, ignore_eos=True) for _ in range(2)]
     collected = Collected()
-    engine.add(hit)
-    engine.add(waiting)
-    (event,) = engine.step()
-    assert (event.sequence, event.finish, engine.last_error) == (hit, None, None)
-    (failed,) = engine.step()
-    assert (failed.sequence, failed.finish, failed.error) == (hit, "failed", "RuntimeError: out of memory")
-    assert failed.num_tokens_before == 1
-    assert runner.log == ["submit 1", "submit 2", "result 1"]
-    collected.run(engine)
-    assert (collected.output[waiting.id], collected.finish[waiting.id]) == reference(waiting)
-
-
-def test_giving_up_reports_every_sequence_once_with_steps_in_flight() -> None:
-    engine = Engine(make_scheduler(max_num_seqs=2), LateRunner())
-    sequences = [make_sequence(5, ignore_eos=True) for _ in range(3)]
     for sequence in sequences:
         engine.add(sequence)
-    engine.step()
-    events = engine.give_up(RuntimeError("broken"))
-    assert [(event.sequence, event.finish) for event in events] == [(s, "failed") for s in sequences]
-    assert [event.num_tokens_before for event in events] == [1, 1, 0]
+    collected.take(engine.step())
+    assert engine.last_error is None
+    collected.take(engine.step())
+    assert str(engine.last_error) == "out of memory"
+    assert runner.log == ["submit 1", "submit 2", "result 1"]
+    collected.take(engine.step())
+    collected.take(engine.step())
+    assert runner.log[3:] == ["submit 3", "result 3", "submit 4", "result 4"]
+    collected.run(engine)
+    for sequence in sequences:
+        assert (collected.output[sequence.id], collected.finish[sequence.id]) == reference(sequence)
 
 
 def test_rates_are_measured_between_landings() -> None:
@@ -121,6 +112,7 @@ def test_rates_are_measured_between_landings() -> None:
     lost=st.sets(st.integers(1, 30), max_size=3),
     lengths=st.lists(st.tuples(st.integers(1, 25), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8),
     aborted=st.dictionaries(st.integers(0, 30), st.integers(0, 7), max_size=3),
+    poisoned=st.sets(st.integers(0, 7), max_size=2),
 )
 def test_every_sequence_ends_once_with_the_tokens_of_a_contiguous_model(
     depth: int,
@@ -129,11 +121,17 @@ def test_every_sequence_ends_once_with_the_tokens_of_a_contiguous_model(
     lost: set[int],
     lengths: list[tuple[int, int, int]],
     aborted: dict[int, int],
+    poisoned: set[int],
 ) -> None:
-    """`lengths`: prompt, output and round of arrival of each sequence; `aborted`: which one goes in which round."""
+    """`lengths`: prompt, output and round of arrival of each sequence; `aborted`: which one goes in which round.
+
+    Only those sequences fail whose every step fails, and those that were computed alone when another step failed.
+    """
     scheduler = make_scheduler(num_blocks=num_blocks)
-    engine = Engine(scheduler, LateRunner(depth, refused, lost))
     sequences = [make_sequence(prompt, max_tokens=output) for prompt, output, _ in lengths]
+    poison = {sequence.id for index, sequence in enumerate(sequences) if index in poisoned}
+    runner = LateRunner(depth, refused, lost, poison)
+    engine = Engine(scheduler, runner)
     coming, collected, gone = list(zip(sequences, lengths, strict=True)), Collected(), set()
     for number in range(31):
         for sequence in [sequence for sequence, (_, _, arrival) in coming if arrival == number]:
@@ -146,11 +144,15 @@ def test_every_sequence_ends_once_with_the_tokens_of_a_contiguous_model(
     collected.run(engine)
     scheduler.check_integrity()
     assert engine.stats.free_blocks == num_blocks
+    failing = [plan for plan in runner.oracle.plans if plan.step in refused | lost]
+    unlucky = {plan.scheduled[0].sequence.id for plan in failing if len(plan.scheduled) == 1}
     for sequence in sequences:
         output, reason = reference(sequence)
         got, finish = collected.output.get(sequence.id, []), collected.finish.get(sequence.id)
-        if sequence.id in gone or finish == "failed":
-            assert (finish is None) == (sequence.id in gone)
-            assert got == output[: len(got)]
-        else:
+        assert (finish is None) == (sequence.id in gone)
+        if finish == "failed":
+            assert sequence.id in poison | unlucky
+        elif finish is not None:
+            assert sequence.id not in poison
             assert (got, finish) == (output, reason)
+        assert got == output[: len(got)]

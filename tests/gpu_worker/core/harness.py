@@ -1,11 +1,12 @@
 """A scheduler with the oracle runner behind it, and what came out of it."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
-from gpu_worker.core.step import SampledTokens, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
 from shared.messages import FinishReason
 from tests.gpu_worker.core.paged_oracle import Drafter, OracleRunner, OracleStep, reference_tokens
 
@@ -84,11 +85,29 @@ class Harness:
         result = step.result() if plan.scheduled else StepResult(plan.step, [])
         return self.collect(self.scheduler.settle(plan, result))
 
-    def lose(self, error: str) -> list[SequenceEvent]:
-        """Land the oldest step as failed."""
-        plan, step = self.in_flight.popleft()
+    def lose(self) -> list[ScheduledSequence]:
+        """Let the oldest step fail; the steps are undone, and what the oldest did can be planned again."""
+        _, step = self.in_flight.popleft()
         step.lose()
-        return self.collect(self.scheduler.fail(plan, error))
+        for plan, later in self.in_flight:
+            if plan.scheduled:
+                later.result()
+        self.in_flight.clear()
+        items = self.scheduler.roll_back()
+        self.collect(self.scheduler.take_events())
+        return items
+
+    def schedule_again(self, items: Iterable[ScheduledSequence]) -> StepPlan | None:
+        """Plan and submit some of what was undone."""
+        plan = self.scheduler.schedule_again(items)
+        if plan is not None:
+            self.in_flight.append((plan, self.runner.submit(plan)))
+        return plan
+
+    def fail(self, sequence: Sequence) -> list[SequenceEvent]:
+        """End a sequence whose step was undone."""
+        self.scheduler.fail(sequence, "broken")
+        return self.collect(self.scheduler.take_events())
 
     def settle_as(self, *token_ids: int) -> list[SequenceEvent]:
         """Settle the oldest step with tokens of the test's choice instead of the runner's."""

@@ -215,16 +215,18 @@ def test_abort_of_a_sequence_in_flight_keeps_its_blocks_until_the_step_is_settle
     harness.assert_reference(replacement)
 
 
-def test_failed_step_ends_its_sequences_and_no_others() -> None:
-    harness = Harness(max_num_seqs=2)
-    hit, aborted, waiting = make_sequence(4), make_sequence(4), make_sequence(4)
-    harness.add(hit, aborted, waiting)
+def test_failed_sequence_ends_alone_and_its_neighbours_are_computed_again() -> None:
+    harness = Harness(max_num_seqs=3, max_num_batched_tokens=32)
+    hit, aborted, other, waiting = (make_sequence(4) for _ in range(4))
+    harness.add(hit, aborted, other, waiting)
     harness.schedule()
     harness.scheduler.abort(aborted.id)
-    (event,) = harness.lose("out of memory")
-    assert (event.sequence, event.finish, event.error) == (hit, "failed", "out of memory")
+    assert [item.sequence for item in harness.lose()] == [hit, other]
+    (event,) = harness.fail(hit)
+    assert (event.sequence, event.finish, event.error) == (hit, "failed", "broken")
+    harness.scheduler.check_integrity()
     harness.run()
-    harness.assert_reference(waiting)
+    harness.assert_reference(other, waiting)
 
 
 def test_settling_a_step_twice_is_refused() -> None:

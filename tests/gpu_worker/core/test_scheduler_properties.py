@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import ScheduledSequence, StepPlan
 from shared.messages import Lane
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.paged_oracle import reference_tokens
@@ -97,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
         self.aborted: set[str] = set()
         self.failed: set[str] = set()
+        self.rolled_back: set[Sequence] = set()
 
     @rule(
         prompt=prompts,
@@ -181,13 +182,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._abort(data.draw(st.sampled_from(flying)))
             self.scheduler.check_integrity()
 
+    @rule(num_groups=st.integers(1, 3), num_failing=st.integers(0, 3))
+    def failing_step(self, num_groups: int, num_failing: int) -> None:
+        """A step fails; some of its sequences are at fault, the others are computed again in groups."""
+        items = self._lose()
+        for item in items[:num_failing]:
+            self.failed.add(item.sequence.id)
+            self.harness.fail(item.sequence)
+        for group in (items[first::num_groups] for first in range(num_groups)):
+            if self.harness.schedule_again(group) is not None:
+                self.scheduler.check_integrity()
+                self.harness.land()
+                self._check_after_step()
+
     @rule()
-    def failing_step(self) -> None:
-        self._fill()
-        plan, _ = self.harness.in_flight[0]
-        self.failed |= {item.sequence.id for item in plan.scheduled}
-        self.harness.lose("broken")
+    def failing_step_that_nobody_computes_again(self) -> None:
+        """What was undone may also be planned with all the rest."""
+        self._lose()
         self._check_after_step()
+
+    def _lose(self) -> list[ScheduledSequence]:
+        self._fill()
+        self.rolled_back |= {item.sequence for plan, _ in self.harness.in_flight for item in plan.scheduled}
+        items = self.harness.lose()
+        self.scheduler.check_integrity()
+        return items
 
     def _fill(self) -> None:
         while self.harness.can_submit() and self._submitted():
@@ -229,7 +248,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(item.num_tokens >= 1 for item in plan.scheduled)
         # A preempted sequence may start again at once, in blocks that it shares with one that runs on.
         scheduled = {item.sequence for item in plan.scheduled}
-        assert all(sequence.num_preemptions for sequence in scheduled & set(plan.departed))
+        again = scheduled & set(plan.departed) - self.rolled_back
+        assert all(sequence.num_preemptions for sequence in again)
         for sequence in self._with(SequenceStatus.RUNNING):
             # Only a sequence with more than one token to compute may have to wait for the budget, or one that lands.
             assert sequence.id in names or sequence.num_uncomputed_tokens > 1 or not sequence.wants_token

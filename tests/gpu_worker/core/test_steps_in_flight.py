@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
 from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -187,18 +187,72 @@ def test_prompt_logprobs_are_reported_once_and_in_order() -> None:
     assert (harness.output[only_asking.id], harness.finish[only_asking.id]) == ([], "length")
 
 
-def test_failed_step_ends_its_sequences_and_the_step_behind_it_lands_for_the_others() -> None:
+def test_failed_step_is_undone_with_the_step_behind_it_and_planned_again_share_by_share() -> None:
     harness = Harness(max_num_seqs=2, max_num_batched_tokens=8, max_steps_in_flight=2)
     hit, other = make_sequence(8, max_tokens=6), make_sequence(5, max_tokens=6)
     harness.add(hit, other)
     assert shares(harness.schedule()) == [(hit.id, 0, 8)]
     assert shares(harness.schedule()) == [(hit.id, 8, 1), (other.id, 0, 5)]
-    (event,) = harness.lose("device lost")
-    assert (event.sequence, event.finish, event.error) == (hit, "failed", "device lost")
+    items = harness.lose()
+    assert [(item.sequence, item.start, item.num_tokens) for item in items] == [(hit, 0, 8)]
+    assert (hit.num_computed_tokens, hit.num_pending_tokens, other.num_computed_tokens) == (0, 0, 0)
     harness.scheduler.check_integrity()
-    assert [event.sequence for event in harness.land()] == [other]
+    plan = harness.schedule_again(items)
+    assert plan is not None
+    assert (shares(plan), plan.departed) == ([(hit.id, 0, 8)], [hit, other])
+    harness.run()
+    harness.assert_reference(hit, other)
+
+
+def test_sequence_that_ended_while_its_step_failed_gives_its_blocks_back_once() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    gone, other = make_sequence(6), make_sequence(6)
+    harness.add(gone, other)
+    harness.schedule()
+    harness.schedule()
+    harness.scheduler.abort(gone.id)
+    assert [item.sequence for item in harness.lose()] == [other]
+    harness.scheduler.check_integrity()
+    assert not gone.block_table
     harness.run()
     harness.assert_reference(other)
+
+
+def test_share_of_a_sequence_that_ended_since_is_not_planned_again() -> None:
+    harness = Harness()
+    gone, other = make_sequence(6), make_sequence(6)
+    harness.add(gone, other)
+    harness.schedule()
+    items = harness.lose()
+    harness.scheduler.abort(gone.id)
+    assert harness.schedule_again(items[:1]) is None
+    plan = harness.schedule_again(items)
+    assert plan is not None
+    assert shares(plan) == [(other.id, 0, 6)]
+    harness.run()
+    harness.assert_reference(other)
+
+
+def test_control_step_writes_only_where_nobody_reads() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    first = make_sequence(range(100, 108), max_tokens=9)
+    harness.add(first)
+    harness.step()
+    sharing = make_sequence(range(100, 108), max_tokens=9)
+    harness.add(sharing)
+    harness.schedule()
+    harness.lose()
+    plan = harness.scheduler.control_step(sharing)
+    (item,) = plan.scheduled
+    assert (item.start, item.num_tokens, item.samples) == (0, 1, True)
+    (block,) = item.sequence.block_table
+    assert block in sharing.block_table
+    assert block not in first.block_table
+    harness.runner.submit(plan).result()
+    harness.fail(sharing)
+    harness.run()
+    harness.assert_reference(first)
+    assert harness.finish[sharing.id] == "failed"
 
 
 def test_steps_land_in_the_order_in_which_they_were_planned() -> None:
@@ -207,7 +261,7 @@ def test_steps_land_in_the_order_in_which_they_were_planned() -> None:
     harness.schedule()
     later = harness.schedule()
     with pytest.raises(AssertionError, match="not the oldest"):
-        harness.scheduler.fail(later, "too early")
+        harness.scheduler.settle(later, StepResult(later.step, [SampledTokens((1,))]))
 
 
 def test_slot_of_a_sequence_that_ends_in_flight_is_free_for_the_next_plan() -> None:

@@ -1,0 +1,66 @@
+"""What the engine asks of whatever computes its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_worker.core.step import StepPlan, StepResult
+from shared.errors import HeadraceError
+
+
+class BrokenRunnerError(HeadraceError):
+    """The runner can compute nothing any more.
+
+    Attributes:
+        cause: What it raised for the last step.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        """Say what it raised."""
+        super().__init__(
+            f"the model runner fails whatever it computes; the last time by {type(cause).__name__}: {cause}"
+        )
+        self.cause = cause
+
+
+class PendingStep(Protocol):
+    """A submitted step."""
+
+    def result(self) -> StepResult:
+        """Wait until the step's tokens are on the host; raise what the step raised."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """Executes plans, in the order in which they are submitted.
+
+    It reads sequences in `submit` only, and writes nothing but `Sequence.row`, which stays the same while the sequence
+    is in the batch. It drops what it keeps for `plan.departed` before anything that can fail; it may be told twice. A
+    step that was submitted, and failed or not, may be computed again when its sequences have departed.
+    """
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that may be submitted before the first of them has a result; 1 when `submit` computes at once."""
+        ...
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Start to compute the plan's tokens and to sample; called only with a plan that schedules something.
+
+        A token of an item that is not in `sequence.token_ids` yet is the one sampled last for the sequence, by a step
+        that is still in flight. The token that an item samples is number `start + num_tokens - num_prompt_tokens` of
+        the output.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStep:
+    """A step whose submission failed. It fails when it lands, after those before it."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        """Raise what the submission raised."""
+        raise self.error

@@ -1,0 +1,48 @@
+"""The bounds of every parameter of a request, once, for the gateway's JSON and for the messages on the wire.
+
+Each type has a lower and an upper bound. So it refuses NaN, the infinities, and integers that do not fit 64 bits,
+whichever encoding they come in: msgspec compares in such a way that NaN is within no bound.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+MAX_NAME_BYTES = 128
+MAX_MESSAGES = 4096
+MAX_PROMPT_TOKENS = 1 << 20
+MAX_SEQUENCES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 64
+MAX_BIASES = 1024
+MAX_OUTPUT_TOKENS = 10_000_000
+MAX_TIMEOUT_S = 86_400.0
+MAX_LOGPROBS = 20
+MAX_TOKEN_ID = 2**31 - 1
+MAX_EPOCH = 2**31 - 1
+MAX_UNIX_S = 253_402_300_799.0
+"""The end of the year 9999."""
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_PROMPT_TOKENS)]
+NumOutputTokens = Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)]
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+TopK = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+# Smaller ones turn a logit into an infinity, which is no logit any more.
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10.0)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Priority = Annotated[int, Meta(ge=-100, le=100)]
+Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+UnixSeconds = Annotated[float, Meta(ge=0.0, le=MAX_UNIX_S)]
+Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
+ReplySubject = Annotated[str, Meta(max_length=512)]
