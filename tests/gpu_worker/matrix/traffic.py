@@ -130,10 +130,12 @@ class Traffic:
 
     Attributes:
         num_emitted: Tokens that each sequence came with.
+        tolerated: What steps may raise.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, tolerated: tuple[type[Exception], ...] = ()) -> None:
         self.parts = parts
+        self.tolerated = tolerated
         clock = itertools.count()
         self.engine = Engine(parts.scheduler, parts.runner, lambda: next(clock) * 1e-3)
         self.answers: dict[str, Answer] = {}
@@ -160,7 +162,7 @@ class Traffic:
             for event in self.engine.step():
                 name = event.sequence.id
                 self.answers[name].add(event, self.num_emitted[name])
-            if self.engine.last_error is not None:
+            if self.engine.last_error is not None and not isinstance(self.engine.last_error, self.tolerated):
                 raise self.engine.last_error
 
     def _add(self, sequence: Sequence) -> None:
