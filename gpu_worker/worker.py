@@ -27,6 +27,7 @@ from gpu_worker.model_revision import model_revision
 from gpu_worker.progress_bar import ProgressBar
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.text.tokenizer import ModelTokenizer
+from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.errors import ConfigError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
@@ -77,6 +78,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     start_up = StartUp(ProgressBar(sys.stderr))
     directory = read_model_directory(config.model)
     tokenizer = ModelTokenizer(directory)
+    check_vocabulary(tokenizer, directory)
     setup = build_engine(config, directory, tokenizer, start_up)
     _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterator
+from itertools import takewhile
 
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.core.sequence import Sequence
@@ -36,12 +38,11 @@ class RequestReader:
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_ids(request.emitted, "emitted")
-        self._check_ids(tuple(request.sampling.logit_bias), "logit_bias")
+        self._check_ids(request.sampling.logit_bias, "logit_bias")
         self._check_ids(request.sampling.stop_token_ids, "stop_token_ids")
         if request.token_ids is not None:
             if not request.token_ids:
                 raise BadRequestError("The prompt has no tokens.", "prompt")
-            self._check_ids(request.token_ids, "prompt")
             return list(request.token_ids)
         prompt = request.messages if request.text is None else request.text
         assert prompt is not None
@@ -50,7 +51,12 @@ class RequestReader:
     def sequence(
         self, request: Request, sequence_id: str, prompt_ids: list[int], prediction_ids: list[int]
     ) -> Sequence:
-        """Return the sequence of a request, which begins with what earlier attempts have emitted."""
+        """Return the sequence of a request, which begins with what earlier attempts have emitted.
+
+        Raises:
+            BadRequestError: The tokenizer makes tokens of the prompt that the model does not have.
+        """
+        self._check_ids(prompt_ids, "prompt" if request.messages is None else "messages")
         now = time.monotonic()
         max_tokens = request.sampling.max_tokens
         return Sequence(
@@ -65,7 +71,7 @@ class RequestReader:
             arrival=now,
             deadline=None if request.deadline is None else now + request.deadline - time.time(),
             salt=request.tenant.encode(),
-            prediction=tuple(prediction_ids),
+            prediction=tuple(self._known(prediction_ids)),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:
@@ -81,7 +87,11 @@ class RequestReader:
             text = self._tokenizer.decode(prompt_ids) if request.text is None else request.text
         return Prelude(text, None if request.sampling.prompt_logprobs is None else [None])
 
-    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
+    def _known(self, token_ids: list[int]) -> Iterator[int]:
+        """Return the tokens up to the first that the model does not have, and so never generates."""
+        return takewhile(lambda token_id: token_id < self._tokenizer.vocab_size, token_ids)
+
+    def _check_ids(self, token_ids: Collection[int], param: str) -> None:
         if not token_ids:
             return
         least, largest = min(token_ids), max(token_ids)

@@ -63,6 +63,12 @@ class ModelTokenizer:
         mine: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return mine == other._tokenizer.get_vocab(with_added_tokens=True)
 
+    def tokens_from(self, first_id: int) -> list[tuple[str, int]]:
+        """Return the tokens whose ids are not smaller than this, with their ids, in order."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        found = [(token, token_id) for token, token_id in vocabulary.items() if token_id >= first_id]
+        return sorted(found, key=lambda entry: entry[1])
+
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text; an empty one becomes the begin-of-sequence token.
 

@@ -51,3 +51,15 @@ def test_sequences_that_never_had_a_row_depart_without_harm() -> None:
     placed, newcomers = rows.place([ScheduledSequence(stranger, 0, 1, True)], Upload(CPU))
     assert np.array_equal(placed, [0])
     assert newcomers == [stranger]
+
+
+def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_released() -> None:
+    rows, sequence = BatchRows(2, 4, CPU), Sequence("s", [1], 1, Sampling(), 9, block_table=[5, 7])
+    item = ScheduledSequence(sequence, 0, 1, True)
+    rows.place([item], Upload(CPU))
+    rows.release([sequence])
+    upload = Upload(CPU)
+    (row,), newcomers = rows.place([item], upload)
+    upload.send()
+    assert newcomers == [sequence]
+    assert rows.device_tables[row].tolist() == [5, 7, 0, 0]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, processors
+
+from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from gpu_worker.text.vocabulary_check import check_vocabulary
+from shared.errors import ConfigError
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|turn|>{% endfor %}"
+MakeModel = Callable[..., ModelDirectory]
+
+
+@pytest.fixture
+def make_model(demo_directory: ModelDirectory, tmp_path: Path) -> MakeModel:
+    """Makes a model whose tokenizer has one token more than the model, `<|turn|>`."""
+
+    def make(change: Callable[[Tokenizer], Any] = lambda _: None, **fields: Any) -> ModelDirectory:
+        tokenizer = Tokenizer.from_buffer(demo_directory.read_tokenizer())
+        tokenizer.add_special_tokens([AddedToken("<|turn|>", special=True)])
+        change(tokenizer)
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return dataclasses.replace(demo_directory, path=tmp_path, **fields)
+
+    return make
+
+
+def check(directory: ModelDirectory) -> None:
+    check_vocabulary(ModelTokenizer(directory), directory)
+
+
+def test_tokenizer_that_fits_says_nothing(demo_directory: ModelDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    check(demo_directory)
+    assert not caplog.records
+
+
+def test_token_that_the_model_does_not_have_is_warned_about_once(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_model()
+    with caplog.at_level(logging.WARNING):
+        check(directory)
+    (record,) = caplog.records
+    size = directory.vocab_size
+    assert f"1 tokens that the model does not have, which knows the ids 0 to {size - 1}: '<|turn|>' ({size})" in (
+        record.getMessage()
+    )
+
+
+@pytest.mark.parametrize(("field", "name"), [("eos_token_ids", "end-of"), ("bos_token_id", "begin-of")])
+@pytest.mark.parametrize("token_id", [-1, None])
+def test_special_token_that_the_model_does_not_have_is_refused(
+    make_model: MakeModel, demo_directory: ModelDirectory, field: str, name: str, token_id: int | None
+) -> None:
+    wrong = demo_directory.vocab_size if token_id is None else token_id
+    value = frozenset({0, wrong}) if field == "eos_token_ids" else wrong
+    with pytest.raises(ConfigError, match=f"{name}-sequence token has the id {wrong}, but the model has the ids 0 to"):
+        check(make_model(**{field: value}))
+
+
+def test_token_that_every_prompt_needs_is_refused(make_model: MakeModel) -> None:
+    def add_turn(tokenizer: Tokenizer) -> None:
+        turn = ("<|turn|>", tokenizer.token_to_id("<|turn|>"))
+        tokenizer.post_processor = processors.TemplateProcessing("<|turn|> $A", special_tokens=[turn])
+
+    with pytest.raises(ConfigError, match="the tokenizer adds to every prompt"):
+        check(make_model(add_turn))
+
+
+def test_token_that_every_conversation_needs_is_refused(make_model: MakeModel) -> None:
+    config = {"chat_template": TEMPLATE}
+    with pytest.raises(ConfigError, match="the chat template adds to every conversation"):
+        check(make_model(tokenizer_config=config))
+
+
+def test_template_that_refuses_the_shortest_conversation_is_no_defect(make_model: MakeModel) -> None:
+    check(make_model(tokenizer_config={"chat_template": "{{ raise_exception('no') }}"}))
+
+
+def test_model_without_a_template_is_no_defect(make_model: MakeModel) -> None:
+    check(make_model(tokenizer_config=json.loads("{}")))
