@@ -156,7 +156,7 @@ async def test_deadline_ends_a_running_request(worker: RunningWorker, gateway: T
         ({"text": "x " * 3000}, "prompt"),
         ({"text": None, "messages": (ChatMessage(role="user", content="x " * 3000),)}, "messages"),
         ({"text": None, "token_ids": (5, 4096)}, "prompt"),
-        ({"text": None, "token_ids": (2**62,)}, "prompt"),
+        ({"text": None, "token_ids": (2**62,)}, "token_ids"),
         ({"text": None, "token_ids": ()}, "prompt"),
         ({"text": None}, "prompt"),
         ({"text": None, "messages": ()}, "messages"),

@@ -217,7 +217,8 @@ def test_block_whose_last_token_was_sampled_but_not_computed_is_not_findable(dep
     assert first.num_output_tokens == 1
     harness.scheduler.abort(first.id)
     while harness.in_flight:
-        harness.lose("the step that would have written the token's KV")
+        # The step that would have written the token's KV.
+        harness.lose()
     follow_up = make_sequence([*first.token_ids, 7])
     harness.add(follow_up)
     assert shares(harness.schedule()) == [(follow_up.id, BLOCK + 1)]
