@@ -142,13 +142,12 @@ void attend(const AttentionArguments& a, const Item& item) {
   for (int number = sequence.span_of(sequence.begin); number <= last; ++number) {
     const Span<Cache> span = sequence.span(number);
     const bool can_ask = number < last && item.num_tokens == 1;
-    SpanAhead ahead = can_ask ? SpanAhead(sequence.span(number + 1), item.num_kv_heads) : SpanAhead();
+    const Span<Cache> next = can_ask ? sequence.span(number + 1) : span;
     for (int head = 0; head < item.num_kv_heads; ++head) {
-      const Span<Cache> of_one = of_head(span, head);
-      pack(of_one, packed, ahead);
-      advance_all(rows, head * rows_per_head, (head + 1) * rows_per_head, of_one, packed, ahead);
+      const Span<Cache> of_one = of_head(span, head), next_of_one = of_head(next, head);
+      pack(of_one, packed, can_ask ? &next_of_one : nullptr);
+      advance_all(rows, head * rows_per_head, (head + 1) * rows_per_head, of_one, packed);
     }
-    while (!ahead.is_done()) ahead.ask();
   }
   end_rows<Query>(a, item, rows);
 }

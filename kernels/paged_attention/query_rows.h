@@ -81,8 +81,8 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const
 
 // Advances R rows by one span. A key that a row does not see has weight 0 there.
 template <int R, typename Word, typename Cache>
-inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, const PackedSpan<Word>& packed,
-                    SpanAhead& ahead) {
+inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, const PackedSpan<Word>& packed) {
+  NothingAhead ahead;
   const int key_words = (span.head_dim + kPerWord<Word> - 1) / kPerWord<Word>;
   Floats sums[R][kPanelVectors] = {};
   multiply_panel<Word, R>(sums, packed.keys, key_words, rows.query + row * rows.width, rows.width, ahead);
@@ -103,10 +103,10 @@ inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, con
 // Advances the rows from `row` to `end`, at most R at a time.
 template <int R = kTileRows, typename Word, typename Cache>
 inline void advance_all(QueryRows<Word>& rows, int row, int end, const Span<Cache>& span,
-                        const PackedSpan<Word>& packed, SpanAhead& ahead) {
+                        const PackedSpan<Word>& packed) {
   if constexpr (R > 0) {
-    for (; row + R <= end; row += R) advance<R>(rows, row, span, packed, ahead);
-    advance_all<R - 1>(rows, row, end, span, packed, ahead);
+    for (; row + R <= end; row += R) advance<R>(rows, row, span, packed);
+    advance_all<R - 1>(rows, row, end, span, packed);
   }
 }
 

@@ -44,53 +44,6 @@ Span<Cache> of_head(Span<Cache> span, int head) {
   return span;
 }
 
-// Asks memory for the next span, a line whenever the current one has been computed a little further: the processor
-// drops what it is asked for all at once. In the order of memory, for all KV heads of the item.
-class SpanAhead {
- public:
-  // Asks for nothing.
-  SpanAhead() = default;
-
-  template <typename Cache>
-  SpanAhead(const Span<Cache>& span, int num_heads)
-      : stride_(span.stride * sizeof(Cache)) {
-    const int bytes = num_heads * span.head_dim * static_cast<int>(sizeof(Cache));
-    for (const Tile<Cache>& tile : span.tiles) {
-      if (tile.count == 0) continue;
-      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.keys), tile.count, bytes};
-      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.values), tile.count, bytes};
-      if (!EightBits<Cache>::kIs) continue;
-      const int scale_bytes = num_heads * span.block_size * static_cast<int>(sizeof(int32_t));
-      pieces_[num_pieces_++] = {reinterpret_cast<const char*>(tile.scales), 1, scale_bytes};
-    }
-  }
-
-  bool is_done() const { return piece_ == num_pieces_; }
-
-  // Asks for one cache line, whatever is multiplied.
-  void ask(const int32_t* = nullptr) {
-    if (is_done()) return;
-    Piece& piece = pieces_[piece_];
-    __builtin_prefetch(piece.row + byte_, 0, 2);
-    byte_ += kLine;
-    if (byte_ < piece.row_bytes) return;
-    byte_ = 0;
-    piece.row += stride_;
-    if (--piece.count == 0) ++piece_;
-  }
-
- private:
-  // Keys, values or scales of a tile that have not been asked for.
-  struct Piece {
-    const char* row;
-    int count, row_bytes;
-  };
-
-  Piece pieces_[3 * kSpanTiles];
-  int num_pieces_ = 0, piece_ = 0, byte_ = 0;
-  int64_t stride_ = 0;
-};
-
 // The same in the order of multiplication, in words of type Word: a panel of keys, to multiply queries with, and panels
 // of values, to multiply the keys' weights with. Keys that a tile lacks are zeros: what is there may never have been
 // written.
@@ -104,10 +57,11 @@ struct PackedSpan {
 
 // Swaps rows and lanes, by swapping each bit of their numbers.
 template <int kDistance = kLanes / 2>
-inline void transpose(Ints* block) {
+[[gnu::always_inline]] inline void transpose(Ints* block) {
   if constexpr (kDistance > 0) {
     constexpr Ints low = make_ints([](int lane) { return lane & kDistance ? kLanes + lane - kDistance : lane; });
     constexpr Ints high = make_ints([](int lane) { return lane & kDistance ? kLanes + lane : lane + kDistance; });
+#pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       if (i & kDistance) continue;
       const Ints a = block[i], b = block[i + kDistance];
@@ -168,15 +122,36 @@ inline Ints load_words(const Cache* source, int count) {
   }
 }
 
+// Asks memory for what the same row of the span after this one holds. The processor drops requests that come all at once,
+// so each row that is packed asks for one; a row that is not there is harmless.
+template <typename Cache>
+struct RowsAhead {
+  const Cache* rows;  // Null where nothing is asked for.
+  int64_t stride;
+
+  void ask(int row, int first) const {
+    if (rows) __builtin_prefetch(rows + row * stride + first, 0, 2);
+  }
+};
+
+// Lays keys side by side: a vector of each word, with that word of every key of the tile.
 template <typename Word, typename Cache>
-inline void pack_keys(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, SpanAhead& ahead) {
+inline void pack_keys(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, RowsAhead<Cache> ahead) {
   constexpr int kElements = kLanes * kPerWord<Word>;
   for (int first = 0; first < span.head_dim; first += kElements) {
     Ints block[kLanes];
-    for (int j = 0; j < kLanes; ++j) {
-      const Cache* key = tile.keys + j * span.stride + first;
-      block[j] = j < tile.count ? load_words<Word>(key, span.head_dim - first) : Ints{};
-      ahead.ask();
+    const Cache* key = tile.keys + first;
+    const int count = span.head_dim - first;
+    if (tile.count == kLanes && count >= kElements) {
+      for (int j = 0; j < kLanes; ++j, key += span.stride) {
+        block[j] = load_words<Word>(key, kElements);
+        ahead.ask(j, first);
+      }
+    } else {
+      for (int j = 0; j < kLanes; ++j, key += span.stride) {
+        block[j] = j < tile.count ? load_words<Word>(key, count) : Ints{};
+        ahead.ask(j, first);
+      }
     }
     transpose(block);
     for (int word = 0; word < kLanes; ++word)
@@ -194,33 +169,39 @@ inline void interleave(Ints a, Ints b, Ints* low, Ints* high) {
 }
 
 template <typename Word, typename Cache>
-inline void pack_values(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, SpanAhead& ahead) {
+inline void pack_values(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, RowsAhead<Cache> ahead) {
   constexpr int kElements = kLanes * kPerWord<Word>;
-  for (int j = 0; j < kTile; j += kPerWord<Word>) {
-    for (int first = 0; first < span.head_dim; first += kElements) {
+  for (int first = 0; first < span.head_dim; first += kElements) {
+    int32_t* place = target + first / kPanel * (kSpanKeys / kPerWord<Word>) * kPanel + first % kPanel;
+    const Cache* value = tile.values + first;
+    const int count = span.head_dim - first;
+    for (int j = 0; j < kTile; j += kPerWord<Word>, place += kPanel) {
       Ints words[kPerWord<Word>];
-      for (int k = 0; k < kPerWord<Word>; ++k) {
-        const Cache* value = tile.values + (j + k) * span.stride + first;
-        words[k] = j + k < tile.count ? load_words<Word>(value, span.head_dim - first) : Ints{};
+      for (int k = 0; k < kPerWord<Word>; ++k, value += span.stride) {
+        words[k] = j + k < tile.count ? load_words<Word>(value, count) : Ints{};
+        ahead.ask(j + k, first);
       }
-      ahead.ask();
       if constexpr (kPerWord<Word> == 2) interleave(words[0], words[1], &words[0], &words[1]);
-      const int panel = first / kPanel * (kSpanKeys / kPerWord<Word>);
-      int32_t* place = target + (panel + j / kPerWord<Word>) * kPanel + first % kPanel;
       std::memcpy(place, words, sizeof(words));
     }
   }
 }
 
+// Packs a span, and asks memory for the one that follows; null where nothing does.
 template <typename Word, typename Cache>
-inline void pack(const Span<Cache>& span, PackedSpan<Word>& packed, SpanAhead& ahead) {
+inline void pack(const Span<Cache>& span, PackedSpan<Word>& packed, const Span<Cache>* next) {
   packed.num_keys = 0;
   for (int t = 0; t < kSpanTiles; ++t) {
     const Tile<Cache>& tile = span.tiles[t];
-    pack_keys<Word>(tile, span, packed.keys + t * kTile, ahead);
-    pack_values<Word>(tile, span, packed.values + t * kTile / kPerWord<Word> * kPanel, ahead);
+    const RowsAhead<Cache> keys{next ? next->tiles[t].keys : nullptr, span.stride};
+    const RowsAhead<Cache> values{next ? next->tiles[t].values : nullptr, span.stride};
+    pack_keys<Word>(tile, span, packed.keys + t * kTile, keys);
+    pack_values<Word>(tile, span, packed.values + t * kTile / kPerWord<Word> * kPanel, values);
     if (tile.count) packed.num_keys = t * kTile + tile.count;
-    if constexpr (EightBits<Cache>::kIs) packed.scales[t] = load_scales<Cache>(tile.scales, tile.count);
+    if constexpr (EightBits<Cache>::kIs) {
+      packed.scales[t] = load_scales<Cache>(tile.scales, tile.count);
+      if (next) __builtin_prefetch(next->tiles[t].scales, 0, 2);
+    }
   }
 }
 
