@@ -1,4 +1,4 @@
-"""The two hot routes, as raw ASGI: from a request's bytes to an answer that the data path fills in.
+"""The two hot routes: from a request's bytes to an answer that the data path fills in.
 
 authenticate, read, parse, limits, then the generator. Nothing costly happens before admission. The coroutine of a
 request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without it.
@@ -11,16 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from starlette.types import Receive, Scope, Send
-
 from gateway.answer import Answer, ResponseHead
 from gateway.auth import KeyStore
-from gateway.body import ClientGoneError, read_body
+from gateway.body import ClientGoneError
 from gateway.chunks import Identity
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.event_stream import DONE, StreamLimits, error_event
-from gateway.exchange import EXTENSION, Exchange
+from gateway.exchange import Exchange
 from gateway.flush import Flusher
 from gateway.generation import Generation
 from gateway.generator import Generator, Ticket
@@ -63,13 +61,13 @@ class Completions:
         self._stream_limits = StreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
         self._streamed: set[StreamedAnswer] = set()
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def chat(self, exchange: Exchange) -> None:
         """Serve `POST /v1/chat/completions`."""
-        await self._serve("chat", parse_chat, scope, receive)
+        await self._serve("chat", parse_chat, exchange)
 
-    async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def completion(self, exchange: Exchange) -> None:
         """Serve `POST /v1/completions`."""
-        await self._serve("completion", parse_completion, scope, receive)
+        await self._serve("completion", parse_completion, exchange)
 
     async def tick_forever(self) -> None:
         """Let streams react to silence and slow readers."""
@@ -82,12 +80,11 @@ class Completions:
                 except Exception:
                     _logger.exception("a stream could not be looked after")
 
-    async def _serve(self, route: str, parse: Callable[[bytes], Generation], scope: Scope, receive: Receive) -> None:
-        exchange: Exchange = scope["extensions"][EXTENSION]
+    async def _serve(self, route: str, parse: Callable[[bytes], Generation], exchange: Exchange) -> None:
         head = ResponseHead(new_request_id(), time.perf_counter())
         self._metrics.active_streams += 1
         try:
-            status = await self._answer(parse, scope, receive, exchange, head)
+            status = await self._answer(parse, exchange, head)
         except ClientGoneError:
             self._metrics.disconnects += 1
             return
@@ -103,21 +100,13 @@ class Completions:
         self._metrics.requests[(route, status)] += 1
         self._metrics.duration_s.observe(time.perf_counter() - head.started)
 
-    async def _answer(
-        self,
-        parse: Callable[[bytes], Generation],
-        scope: Scope,
-        receive: Receive,
-        exchange: Exchange,
-        head: ResponseHead,
-    ) -> int:
+    async def _answer(self, parse: Callable[[bytes], Generation], exchange: Exchange, head: ResponseHead) -> int:
         config = self._config
         if self._metrics.active_streams > config.max_streams:
             message = f"This gateway answers {config.max_streams} requests at once, and does. Try again shortly."
             raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
-        principal = self._keys.authenticate(scope["headers"])
-        body = await self._read(scope, receive, exchange)
-        generation = parse(body)
+        principal = self._keys.authenticate(exchange.head.headers)
+        generation = parse(await exchange.read_body(config.max_body_bytes))
         principal.check_model(generation.model)
         lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
         head.limits = lease.headers
@@ -125,7 +114,7 @@ class Completions:
         tokens_used: int | None = None
         try:
             ticket = await self._generator.start(
-                generation, principal.tenant, answer.sinks, _wants_fresh(scope["headers"])
+                generation, principal.tenant, answer.sinks, _wants_fresh(exchange.head.headers)
             )
             try:
                 outcome = await answer.done
@@ -142,12 +131,6 @@ class Completions:
             self._forget(answer)
             answer.close()
             lease.release(tokens_used)
-
-    async def _read(self, scope: Scope, receive: Receive, exchange: Exchange) -> bytes:
-        config = self._config
-        # What is here already needs no timer.
-        timeout_s = None if exchange.has_whole_body else config.body_timeout_s
-        return await read_body(scope["headers"], receive, config.max_body_bytes, timeout_s)
 
     def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
         identity = Identity(answer_id(generation), generation.kind, generation.model, int(time.time()))

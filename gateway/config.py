@@ -33,7 +33,16 @@ class GatewayConfig:
 
     max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
     body_timeout_s: float = setting(30.0, "Time a client has to send its request body.", minimum=0.1)
-    max_connections: int = setting(4096, "Open client connections per process.", minimum=1)
+    head_timeout_s: float = setting(15.0, "Time a client has to send a request's head.", minimum=0.1)
+    keep_alive_s: float = setting(75.0, "Time a connection may wait for its next request.", minimum=0.1)
+    max_connections: int = setting(
+        4096,
+        "Client connections per process. Idle ones are closed to make room; health is exempt.",
+        minimum=1,
+    )
+    max_connections_per_address: int | None = setting(
+        None, "The same for the connections of one client address; none does not limit.", minimum=1
+    )
     max_streams: int = setting(2048, "Requests being answered at once per process; more get a 503.", minimum=1)
     send_timeout_s: float = setting(30.0, "A client that takes no bytes for so long is cut off.", minimum=0.1)
     stream_buffer_bytes: int = setting(

@@ -1,8 +1,8 @@
-"""One HTTP request's answer, written straight to the transport: what a hot route uses in place of ASGI's `send`.
+"""One HTTP request and its answer. What every handler gets: the head, the body to read, and a way to write bytes.
 
-An exchange owns the response side of one request: head, body framing (chunked on HTTP/1.1, so that the connection can
-serve the next request), completion, and the news that the client is gone or reads too slowly. Nothing waits in here:
-`write` hands bytes to the transport at once, and whoever writes asks `paused_since` first.
+An exchange owns the response side: head, body framing (chunked on HTTP/1.1, so that the connection can serve the next
+request), completion, and the news that the client is gone or reads too slowly. Nothing waits in here: `write` hands
+bytes to the transport at once, and whoever writes asks `paused_since` first.
 """
 
 from __future__ import annotations
@@ -12,22 +12,33 @@ import http
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from gateway.body import RequestBody, check_body_headers
 from gateway.errors import ApiError
-
-EXTENSION = "headrace.exchange"
+from gateway.http1.head import RequestHead
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class ResponseCycle(Protocol):
-    """The part of uvicorn's request/response cycle that must know what was written around it."""
+class ResponseChannel(Protocol):
+    """What an exchange needs of its connection."""
 
-    more_body: bool
-    response_started: bool
-    response_complete: bool
-    keep_alive: bool
-    message_event: asyncio.Event
-    on_response: Callable[..., None]
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """Where the answer is written."""
+        ...
+
+    @property
+    def default_headers(self) -> Headers:
+        """Headers of every answer (date)."""
+        ...
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer that begins now is the connection's last."""
+        ...
+
+    def answered(self, *, close: bool) -> None:
+        """Learn that the answer is complete."""
 
 
 def status_line(status: int) -> bytes:
@@ -55,9 +66,11 @@ def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class Exchange:
-    """The response side of one request.
+    """One request and its answer.
 
     Attributes:
+        head: The request's head.
+        body: The request's body; see `read_body`.
         paused_since: Loop time since when the transport holds more unsent bytes than it wants, or None: while it is
             set, keep further ones back.
         closed: Nothing can be written any more: the client left, or the response is complete.
@@ -66,28 +79,30 @@ class Exchange:
     """
 
     __slots__ = (
+        "_channel",
         "_chunked",
-        "_cycle",
-        "_default_headers",
-        "_head",
-        "_is_head",
+        "_closes",
+        "_response_head",
         "_transport",
+        "body",
         "closed",
         "disconnected",
+        "head",
         "on_disconnect",
         "on_writable",
         "paused_since",
         "started",
     )
 
-    def __init__(self, transport: asyncio.Transport, default_headers: Headers) -> None:
-        """Answer on `transport`; `default_headers` (date, server) go into every head."""
-        self._transport = transport
-        self._default_headers = default_headers
-        self._cycle: ResponseCycle | None = None
-        self._chunked = False
-        self._is_head = False
-        self._head = b""
+    def __init__(self, channel: ResponseChannel, head: RequestHead, body: RequestBody) -> None:
+        """Answer on `channel`."""
+        self._channel = channel
+        self._transport = channel.transport
+        self.head = head
+        self.body = body
+        self._chunked = head.http_version == "1.1"
+        self._closes = False
+        self._response_head = b""
         self.started = False
         self.paused_since: float | None = None
         self.closed = False
@@ -95,38 +110,39 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
 
-    def bind(self, cycle: ResponseCycle, http_version: str, method: str) -> None:
-        """Learn, once the request's head has been parsed, how this request wants to be answered."""
-        self._cycle = cycle
-        self._chunked = http_version == "1.1"
-        self._is_head = method == "HEAD"
+    async def read_body(self, max_bytes: int) -> bytes:
+        """Return the request's whole body.
 
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether the request's body has arrived completely, so that reading it does not wait."""
-        return self._cycle is not None and not self._cycle.more_body
+        Raises:
+            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compressed one, 400
+                for one with broken framing.
+            ClientGoneError: The client left.
+        """
+        check_body_headers(self.head.headers, max_bytes)
+        return await self.body.read(max_bytes)
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response in one write."""
         if self.closed or not self._begin():
             return
         length = (b"content-length", b"%d" % len(body))
-        head = head_bytes(status, [*self._default_headers, *headers, length, *self._connection_header()])
-        self._transport.write(head if self._is_head else head + body)
+        head = head_bytes(status, [*self._channel.default_headers, *headers, length, *self._connection_header()])
+        self._transport.write(head if self.head.method == "HEAD" else head + body)
         self._complete()
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error and close the connection."""
-        assert self._cycle is not None, "the request's head has not been parsed"
-        self._cycle.keep_alive = False
+        self._closes = True
         self.respond(error.status, error.response_headers(), error.body())
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin a response of unknown length; the head leaves together with the first bytes written."""
         if self.closed or not self._begin():
             return
+        assert self.head.method != "HEAD", "an answer to HEAD has no body to stream"
         framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
-        self._head = head_bytes(status, [*self._default_headers, *headers, *framing, *self._connection_header()])
+        all_headers = [*self._channel.default_headers, *headers, *framing, *self._connection_header()]
+        self._response_head = head_bytes(status, all_headers)
 
     def write(self, body: bytes) -> None:
         """Send a piece of the body now. Empty pieces are dropped: an empty chunk would end the response."""
@@ -134,9 +150,9 @@ class Exchange:
             return
         if self._chunked:
             body = b"%x\r\n%b\r\n" % (len(body), body)
-        if self._head:
-            body = self._head + body
-            self._head = b""
+        if self._response_head:
+            body = self._response_head + body
+            self._response_head = b""
         try:
             self._transport.write(body)
         except RuntimeError:
@@ -148,21 +164,25 @@ class Exchange:
         if self.closed:
             return
         if not self._transport.is_closing():
-            parts = [self._head]
+            parts = [self._response_head]
             if self._chunked:
                 parts += [b"%x\r\n%b\r\n" % (len(body), body)] if body else []
                 parts.append(b"0\r\n\r\n")
             else:
                 parts.append(body)
-            self._head = b""
+            self._response_head = b""
             self._transport.write(b"".join(parts))
         self._complete()
 
     def finish_and_close(self, body: bytes) -> None:
         """Send the last piece, end the response, and close the connection once the client has read that much."""
-        if not self.closed and self._cycle is not None:
-            self._cycle.keep_alive = False
+        self._closes = True
         self.finish(body)
+
+    def abandon(self) -> None:
+        """Cut the connection, unless the answer is complete."""
+        if not self.closed:
+            self._transport.abort()
 
     def lose(self) -> None:
         """Take note that the connection is gone."""
@@ -172,6 +192,10 @@ class Exchange:
         if self.on_disconnect is not None:
             self.on_disconnect()
 
+    def pause(self, now: float) -> None:
+        """Take note that the transport holds enough unsent bytes. `now` is loop time."""
+        self.paused_since = now
+
     def resume(self) -> None:
         """Take note that the transport takes bytes again."""
         self.paused_since = None
@@ -179,22 +203,15 @@ class Exchange:
             self.on_writable()
 
     def _begin(self) -> bool:
-        assert self._cycle is not None, "the request's head has not been parsed"
         assert not self.started, "a response was already started"
-        self.started = self._cycle.response_started = True
+        self.started = True
+        self._closes = self._closes or self._channel.must_close
         return not self._transport.is_closing()
 
     def _connection_header(self) -> list[tuple[bytes, bytes]]:
-        assert self._cycle is not None
-        return [] if self._cycle.keep_alive else [(b"connection", b"close")]
+        return [(b"connection", b"close")] if self._closes else []
 
     def _complete(self) -> None:
-        cycle = self._cycle
-        assert cycle is not None
         self.closed = True
         self.on_disconnect = self.on_writable = None
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self._transport.close()
-        cycle.on_response()
+        self._channel.answered(close=self._closes)

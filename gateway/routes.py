@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.auth import KeyStore, Principal
-from gateway.body import read_body
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found
 from gateway.health import FleetView, QueueConnection, detail, readiness
@@ -129,14 +128,14 @@ class Routes:
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = parse_tokenize(await self._body(request))
+        model, call = parse_tokenize(await request.body())
         reply = await self._ask_tokenizer(principal, model, call)
         answer = {"count": len(reply.token_ids), "max_model_len": reply.max_model_len, "tokens": reply.token_ids}
         return json_response({**answer, "token_strs": None})
 
     async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = parse_detokenize(await self._body(request))
+        model, call = parse_detokenize(await request.body())
         reply = await self._ask_tokenizer(principal, model, call)
         return json_response({"prompt": reply.text})
 
@@ -156,10 +155,6 @@ class Routes:
             return await self._services.tokenizer.call(model, call)
         finally:
             lease.release()
-
-    async def _body(self, request: Request) -> bytes:
-        config = self._services.config
-        return await read_body(request.headers.raw, request.receive, config.max_body_bytes, config.body_timeout_s)
 
     async def _live(self, request: Request, principal: Principal | None) -> Response:
         return json_response({"status": "live"})

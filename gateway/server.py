@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,13 @@ from gateway.auth import KeyStore
 from gateway.completions import Completions
 from gateway.config import GatewayConfig
 from gateway.dispatch import Dispatcher
+from gateway.entrance import ALWAYS_SERVED, Entrance
 from gateway.errors import ApiError
 from gateway.fleet_metrics import FleetCollector
 from gateway.generator import Generator
-from gateway.http_server import Entrance, HttpServer
+from gateway.http1.asgi import AsgiHandler
+from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.server import HttpServer
 from gateway.limits import RateLimiter
 from gateway.metrics import GatewayMetrics, make_registry
 from gateway.processes import ProcessGroup, bind
@@ -44,6 +47,7 @@ from shared.telemetry import configure_logging
 
 # Requests allocate many small objects that die young: by default the collector is a quarter of their cost.
 GC_THRESHOLDS = (50_000, 20, 50)
+SEND_MARGIN_S = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -76,7 +80,6 @@ def _run_child(config: GatewayConfig, port: int, index: int, parent_pipe: int) -
 
 def _configure_logging(**fields: str) -> None:
     configure_logging("info", role="gateway", **fields)
-    logging.getLogger("uvicorn").setLevel("WARNING")
 
 
 def _run(config: GatewayConfig, index: int, parent_pipe: int | None, port: int | None = None) -> int:
@@ -101,24 +104,21 @@ async def _serve(config: GatewayConfig, index: int, public: socket.socket, paren
     if parent_pipe is not None:
         loop.add_reader(parent_pipe, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        servers = await _assemble(stack, config, index)
-        sockets = [public, *_bind_operator(config, index)]
-        serving = [asyncio.create_task(server.listen(s)) for server, s in zip(servers, sockets, strict=False)]
-        await servers[0].is_listening()
+        server, operator, cut = await _assemble(stack, config, index)
+        for bound in _bind_operator(config, index):
+            await operator.start(bound)
+            stack.push_async_callback(operator.close)
+        await server.start(public)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         host, port = public.getsockname()[:2]
         _logger.info("serving", extra={"url": f"http://{host}:{port}", "pid": os.getpid()})
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped, *serving], return_when=asyncio.FIRST_COMPLETED)
+        await stop.wait()
         if parent_pipe is not None:
             loop.remove_reader(parent_pipe)
         _logger.info("draining", extra={"timeout_s": config.drain_timeout_s})
-        for server in servers:
-            server.should_exit = True
-        await asyncio.gather(*serving)
-        stopped.cancel()
+        await server.drain(config.drain_timeout_s, cut)
 
 
 def _bind_operator(config: GatewayConfig, index: int) -> list[socket.socket]:
@@ -134,8 +134,10 @@ def _bind_operator(config: GatewayConfig, index: int) -> list[socket.socket]:
     return [bound]
 
 
-async def _assemble(stack: contextlib.AsyncExitStack, config: GatewayConfig, index: int) -> list[HttpServer]:
-    """Connect and build everything; return the servers of the public and of the operator's port."""
+async def _assemble(
+    stack: contextlib.AsyncExitStack, config: GatewayConfig, index: int
+) -> tuple[HttpServer, HttpServer, Callable[[], None]]:
+    """Connect and build everything; return the servers of both ports, and what ends the streams that still run."""
     metrics = GatewayMetrics()
     keys = KeyStore(Path(config.keys_file) if config.keys_file else None, config.api_key, metrics)
     redis = await stack.enter_async_context(_redis(config, metrics))
@@ -158,15 +160,25 @@ async def _assemble(stack: contextlib.AsyncExitStack, config: GatewayConfig, ind
         metrics=metrics,
         registry=registry,
     )
-    entrance = Entrance(completions, create_app(services), config.max_connections)
+    entrance = Entrance(completions, AsgiHandler(create_app(services), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-    public = HttpServer(entrance, config, partial(dispatcher.fail_all, shutting_down))
-    operator = HttpServer(create_operator_app(services), config, lambda: None)
-    connections = public.server_state.connections
-    entrance.num_connections = lambda: len(connections)
-    for work in (completions.tick_forever(), limiter.state_forever(), public.sweep_forever()):
+    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED)
+    operator = HttpServer(AsgiHandler(create_operator_app(services), config.max_body_bytes), ConnectionLimits())
+    for work in (completions.tick_forever(), limiter.state_forever()):
         await stack.enter_async_context(_background(work))
-    return [public, operator]
+    return public, operator, partial(dispatcher.fail_all, shutting_down)
+
+
+def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=config.max_connections,
+        max_per_address=config.max_connections_per_address,
+        head_timeout_s=config.head_timeout_s,
+        body_timeout_s=config.body_timeout_s,
+        keep_alive_s=config.keep_alive_s,
+        # Streams notice slow readers themselves, and tell them; this is for all others.
+        send_timeout_s=config.send_timeout_s + SEND_MARGIN_S,
+    )
 
 
 @contextlib.asynccontextmanager

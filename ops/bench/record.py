@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("msgspec", "nats-py", "uvicorn", "uvloop", "httptools", "torch")
+_PACKAGES = ("msgspec", "nats-py", "uvloop", "httptools", "torch")
 
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ def run(config: UpConfig) -> int:
 
     Settings of the parts (see `headrace gateway --help` and `headrace worker --help`) are taken from the environment.
     """
-    require("embedded", "starlette", "uvicorn", "httptools", "redis", "prometheus_client")
+    require("embedded", "starlette", "httptools", "redis", "prometheus_client")
     from ops.stack.run import run as run_stack
 
     return run_stack(config, os.environ)

@@ -1,69 +1,85 @@
-"""Bodies, as they come from the network in pieces."""
+"""Bodies, as they come from a connection in pieces."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from gateway.body import ClientGoneError, read_body
+from gateway.body import ClientGoneError, RequestBody, check_body_headers
 from gateway.errors import ApiError
 
 
-def receiver(*pieces: bytes | None, taken: list[int] | None = None) -> Callable[[], Any]:
-    """Return an ASGI `receive` that gives the pieces; None is a disconnect."""
-    queue = list(pieces)
+class Source:
+    """A connection with these pieces to give; it gives them while they are wanted."""
 
-    async def receive() -> dict[str, Any]:
-        if taken is not None:
-            taken.append(1)
-        piece = queue.pop(0)
-        if piece is None:
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": piece, "more_body": bool(queue)}
+    def __init__(self, *pieces: bytes, is_complete: bool = True) -> None:
+        self.pieces = list(pieces)
+        self.is_complete = is_complete
+        self.body = RequestBody(self.give)
 
-    return receive
-
-
-async def refused(headers: list[tuple[bytes, bytes]], receive: Callable[[], Any], timeout_s: float = 5.0) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        await read_body(headers, receive, 10, timeout_s)
-    return caught.value
+    def give(self) -> None:
+        while self.body.is_wanted and self.pieces:
+            self.body.feed(bytearray(self.pieces.pop(0)))
+        if self.is_complete and not self.pieces:
+            self.body.complete()
 
 
 async def test_pieces_are_joined() -> None:
-    assert await read_body([], receiver(b"12345", b"", b"67890"), 10, 5) == b"1234567890"
+    assert await Source(b"12345", b"", b"67890").body.read(10) == b"1234567890"
+
+
+async def test_pieces_that_come_later_are_waited_for() -> None:
+    source = Source(b"123", is_complete=False)
+    reading = asyncio.create_task(source.body.read(10))
+    await asyncio.sleep(0)
+    source.pieces.append(b"45")
+    source.is_complete = True
+    source.give()
+    assert await reading == b"12345"
+
+
+async def test_nothing_is_taken_before_it_is_read() -> None:
+    source = Source(b"12345")
+    assert not source.body.is_wanted
+    assert source.pieces == [b"12345"]
 
 
 async def test_body_is_cut_off_at_the_piece_that_exceeds_the_limit() -> None:
-    taken: list[int] = []
-    error = await refused([], receiver(*[b"1234"] * 100, taken=taken))
-    assert (error.status, len(taken)) == (413, 3)
+    source = Source(*[b"1234"] * 100)
+    with pytest.raises(ApiError) as caught:
+        await source.body.read(10)
+    assert (caught.value.status, len(source.pieces), len(source.body)) == (413, 97, 0)
 
 
-@pytest.mark.parametrize("length", [b"11", b"9" * 30])
-async def test_announced_length_is_refused_before_a_byte_is_read(length: bytes) -> None:
-    taken: list[int] = []
-    error = await refused([(b"content-length", length)], receiver(b"x", taken=taken))
-    assert (error.status, taken) == (413, [])
+async def test_rest_of_an_answered_body_is_dropped() -> None:
+    source = Source(b"12345", b"67890")
+    source.body.drop()
+    source.give()
+    assert (source.pieces, len(source.body)) == ([], 0)
 
 
-async def test_compressed_body_is_refused() -> None:
-    assert (await refused([(b"content-encoding", b"gzip")], receiver(b"x"))).status == 415
-    assert await read_body([(b"content-encoding", b"identity")], receiver(b"x"), 10, 5) == b"x"
-
-
-async def test_client_that_leaves_is_not_answered() -> None:
+async def test_failure_reaches_the_reader_that_waits_and_the_one_that_comes_later() -> None:
+    waiting, later = RequestBody(lambda: None), RequestBody(lambda: None)
+    reading = asyncio.create_task(waiting.read(10))
+    await asyncio.sleep(0)
+    for body in (waiting, later):
+        body.fail(ClientGoneError())
     with pytest.raises(ClientGoneError):
-        await read_body([], receiver(b"123", None), 10, 5)
+        await reading
+    with pytest.raises(ClientGoneError):
+        await later.read(10)
 
 
-async def test_body_that_never_comes_is_a_408() -> None:
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        raise AssertionError
+def test_announced_length_is_refused_before_a_byte_is_read() -> None:
+    check_body_headers([(b"content-length", b"10")], 10)
+    with pytest.raises(ApiError) as caught:
+        check_body_headers([(b"content-length", b"11")], 10)
+    assert caught.value.status == 413
 
-    error = await refused([], receive, timeout_s=0.05)
-    assert (error.status, error.type) == (408, "timeout_error")
+
+def test_compressed_body_is_refused() -> None:
+    check_body_headers([(b"content-encoding", b"identity")], 10)
+    with pytest.raises(ApiError) as caught:
+        check_body_headers([(b"content-encoding", b"gzip")], 10)
+    assert caught.value.status == 415

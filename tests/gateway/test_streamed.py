@@ -10,12 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.answer import ResponseHead
+from gateway.body import RequestBody
 from gateway.chunks import Identity
 from gateway.errors import ApiError
 from gateway.event_stream import KEEP_ALIVE, StreamLimits
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Headers
 from gateway.flush import Flusher
 from gateway.generation import Generation, Prompt
+from gateway.http1.head import parse_head
 from gateway.sinks import Outcome
 from gateway.streamed import StreamedAnswer
 from shared.messages import Delta, Finish, Sampling, Usage
@@ -41,27 +43,30 @@ class KeepingTransport(asyncio.Transport):
         self.is_closed = True
 
 
-class Cycle:
-    """What uvicorn would keep about the request."""
+class Channel:
+    """What a connection would be to the exchange."""
 
-    def __init__(self) -> None:
-        self.more_body = self.response_started = self.response_complete = False
-        self.keep_alive = True
-        self.message_event = asyncio.Event()
-        self.num_responses = 0
+    default_headers: Headers = ()
+    must_close = False
 
-    def on_response(self) -> None:
-        self.num_responses += 1
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.num_answers = 0
+
+    def answered(self, *, close: bool) -> None:
+        self.num_answers += 1
+        if close:
+            self.transport.close()
 
 
 class Streamed:
-    """An answer, its transport and its cycle."""
+    """An answer, its transport and its channel."""
 
     def __init__(self, n: int = 1) -> None:
         self.transport = KeepingTransport()
-        self.cycle = Cycle()
-        self.exchange = Exchange(self.transport, [])
-        self.exchange.bind(self.cycle, "1.1", "POST")
+        self.channel = Channel(self.transport)
+        request = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
+        self.exchange = Exchange(self.channel, request, RequestBody(lambda: None))
         prompt = Prompt(1, text="x")
         generation = Generation("completion", "m", (prompt,), n, Sampling(), deterministic=False, stream=True)
         head = ResponseHead("req_1", 0.0)
@@ -102,7 +107,7 @@ async def test_last_token_finish_and_done_are_one_write() -> None:
     assert len(streamed.transport.writes) == 2
     assert streamed.transport.writes[1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert streamed.answer.done.result() is Outcome.COMPLETED
-    assert streamed.cycle.num_responses == 1
+    assert streamed.channel.num_answers == 1
     await asyncio.sleep(0.01)
     assert len(streamed.transport.writes) == 2
 

@@ -1,0 +1,81 @@
+"""An ASGI application as a handler of exchanges: what serves every route that is not hot, through Starlette.
+
+An answer is collected and sent whole: none of these routes streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from gateway.exchange import Exchange
+
+
+class AsgiHandler:
+    """Runs an ASGI application for one exchange at a call."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        """Serve `app`; a larger request body is a 413, raised where the application receives it."""
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        call = _Call(exchange, self._max_body_bytes)
+        await self._app(_scope(exchange), call.receive, call.send)
+
+
+class _Call:
+    """`receive` and `send` of one call of the application."""
+
+    def __init__(self, exchange: Exchange, max_body_bytes: int) -> None:
+        self._exchange = exchange
+        self._max_body_bytes = max_body_bytes
+        self._has_read = False
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+
+    async def receive(self) -> Message:
+        """Return the whole body; after that, wait until the client leaves."""
+        if not self._has_read:
+            self._has_read = True
+            body = await self._exchange.read_body(self._max_body_bytes)
+            return {"type": "http.request", "body": body, "more_body": False}
+        if not self._exchange.closed:
+            left = asyncio.Event()
+            self._exchange.on_disconnect = left.set
+            await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Collect the answer; send it when it is complete."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            # The exchange frames the body itself.
+            self._headers = [(name, value) for name, value in message["headers"] if name != b"content-length"]
+            return
+        self._body += message.get("body", b"")
+        if not message.get("more_body", False):
+            self._exchange.respond(self._status, self._headers, bytes(self._body))
+
+
+def _scope(exchange: Exchange) -> dict[str, Any]:
+    head = exchange.head
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": head.http_version,
+        "method": head.method,
+        "scheme": "http",
+        "path": head.path,
+        "raw_path": head.raw_path,
+        "query_string": head.query,
+        "root_path": "",
+        "headers": head.headers,
+        "client": None,
+        "server": None,
+        "state": {},
+    }

@@ -1,0 +1,166 @@
+"""All connections of one server: who may stay when there are too many, and whose time is up.
+
+Owns the set of connections, the order of those that wait for a request, and the switch to draining. A connection waits
+from its accept, or its last answer, until the next request's head is complete: sending half a head, or empty lines,
+does not make it busy. Waiting connections are closed, oldest first, to make room; busy ones never are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Generic, Protocol, TypeVar
+
+# Connections beyond the limit: they are served health and refusals, one answer each.
+MAX_EXTRA_CONNECTIONS = 64
+# A sweep that comes later than this was held up itself, together with every client's bytes.
+MAX_SWEEP_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How much of each thing a connection may have.
+
+    Attributes:
+        max_connections: Connections that are served; when all are busy, one more is served health checks alone.
+        max_per_address: The same for the connections of one client address; None does not limit.
+        head_timeout_s: Time from a connection's accept, or the first byte of a request, to the end of its head.
+        body_timeout_s: Time from there to the end of its body.
+        keep_alive_s: Time a connection may wait for its next request.
+        send_timeout_s: Time for which a client may take no bytes at all, while more wait than the transport likes.
+        linger_s: Time after the last answer in which the client's remaining bytes are read and dropped: closing at once
+            would reset the connection, and the client could lose the answer.
+    """
+
+    max_connections: int = 4096
+    max_per_address: int | None = None
+    head_timeout_s: float = 15.0
+    body_timeout_s: float = 30.0
+    keep_alive_s: float = 75.0
+    send_timeout_s: float = 35.0
+    linger_s: float = 5.0
+
+
+class Member(Protocol):
+    """What the table asks of a connection."""
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+        ...
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it is one too many, and gets one answer at most."""
+        ...
+
+    def evict(self) -> None:
+        """Close at once; no request is being answered."""
+
+    def drain(self) -> None:
+        """Close when what was answered is sent; no request is being answered."""
+
+    def expire(self, now: float) -> None:
+        """Act, if its time is up. `now` is loop time."""
+
+    def postpone(self, seconds: float) -> None:
+        """Move its deadlines."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class ConnectionTable(Generic[M]):
+    """The connections of one server.
+
+    Attributes:
+        limits: What each may have.
+        members: All of them.
+        is_draining: Whether every answer is its connection's last.
+        default_headers: Headers of every answer, as of the last sweep.
+        num_evicted: Connections closed to make room, since the start.
+    """
+
+    def __init__(self, limits: ConnectionLimits, clock: Callable[[], float]) -> None:
+        """Start empty. `clock` gives loop time."""
+        self.limits = limits
+        self.members: set[M] = set()
+        self.is_draining = False
+        self.num_evicted = 0
+        self._waiting: dict[M, None] = {}
+        self._waiting_extra: dict[M, None] = {}
+        self._num_per_address: Counter[str] = Counter()
+        self._clock = clock
+        self._swept_at = clock()
+        self.default_headers = _default_headers()
+
+    @property
+    def num_busy(self) -> int:
+        """Connections whose request is being read or answered."""
+        return len(self.members) - len(self._waiting) - len(self._waiting_extra)
+
+    def add(self, member: M) -> bool:
+        """Add a connection, making room for it if possible; return whether it is one too many."""
+        limits = self.limits
+        if len(self.members) >= limits.max_connections and self._waiting:
+            self._evict(self._waiting)
+        elif len(self.members) >= limits.max_connections + MAX_EXTRA_CONNECTIONS and self._waiting_extra:
+            self._evict(self._waiting_extra)
+        self.members.add(member)
+        num_of_address = self._num_per_address[member.address] + 1
+        self._num_per_address[member.address] = num_of_address
+        is_limited = len(self.members) > limits.max_connections or (
+            limits.max_per_address is not None and num_of_address > limits.max_per_address
+        )
+        (self._waiting_extra if is_limited else self._waiting)[member] = None
+        return is_limited
+
+    def remove(self, member: M) -> None:
+        """Forget a connection, if it is still known."""
+        if member not in self.members:
+            return
+        self.members.discard(member)
+        self.note_busy(member)
+        self._num_per_address[member.address] -= 1
+        if not self._num_per_address[member.address]:
+            del self._num_per_address[member.address]
+
+    def note_busy(self, member: M) -> None:
+        """Note that a request's head has arrived."""
+        (self._waiting_extra if member.is_limited else self._waiting).pop(member, None)
+
+    def note_waiting(self, member: M) -> None:
+        """Note that a connection waits for its next request, or for its client to leave."""
+        if member in self.members:
+            (self._waiting_extra if member.is_limited else self._waiting)[member] = None
+
+    def sweep(self) -> None:
+        """Let every connection look at its deadline."""
+        now = self._clock()
+        late = now - self._swept_at
+        self._swept_at = now
+        self.default_headers = _default_headers()
+        for member in list(self.members):
+            if late > MAX_SWEEP_DELAY_S * 2:
+                member.postpone(late)
+            member.expire(now)
+
+    def drain(self) -> None:
+        """Make every answer the last, and close connections that wait for another request."""
+        self.is_draining = True
+        for member in [*self._waiting, *self._waiting_extra]:
+            member.drain()
+
+    def _evict(self, waiting: dict[M, None]) -> None:
+        member = next(iter(waiting))
+        self.num_evicted += 1
+        # Its own news of the end comes later, and must not be waited for.
+        self.remove(member)
+        member.evict()
+
+
+def _default_headers() -> list[tuple[bytes, bytes]]:
+    return [(b"date", formatdate(time.time(), usegmt=True).encode())]

@@ -1,0 +1,177 @@
+"""The head of a request: from bytes to a value, or to the error that says why not.
+
+llhttp (through httptools) checks the grammar of RFC 9112; what it leaves to servers is checked here: the framing of the
+body is unambiguous, `Host` is there once, and everything has a bound. A parser sees exactly one head and no body, so
+an upgrade that a client offers cannot change how its body is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+from urllib.parse import unquote
+
+import httptools
+
+from gateway.errors import ApiError
+
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 100
+MAX_TARGET_BYTES = 8 << 10
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What a request says before its body.
+
+    Attributes:
+        path: Percent-decoded path, without the query.
+        raw_path: The path as it was sent.
+        headers: Names in lower case; values without surrounding blanks.
+        keep_alive: Whether the connection may serve another request afterwards; never with HTTP/1.0.
+        content_length: Announced length of the body in bytes; 0 without a body, None for a chunked one.
+    """
+
+    method: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: HeaderList
+    http_version: str
+    keep_alive: bool
+    content_length: int | None
+    expects_continue: bool
+
+
+def bad_request(message: str) -> ApiError:
+    """Return the answer to bytes that are not HTTP/1.1."""
+    return ApiError(400, message, code="invalid_http")
+
+
+def head_too_large() -> ApiError:
+    """Return the answer to a head without bounds."""
+    return ApiError(431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes.", code="headers_too_large")
+
+
+class _Collector:
+    """Receives the parser's callbacks."""
+
+    __slots__ = ("headers", "is_complete", "target")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: HeaderList = []
+        self.is_complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= MAX_HEADERS:
+            raise ApiError(431, f"The request has more than {MAX_HEADERS} headers.", code="headers_too_large")
+        self.headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = True
+
+
+def parse_head(data: bytes) -> RequestHead:
+    """Parse a head, from its request line to the empty line, both included.
+
+    Raises:
+        ApiError: 400 for what is not HTTP, 414 for a long target, 431 for too many headers, 501 for a transfer coding
+            or a method that is not served, 505 for another version.
+    """
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        # An offer that a server may ignore (RFC 9110, 7.8).
+        pass
+    except httptools.HttpParserCallbackError as error:
+        raise error.__context__ if isinstance(error.__context__, ApiError) else bad_request(str(error)) from None
+    except httptools.HttpParserInvalidMethodError:
+        raise ApiError(501, "The request's method is unknown.", code="method_not_implemented") from None
+    except httptools.HttpParserError as error:
+        raise bad_request(f"The request is not valid HTTP: {error}.") from None
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise ApiError(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.", code="http_version_not_supported")
+    if not collector.is_complete:
+        raise bad_request("The request's head is incomplete.")
+    return _build(parser.get_method().decode(), version, collector)
+
+
+def _build(method: str, version: str, collector: _Collector) -> RequestHead:
+    num_hosts = 0
+    content_length: int | None = None
+    is_chunked = expects_continue = False
+    keep_alive = version == "1.1"
+    for name, value in collector.headers:
+        if name == b"host":
+            num_hosts += 1
+        elif name == b"content-length":
+            content_length = _length(value, content_length, is_chunked)
+        elif name == b"transfer-encoding":
+            _check_coding(value, version, is_chunked or content_length is not None)
+            is_chunked = True
+        elif name == b"connection":
+            keep_alive = keep_alive and b"close" not in [option.strip() for option in value.lower().split(b",")]
+        elif name == b"expect":
+            expects_continue = value.lower() == b"100-continue" and version == "1.1"
+    if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+        raise bad_request("A request needs exactly one Host header.")
+    raw_path, query = _split_target(method, collector.target)
+    return RequestHead(
+        method,
+        unquote(raw_path.decode("latin-1")) if b"%" in raw_path else raw_path.decode("latin-1"),
+        raw_path,
+        query,
+        collector.headers,
+        version,
+        keep_alive,
+        None if is_chunked else content_length or 0,
+        expects_continue,
+    )
+
+
+def _length(value: bytes, earlier: int | None, is_chunked: bool) -> int:
+    if earlier is not None or is_chunked:
+        _ambiguous()
+    # `isdigit` of bytes is true for ASCII digits alone.
+    if not value.isdigit() or len(value) > 18:
+        raise bad_request("Content-Length must be one decimal number.")
+    return int(value)
+
+
+def _check_coding(value: bytes, version: str, has_framing: bool) -> None:
+    if has_framing or version != "1.1":
+        _ambiguous()
+    if value.lower() != b"chunked":
+        message = "The only Transfer-Encoding served is `chunked`."
+        raise ApiError(501, message, code="transfer_encoding_not_implemented")
+
+
+def _ambiguous() -> NoReturn:
+    raise bad_request("A body has one framing: one Content-Length, or with HTTP/1.1 one Transfer-Encoding.")
+
+
+def _split_target(method: str, target: bytes) -> tuple[bytes, bytes]:
+    """Return path and query of a target in origin form, absolute form, or the asterisk of OPTIONS."""
+    if len(target) > MAX_TARGET_BYTES:
+        raise ApiError(414, f"The request's target exceeds {MAX_TARGET_BYTES} bytes.", code="target_too_long")
+    if method == "CONNECT":
+        raise ApiError(501, "This server is no proxy.", code="method_not_implemented")
+    if b"#" in target:
+        raise bad_request("A request's target has no fragment.")
+    if not target.startswith(b"/") and target != b"*":
+        try:
+            url = httptools.parse_url(target)
+        except httptools.HttpParserInvalidURLError:
+            raise bad_request("The request's target is not a URL.") from None
+        return url.path or b"/", url.query or b""
+    path, _, query = target.partition(b"?")
+    return path, query

@@ -1,0 +1,73 @@
+"""What one connection has received and nobody has taken: the bytes of heads, bodies and pipelined requests.
+
+Holds `MAX_HEAD_BYTES` at most; the connection stops reading while it is full. Finds the end of a head without looking
+at a byte twice, however slowly the head drips in.
+"""
+
+from __future__ import annotations
+
+from gateway.http1.head import MAX_HEAD_BYTES, RequestHead, bad_request, head_too_large, parse_head
+
+MAX_BLANK_BYTES = 64
+
+
+class RequestInput:
+    """Unparsed bytes, in order.
+
+    Attributes:
+        data: The bytes; the framing of a body takes its share from the front.
+    """
+
+    __slots__ = ("_num_blank", "_searched", "data")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.data = bytearray()
+        self._searched = 0
+        self._num_blank = 0
+
+    @property
+    def room(self) -> int:
+        """Number of bytes that may still be added."""
+        return MAX_HEAD_BYTES - len(self.data)
+
+    @property
+    def has_begun_head(self) -> bool:
+        """Whether there is a part of a head, if only an empty line before it."""
+        return bool(self.data) or self._num_blank > 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.data = bytearray()
+        self._searched = self._num_blank = 0
+
+    def take_head(self) -> RequestHead | None:
+        """Remove the first head and return it; None while it is incomplete.
+
+        Raises:
+            ApiError: 431 for a head that is too large, and what `parse_head` raises.
+        """
+        data = self.data
+        if data[0] in b"\r\n" and not self._skip_blank():
+            return None
+        if not ord("A") <= data[0] <= ord("Z"):
+            raise bad_request("The request does not begin with a method.")
+        end = data.find(b"\r\n\r\n", self._searched) + 4
+        if end < 4:
+            if self.room <= 0:
+                raise head_too_large()
+            self._searched = max(0, len(data) - 3)
+            return None
+        head = bytes(data[:end])
+        del data[:end]
+        self._searched = self._num_blank = 0
+        return parse_head(head)
+
+    def _skip_blank(self) -> bool:
+        """Drop empty lines before a head; return whether something is left."""
+        num_blank = len(self.data) - len(self.data.lstrip(b"\r\n"))
+        del self.data[:num_blank]
+        self._num_blank += num_blank
+        if self._num_blank > MAX_BLANK_BYTES:
+            raise bad_request("There are too many empty lines before the request.")
+        return bool(self.data)

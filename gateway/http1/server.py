@@ -1,0 +1,84 @@
+"""Listens on a socket, looks after the deadlines of its connections, and ends in order.
+
+A drain stops accepting, lets what runs finish, tells and cuts what takes too long, and then closes what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from gateway.http1.connection import Connection
+from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
+from gateway.http1.handler_runner import Handler, HandlerRunner
+from gateway.http1.head import MAX_HEAD_BYTES
+
+BACKLOG = 2048
+SWEEP_INTERVAL_S = 0.5
+DRAIN_POLL_S = 0.02
+# Time for the streams that were cut to be told, and for their clients to read that.
+CUT_TIMEOUT_S = 3.0
+
+
+class HttpServer:
+    """One listening socket and its connections.
+
+    Attributes:
+        table: The connections.
+    """
+
+    def __init__(self, handler: Handler, limits: ConnectionLimits, exempt_paths: frozenset[str] = frozenset()) -> None:
+        """Answer with `handler`. `exempt_paths` are answered on connections beyond the limit, too."""
+        self._loop = asyncio.get_running_loop()
+        self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
+        self._runner = HandlerRunner(handler, exempt_paths)
+        self._receive_buffer = memoryview(bytearray(MAX_HEAD_BYTES))
+        self._server: asyncio.Server | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def start(self, bound: socket.socket) -> None:
+        """Accept connections to a bound socket."""
+        self._server = await self._loop.create_server(self._new_connection, sock=bound, backlog=BACKLOG)
+        self._sweeping = asyncio.create_task(self._sweep_forever())
+
+    async def drain(self, timeout_s: float, cut: Callable[[], None] = lambda: None) -> None:
+        """Stop: let requests finish for `timeout_s`, then call `cut`, which must end those that still run."""
+        assert self._server is not None, "the server has not been started"
+        self._server.close()
+        self.table.drain()
+        if not await self._all_finish(timeout_s):
+            cut()
+            await self._all_finish(CUT_TIMEOUT_S)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close everything now."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeping
+        for connection in list(self.table.members):
+            connection.evict()
+        await self._runner.cancel_all()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def _new_connection(self) -> Connection:
+        return Connection(self.table, self._runner, self._receive_buffer)
+
+    async def _all_finish(self, timeout_s: float) -> bool:
+        """Wait until no connection is busy; return whether that was in time."""
+        until = self._loop.time() + timeout_s
+        while any(connection.is_busy for connection in self.table.members):
+            if self._loop.time() >= until:
+                return False
+            await asyncio.sleep(DRAIN_POLL_S)
+        return True
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            self.table.sweep()

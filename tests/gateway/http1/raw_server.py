@@ -1,0 +1,102 @@
+"""A server of the test's own process, with a small handler behind it, and connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.exchange import Exchange
+from gateway.http1.connection import Connection
+from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.handler_runner import Handler
+from gateway.http1.server import HttpServer
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+REQUEST = b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi"
+MAX_BODY_BYTES = 1 << 20
+
+
+class Served:
+    """A listening server. `pass_time` moves its connections' clock without waiting."""
+
+    def __init__(self, server: HttpServer, port: int) -> None:
+        self.server = server
+        self.port = port
+
+    @property
+    def connections(self) -> set[Connection]:
+        return self.server.table.members
+
+    def pass_time(self, seconds: float) -> None:
+        now = asyncio.get_running_loop().time() + seconds
+        for connection in list(self.connections):
+            connection.expire(now)
+
+
+@asynccontextmanager
+async def served(
+    handler: Handler, limits: ConnectionLimits | None = None, exempt_paths: frozenset[str] = frozenset()
+) -> AsyncIterator[Served]:
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    server = HttpServer(handler, limits or ConnectionLimits(), exempt_paths)
+    await server.start(bound)
+    try:
+        yield Served(server, bound.getsockname()[1])
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def connected(served: Served) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+    return int(lines[0].split()[1]), headers
+
+
+async def read_whole(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    status, headers = await read_head(reader)
+    return status, await reader.readexactly(int(headers["content-length"]))
+
+
+async def read_chunked(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readexactly(2) == b"\r\n"
+    return body
+
+
+async def stream_three(exchange: Exchange) -> None:
+    """Stream the path in three pieces."""
+    await exchange.read_body(MAX_BODY_BYTES)
+    exchange.start(200, [(b"content-type", b"text/plain")])
+    for number in range(3):
+        exchange.write(b"%b-%d;" % (exchange.head.path.encode(), number))
+        await asyncio.sleep(0.001)
+    exchange.finish(b"end")
+
+
+async def echo(exchange: Exchange) -> None:
+    """Answer with the body."""
+    exchange.respond(200, [], await exchange.read_body(MAX_BODY_BYTES))
+
+
+async def never_read(exchange: Exchange) -> None:
+    """Answer without reading the body."""
+    exchange.respond(200, [], b"ok")

@@ -1,0 +1,135 @@
+"""Who may stay when there are too many connections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.http1.connection_table import MAX_EXTRA_CONNECTIONS, ConnectionLimits, ConnectionTable
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Member:
+    """A connection that does what it is told."""
+
+    def __init__(self, address: str = "a") -> None:
+        self.address = address
+        self.is_limited = False
+        self.told: list[str] = []
+        self.postponed_s = 0.0
+
+    def evict(self) -> None:
+        self.told.append("evict")
+
+    def drain(self) -> None:
+        self.told.append("drain")
+
+    def postpone(self, seconds: float) -> None:
+        self.postponed_s += seconds
+
+    def expire(self, now: float) -> None:
+        self.told.append("expire")
+
+
+LIMITS = ConnectionLimits(max_connections=4)
+
+
+class Table:
+    """A table and its clock."""
+
+    def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
+        self.clock = Clock()
+        self.table: ConnectionTable[Member] = ConnectionTable(limits, self.clock)
+
+    def add(self, address: str = "a") -> Member:
+        member = Member(address)
+        member.is_limited = self.table.add(member)
+        return member
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+def test_oldest_waiting_connection_makes_room(table: Table) -> None:
+    members = [table.add() for _ in range(4)]
+    table.table.note_busy(members[0])
+    assert not table.add().is_limited
+    assert [member.told for member in members] == [[], ["evict"], [], []]
+    assert table.table.num_evicted == 1
+
+
+def test_connection_that_was_answered_lately_is_evicted_last(table: Table) -> None:
+    members = [table.add() for _ in range(4)]
+    table.table.note_busy(members[0])
+    table.table.note_waiting(members[0])
+    for _ in range(3):
+        table.add()
+    assert [member.told for member in members] == [[], ["evict"], ["evict"], ["evict"]]
+
+
+def test_busy_connections_are_never_evicted(table: Table) -> None:
+    members = [table.add() for _ in range(4)]
+    for member in members:
+        table.table.note_busy(member)
+    extra = [table.add() for _ in range(MAX_EXTRA_CONNECTIONS + 1)]
+    assert all(member.is_limited for member in extra)
+    assert [member.told for member in members] == [[]] * 4
+    assert [member.told for member in extra[:2]] == [["evict"], []]
+    assert len(table.table.members) == 4 + MAX_EXTRA_CONNECTIONS
+    assert table.table.num_busy == 4
+
+
+def test_freed_place_is_given_to_the_next_connection(table: Table) -> None:
+    members = [table.add() for _ in range(4)]
+    for member in members:
+        table.table.note_busy(member)
+    extra = table.add()
+    table.table.remove(members[0])
+    table.table.remove(extra)
+    assert not table.add().is_limited
+
+
+def test_address_has_its_own_limit() -> None:
+    table = Table(replace(LIMITS, max_per_address=2))
+    first = [table.add("a") for _ in range(3)]
+    assert [member.is_limited for member in first] == [False, False, True]
+    assert not table.add("b").is_limited
+    table.table.remove(first[0])
+    table.table.remove(first[2])
+    assert not table.add("a").is_limited
+
+
+def test_connection_may_be_removed_twice(table: Table) -> None:
+    member = table.add()
+    table.table.remove(member)
+    table.table.remove(member)
+    table.table.note_waiting(member)
+    assert (len(table.table.members), table.table.num_busy) == (0, 0)
+
+
+def test_drain_tells_those_who_wait(table: Table) -> None:
+    waiting, busy = table.add(), table.add()
+    table.table.note_busy(busy)
+    table.table.drain()
+    assert (waiting.told, busy.told, table.table.is_draining) == (["drain"], [], True)
+
+
+def test_late_sweep_gives_every_client_the_time_it_lost(table: Table) -> None:
+    member = table.add()
+    table.clock.now = 0.5
+    table.table.sweep()
+    assert member.postponed_s == 0
+    table.clock.now = 60.5
+    table.table.sweep()
+    assert member.postponed_s == 60
+    assert member.told == ["expire", "expire"]
