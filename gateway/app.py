@@ -1,4 +1,4 @@
-"""The Starlette applications around the routes: the public port's, behind the two hot routes, and the operator's.
+"""The Starlette application around the routes of the public port, behind the two hot routes.
 
 What is not a route is a 404, and what is the wrong method a 405, in the same four-key body as every other error.
 Nothing here builds a URL from the Host header, so slashes are not redirected.
@@ -26,15 +26,11 @@ _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 def create_app(services: RouteServices) -> ASGIApp:
     """Return the application for everything on the public port but POST on the hot routes."""
     hot = [Route(path, _only_post, methods=["POST"]) for path in HOT_ROUTES]
-    return _build([*Routes(services).public(), *hot])
+    return build_app([*Routes(services).public(), *hot])
 
 
-def create_operator_app(services: RouteServices) -> ASGIApp:
-    """Return the application of the operator's port: metrics and detailed health, without a key."""
-    return _build(Routes(services).operator())
-
-
-def _build(routes: list[Route]) -> ASGIApp:
+def build_app(routes: list[Route]) -> ASGIApp:
+    """Return an application of these routes, whose errors all have the four keys."""
     app = Starlette(
         routes=routes,
         exception_handlers={

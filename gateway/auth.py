@@ -102,11 +102,11 @@ class KeyStore:
         """
         if self._clock() >= self._next_check:
             self._reload_if_changed()
-        digest = hash_key(_bearer_token(headers))
+        digest = hash_key(bearer_token(headers))
         principal = self._principals.get(digest)
         # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
         if principal is None or not hmac.compare_digest(principal[0], digest):
-            raise _unauthorized("Incorrect API key provided.")
+            raise unauthorized("Incorrect API key provided.")
         return principal[1]
 
     def _index(self, records: list[KeyRecord]) -> dict[str, tuple[str, Principal]]:
@@ -140,18 +140,24 @@ class KeyStore:
         _logger.info("keys reloaded: %d valid", len(self._principals))
 
 
-def _bearer_token(headers: Headers) -> str:
+def bearer_token(headers: Headers) -> str:
+    """Return the key that a request shows.
+
+    Raises:
+        ApiError: 401; it shows none, or several.
+    """
     values = [value for name, value in headers if name == b"authorization"]
     if not values:
-        raise _unauthorized("You didn't provide an API key. Send it as `Authorization: Bearer <key>`.")
+        raise unauthorized("You didn't provide an API key. Send it as `Authorization: Bearer <key>`.")
     scheme, _, token = values[0].partition(b" ")
     token = token.strip()
     if len(values) > 1 or scheme.lower() != b"bearer" or not token or len(token) > MAX_KEY_BYTES:
-        raise _unauthorized("The Authorization header must be `Bearer <key>`, once.")
+        raise unauthorized("The Authorization header must be `Bearer <key>`, once.")
     return token.decode("utf-8", "surrogateescape")
 
 
-def _unauthorized(message: str) -> ApiError:
+def unauthorized(message: str) -> ApiError:
+    """Return the 401 that asks for a key."""
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="headrace"'})
 
 

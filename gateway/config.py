@@ -14,13 +14,12 @@ class GatewayConfig:
     host: str = setting("127.0.0.1", "Address the public port listens on.")
     port: int = setting(8000, "Public port; 0 takes a free one.", minimum=0, maximum=65535)
     processes: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=256)
-    metrics_host: str = setting("127.0.0.1", "Address of the admin port (metrics and detailed health, no key needed).")
-    metrics_port: int | None = setting(
-        None,
-        "Admin port of the first process (the next one takes the next port); 0 takes free ones.",
-        minimum=0,
-        maximum=65535,
+    operator_host: str = setting("127.0.0.1", "Address of the operator's port: metrics and detailed health.")
+    operator_port: int | None = setting(
+        None, "Operator's port, one for all processes; 0 takes a free one, none if not given.", minimum=0, maximum=65535
     )
+    operator_key: str | None = setting(None, "Key of the operator's port, shown as a bearer token.", secret=True)
+    operator_without_key: bool = setting(False, "Let whoever reaches the operator's port on loopback in without a key.")
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
     nats_user: str | None = setting(None, "NATS user of the gateway role.")

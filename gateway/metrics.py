@@ -167,8 +167,8 @@ class MetricsCollector(Collector):
             yield family
 
 
-def make_registry(metrics: GatewayMetrics, process: int = 0) -> CollectorRegistry:
-    """Return a registry of this gateway's metrics and nothing else."""
+def make_registry(collector: Collector) -> CollectorRegistry:
+    """Return a registry of this collector's metrics and nothing else."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(metrics, process))
+    registry.register(collector)
     return registry

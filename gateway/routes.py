@@ -1,4 +1,4 @@
-"""Every route but the two hot ones: models, tokenizer, health, metrics. Each states who may call it."""
+"""Every public route but the two hot ones: models, tokenizer, health. Each states who may call it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,15 +15,14 @@ from starlette.routing import Route
 from gateway.auth import KeyStore, Principal
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found
-from gateway.health import FleetView, QueueConnection, detail, readiness
+from gateway.health import FleetView, QueueConnection, readiness
 from gateway.limits import RateLimiter
 from gateway.metrics import GatewayMetrics
-from gateway.redis_client import RedisCache
 from gateway.schemas import parse_detokenize, parse_tokenize
 from gateway.tokenizer_client import TokenizerClient
 from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply
 
-Access = Literal["everyone", "key", "operator"]
+Access = Literal["everyone", "key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,7 @@ class RouteServices:
     fleet: FleetView
     queue: QueueConnection
     tokenizer: TokenizerClient
-    redis: RedisCache | None
     metrics: GatewayMetrics
-    registry: CollectorRegistry
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -56,7 +51,7 @@ def error_response(error: ApiError) -> Response:
 
 
 class Routes:
-    """The handlers, and the tables of the public and the operator's port."""
+    """The handlers, and the table of the public port."""
 
     def __init__(self, services: RouteServices) -> None:
         """Serve with these."""
@@ -72,15 +67,6 @@ class Routes:
             self._route("POST", "/detokenize", "key", self._detokenize),
             self._route("GET", "/health/live", "everyone", self._live),
             self._route("GET", "/health/ready", "everyone", self._ready),
-            self._route("GET", "/metrics", "key", self._metrics),
-        ]
-
-    def operator(self) -> list[Route]:
-        """Return the routes of the operator's port, which only the operator's network reaches."""
-        return [
-            self._route("GET", "/health/live", "operator", self._live),
-            self._route("GET", "/health/ready", "operator", self._detail),
-            self._route("GET", "/metrics", "operator", self._metrics),
         ]
 
     def _route(
@@ -163,11 +149,3 @@ class Routes:
         ready = readiness(self._services.fleet, self._services.queue)
         # Model names are for those who have a key.
         return json_response({"status": ready.status, "models": len(ready.models)}, 200 if ready.is_ready else 503)
-
-    async def _detail(self, request: Request, principal: Principal | None) -> Response:
-        services = self._services
-        content = detail(services.fleet, services.queue, services.redis)
-        return json_response(content, 200 if content["status"] == "ready" else 503)
-
-    async def _metrics(self, request: Request, principal: Principal | None) -> Response:
-        return Response(generate_latest(self._services.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,6 +1,7 @@
 """A gateway process from its settings: connect, assemble the parts, serve until told to stop, drain.
 
-`main` is the entry point. With `processes > 1` it forks children that share the port and only supervises them.
+`main` is the entry point. With `processes > 1` it forks children that share the port and only supervises them. A
+process accepts connections once it knows the fleet: until then it would refuse requests for models that are served.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -20,28 +20,34 @@ from typing import Any
 
 import uvloop
 from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
 
-from gateway.app import create_app, create_operator_app
+from gateway.app import create_app
 from gateway.auth import KeyStore
 from gateway.completions import Completions
 from gateway.config import GatewayConfig
 from gateway.dispatch import Dispatcher
 from gateway.entrance import ALWAYS_SERVED, Entrance
 from gateway.errors import ApiError
+from gateway.fleet_arrival import wait_for_fleet
 from gateway.fleet_metrics import FleetCollector
 from gateway.generator import Generator
 from gateway.http1.asgi import AsgiHandler
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.server import HttpServer
 from gateway.limits import RateLimiter
-from gateway.metrics import GatewayMetrics, make_registry
-from gateway.processes import ProcessGroup, bind
+from gateway.listeners import Listeners, bind_listeners, url_of
+from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.operator_app import OperatorServices, check_operator_settings, create_operator_app
+from gateway.parent_link import ParentLink, ProcessState
+from gateway.process_metrics import BoardCollector, MetricsBoard
+from gateway.processes import SLOTS_PER_PROCESS, ProcessGroup
 from gateway.prompt_cache import PromptCache
 from gateway.redis_client import RedisCache
 from gateway.routes import RouteServices
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
-from shared.errors import ConfigError, HeadraceError
+from shared.errors import HeadraceError
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.telemetry import configure_logging
 
@@ -58,21 +64,22 @@ def main(config: GatewayConfig) -> int:
     Raises:
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
+    check_operator_settings(config)
     if config.processes == 1:
         _configure_logging()
-        return _run(config, 0, None)
+        return _run(config, bind_listeners(config), 0, None, None)
     configure_logging("info", role="gateway-parent")
-    reserved = _bind_public(config, config.port)
-    port = reserved.getsockname()[1]
-    _logger.info("supervising", extra={"processes": config.processes, "port": port})
-    group = ProcessGroup(config.processes, partial(_run_child, config, port))
-    return group.serve()
+    listeners = bind_listeners(config)
+    board = MetricsBoard(config.processes * SLOTS_PER_PROCESS)
+    _logger.info("supervising", extra={"processes": config.processes, "url": url_of(listeners.public)})
+    run = partial(_run_child, config, listeners, board)
+    return ProcessGroup(config.processes, listeners, run, board.clear).serve()
 
 
-def _run_child(config: GatewayConfig, port: int, index: int, parent_pipe: int) -> int:
-    _configure_logging(process=str(index))
+def _run_child(config: GatewayConfig, listeners: Listeners, board: MetricsBoard, slot: int, link: ParentLink) -> int:
+    _configure_logging(process=str(slot))
     try:
-        return _run(config, index, parent_pipe, port)
+        return _run(config, listeners, slot, link, board)
     except HeadraceError as error:
         _logger.error("cannot serve: %s", error)
         return 1
@@ -82,90 +89,87 @@ def _configure_logging(**fields: str) -> None:
     configure_logging("info", role="gateway", **fields)
 
 
-def _run(config: GatewayConfig, index: int, parent_pipe: int | None, port: int | None = None) -> int:
-    public = _bind_public(config, config.port if port is None else port)
+def _run(
+    config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
+) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, index, public, parent_pipe))
+        runner.run(_serve(config, listeners, slot, link, board))
     return 0
 
 
-def _bind_public(config: GatewayConfig, port: int) -> socket.socket:
-    try:
-        return bind(config.host, port, is_shared=config.processes > 1)
-    except OSError as error:
-        raise ConfigError("HEADRACE_PORT", f"{config.host}:{port} cannot be used: {error.strerror}") from None
-
-
-async def _serve(config: GatewayConfig, index: int, public: socket.socket, parent_pipe: int | None) -> None:
+async def _serve(
+    config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if parent_pipe is not None:
-        loop.add_reader(parent_pipe, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        server, operator, cut = await _assemble(stack, config, index)
-        for bound in _bind_operator(config, index):
-            await operator.start(bound)
+        if link is not None:
+            loop.add_reader(link.parent_pipe, stop.set)
+            await stack.enter_async_context(_background(link.beat_forever()))
+        server, operator, cut = await _assemble(stack, config, slot, board)
+        if listeners.operator is not None:
+            await operator.start(listeners.operator)
             stack.push_async_callback(operator.close)
-        await server.start(public)
+        await server.start(listeners.public)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        host, port = public.getsockname()[:2]
-        _logger.info("serving", extra={"url": f"http://{host}:{port}", "pid": os.getpid()})
+        _announce(listeners, link)
         await stop.wait()
-        if parent_pipe is not None:
-            loop.remove_reader(parent_pipe)
+        if link is not None:
+            loop.remove_reader(link.parent_pipe)
+            link.enter(ProcessState.DRAINING)
         _logger.info("draining", extra={"timeout_s": config.drain_timeout_s})
         await server.drain(config.drain_timeout_s, cut)
 
 
-def _bind_operator(config: GatewayConfig, index: int) -> list[socket.socket]:
-    if config.metrics_port is None:
-        return []
-    port = config.metrics_port + index if config.metrics_port else 0
-    try:
-        bound = bind(config.metrics_host, port, is_shared=False)
-    except OSError as error:
-        place = f"{config.metrics_host}:{port}"
-        raise ConfigError("HEADRACE_METRICS_PORT", f"{place} cannot be used: {error.strerror}") from None
-    _logger.info("operator port", extra={"url": "http://{}:{}".format(*bound.getsockname()[:2])})
-    return [bound]
+def _announce(listeners: Listeners, link: ParentLink | None) -> None:
+    if listeners.operator is not None:
+        _logger.info("operator's port", extra={"url": url_of(listeners.operator)})
+    _logger.info("serving", extra={"url": url_of(listeners.public), "pid": os.getpid()})
+    if link is not None:
+        link.enter(ProcessState.SERVING)
 
 
 async def _assemble(
-    stack: contextlib.AsyncExitStack, config: GatewayConfig, index: int
+    stack: contextlib.AsyncExitStack, config: GatewayConfig, slot: int, board: MetricsBoard | None
 ) -> tuple[HttpServer, HttpServer, Callable[[], None]]:
-    """Connect and build everything; return the servers of both ports, and what ends the streams that still run."""
+    """Connect, build everything and wait for the fleet.
+
+    Returns:
+        The servers of the public and of the operator's port, and what ends the streams that still run.
+    """
     metrics = GatewayMetrics()
     keys = KeyStore(Path(config.keys_file) if config.keys_file else None, config.api_key, metrics)
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics))
+    fleet = dispatcher.fleet
     limiter = RateLimiter(redis, metrics)
     shedder = Shedder(config, metrics)
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes)
     generator = Generator(dispatcher, shedder, cache, metrics, config.default_timeout_s)
     completions = Completions(config, keys, limiter, shedder, generator, metrics)
-    registry = make_registry(metrics, index)
-    registry.register(FleetCollector(dispatcher.fleet))
     services = RouteServices(
         config=config,
         keys=keys,
         limiter=limiter,
-        fleet=dispatcher.fleet,
+        fleet=fleet,
         queue=nats,
         tokenizer=TokenizerClient(nats),
-        redis=redis,
         metrics=metrics,
-        registry=registry,
     )
     entrance = Entrance(completions, AsgiHandler(create_app(services), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED)
-    operator = HttpServer(AsgiHandler(create_operator_app(services), config.max_body_bytes), ConnectionLimits())
+    registry = await stack.enter_async_context(_registry(metrics, slot, board))
+    registry.register(FleetCollector(fleet))
+    operator_services = OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry)
+    operator = HttpServer(AsgiHandler(create_operator_app(operator_services), config.max_body_bytes), ConnectionLimits())
     for work in (completions.tick_forever(), limiter.state_forever()):
         await stack.enter_async_context(_background(work))
+    await wait_for_fleet(nats, fleet)
     return public, operator, partial(dispatcher.fail_all, shutting_down)
 
 
@@ -179,6 +183,18 @@ def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
         # Streams notice slow readers themselves, and tell them; this is for all others.
         send_timeout_s=config.send_timeout_s + SEND_MARGIN_S,
     )
+
+
+@contextlib.asynccontextmanager
+async def _registry(metrics: GatewayMetrics, slot: int, board: MetricsBoard | None) -> AsyncIterator[CollectorRegistry]:
+    """What a scrape of this process shows: its own metrics, and those of the processes beside it."""
+    own = MetricsCollector(metrics, slot)
+    if board is None:
+        yield make_registry(own)
+        return
+    collector = BoardCollector(board, slot, own)
+    async with _background(collector.publish_forever()):
+        yield make_registry(collector)
 
 
 @contextlib.asynccontextmanager

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 
+from ops.stack.plan import Plan
+
 _BANNER = """
   URL      {url}/v1
   API key  {key}
+
+  Operator      {operator_url}/metrics
+  Operator key  {operator_key}
 
 curl -N {url}/v1/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' -d '{body}'
 
@@ -19,7 +24,15 @@ for chunk in client.completions.create(model={model}, prompt={prompt}, max_token
 _PROMPT = "def read_lines(path):\n"
 
 
-def banner(url: str, api_key: str, model: str) -> str:
-    """Return the URL, the key, a curl line and four lines for the OpenAI SDK."""
+def banner(plan: Plan, model: str) -> str:
+    """Return URLs and keys, a curl line and four lines for the OpenAI SDK."""
     body = json.dumps({"model": model, "prompt": _PROMPT, "max_tokens": 64, "stream": True}).replace("'", "'\\''")
-    return _BANNER.format(url=url, key=api_key, body=body, model=json.dumps(model), prompt=json.dumps(_PROMPT))
+    return _BANNER.format(
+        url=plan.url,
+        key=plan.api_key,
+        operator_url=plan.operator_url,
+        operator_key=plan.operator_key,
+        body=body,
+        model=json.dumps(model),
+        prompt=json.dumps(_PROMPT),
+    )

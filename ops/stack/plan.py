@@ -59,7 +59,8 @@ class Plan:
     """The children to run, and how everything is reached; `nats` and `redis` are None where they are not ours."""
 
     url: str
-    metrics_url: str
+    operator_url: str
+    operator_key: str
     api_key: str
     admin: NatsAccess
     batch: NatsAccess
@@ -77,16 +78,20 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         ConfigError: The port is taken, or the model is missing.
         DependencyError: nats-server is needed and missing or too old.
     """
-    port, metrics_port = claim_port(config.port), free_port(config.gateways)
+    port, operator_port = claim_port(config.port), free_port()
     base = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
-    api_key = config.api_key or state.api_key()
+    api_key = config.api_key or state.key("api_key")
+    operator_key = base.get("HEADRACE_OPERATOR_KEY") or state.key("operator_key")
     nats, access = _plan_nats(config, state, base)
     redis, redis_url = _plan_redis(config, state, base)
     gateway = {
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_PORT": str(port),
         "HEADRACE_PROCESSES": str(config.gateways),
-        "HEADRACE_METRICS_PORT": str(metrics_port),
+        "HEADRACE_OPERATOR_HOST": "127.0.0.1",
+        "HEADRACE_OPERATOR_PORT": str(operator_port),
+        "HEADRACE_OPERATOR_KEY": operator_key,
+        "HEADRACE_OPERATOR_WITHOUT_KEY": "false",
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
         "HEADRACE_REDIS_URL": redis_url or "",
@@ -95,7 +100,8 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
     drain_s = DRAIN_S if config.drain_timeout_s is None else config.drain_timeout_s
     return Plan(
         url=f"http://127.0.0.1:{port}",
-        metrics_url=f"http://127.0.0.1:{metrics_port}/metrics",
+        operator_url=f"http://127.0.0.1:{operator_port}",
+        operator_key=operator_key,
         api_key=api_key,
         admin=access["admin"],
         batch=access["batch"],

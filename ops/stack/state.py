@@ -25,7 +25,7 @@ class Readiness:
         nats_url: With the credentials of a batch publisher; the configured URL when NATS is not ours.
         admin_nats_url: The same with those of an administrator.
         redis_url: None when there is no Redis.
-        metrics_url: Prometheus metrics of the first gateway process.
+        metrics_url: Prometheus metrics of all gateway processes, for whoever shows `operator_key` as a bearer token.
         pids: Process ids by role: `gateway`, `worker`, `nats`, `redis`.
     """
 
@@ -35,6 +35,7 @@ class Readiness:
     admin_nats_url: str
     redis_url: str | None
     metrics_url: str
+    operator_key: str
     pids: dict[str, list[int]]
 
 
@@ -75,9 +76,9 @@ class StateDirectory:
         """Further API keys, for `headrace keys`."""
         return self.path / "keys.json"
 
-    def api_key(self) -> str:
-        """Return the API key of this directory; make one the first time."""
-        file = self.path / "api_key"
+    def key(self, name: str) -> str:
+        """Return the key of this name, `api_key` or `operator_key`, of this directory; make one the first time."""
+        file = self.path / name
         if not file.exists() or not file.read_text().strip():
             write_private(file, f"hr-{secrets.token_urlsafe(24)}\n")
         return file.read_text().strip()

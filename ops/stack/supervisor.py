@@ -165,7 +165,8 @@ class Supervisor:
             nats_url=plan.batch.full_url,
             admin_nats_url=plan.admin.full_url,
             redis_url=plan.redis_url,
-            metrics_url=plan.metrics_url,
+            metrics_url=f"{plan.operator_url}/metrics",
+            operator_key=plan.operator_key,
             pids={
                 "gateway": self._gateway_processes(),
                 "worker": self._pids("worker"),

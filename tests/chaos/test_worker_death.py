@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from tests.integration.system import System, running_system
@@ -68,7 +67,7 @@ def _run_streams(system: System, disturb: signal.Signals | None) -> tuple[dict[i
 
 
 def _num_redispatches(system: System) -> float:
-    lines = httpx2.get(system.info["metrics_url"]).text.splitlines()
+    lines = system.metrics().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("headrace_redispatches_total"))
 
 

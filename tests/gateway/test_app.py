@@ -1,4 +1,4 @@
-"""The public and the operator's application over HTTP: who may call what, and that every error has the four keys."""
+"""The public application over HTTP: who may call what, and that every error has the four keys."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from gateway.api_keys import create_key
-from gateway.app import HOT_ROUTES, create_app, create_operator_app
+from gateway.app import HOT_ROUTES, create_app
 from gateway.auth import KeyStore
 from gateway.config import GatewayConfig
 from gateway.fleet import Fleet, FleetLimits
 from gateway.http1.asgi import AsgiHandler
 from gateway.limits import RateLimiter
-from gateway.metrics import GatewayMetrics, make_registry
+from gateway.metrics import GatewayMetrics
 from gateway.routes import Routes, RouteServices
 from gateway.tokenizer_client import TokenizerClient
 from shared.messages import DetokenizeCall, Heartbeat, TokenizeCall, TokenizerReply, encode
@@ -81,9 +80,7 @@ def services(connection: Client, fleet: Fleet, tmp_path: Path) -> RouteServices:
         fleet=fleet,
         queue=connection,
         tokenizer=TokenizerClient(connection, timeout_s=0.2),
-        redis=None,
         metrics=metrics,
-        registry=make_registry(metrics),
     )
 
 
@@ -146,7 +143,6 @@ async def test_model_with_a_slash_is_found_by_its_name(http: httpx2.AsyncClient)
         ("GET", "/v1/models/m"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
-        ("GET", "/metrics"),
     ],
 )
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
@@ -165,7 +161,6 @@ def test_every_route_states_who_may_call_it(services: RouteServices) -> None:
     open_paths = [route.path for route in routes.public() if route.name.startswith("everyone:")]
     assert public == {"everyone", "key"}
     assert open_paths == ["/health/live", "/health/ready"]
-    assert {route.name.partition(":")[0] for route in routes.operator()} == {"operator"}
 
 
 async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(http: httpx2.AsyncClient) -> None:
@@ -301,22 +296,6 @@ async def test_gateway_without_a_queue_is_not_ready(http: httpx2.AsyncClient, co
     assert (answer.status_code, answer.json()["status"]) == (503, "no_queue")
 
 
-async def test_operator_sees_detail_and_metrics_without_a_key(services: RouteServices) -> None:
-    services.metrics.prompt_tokens += 7
-    async with client_of(create_operator_app(services)) as client:
-        answer = await client.get("/health/ready")
-        assert answer.status_code == 200
-        assert answer.json()["models"]["org/demo"]["total_blocks"] == 10
-        assert answer.json() | {"models": {}} == {"status": "ready", "nats": "connected", "redis": "none", "models": {}}
-        assert_error(await client.get("/v1/models"), 404)
-        text = (await client.get("/metrics")).text
-    samples = {sample.name: sample.value for f in text_string_to_metric_families(text) for sample in f.samples}
-    assert samples["headrace_prompt_tokens_total"] == 7
-
-
-async def test_metrics_count_answers_by_route_and_status(http: httpx2.AsyncClient, services: RouteServices) -> None:
-    await http.get("/v1/models/nothing")
-    await http.get("/metrics")
-    text = (await http.get("/metrics")).text
-    assert 'headrace_requests_total{process="0",route="/v1/models/{model:path}",status="404"} 1.0' in text
-    assert 'headrace_requests_total{process="0",route="/metrics",status="200"} 1.0' in text
+async def test_operator_routes_are_not_on_the_public_port(http: httpx2.AsyncClient) -> None:
+    assert_error(await http.get("/metrics"), 404, "unknown_url")
+    assert set((await http.get("/health/ready")).json()) == {"status", "models"}

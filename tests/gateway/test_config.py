@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 
 def test_defaults_are_loopback_and_without_optional_servers() -> None:
     config = resolve(GatewayConfig, {}, {})
-    assert (config.host, config.metrics_host, config.redis_url, config.api_key) == (
+    assert (config.host, config.operator_host, config.redis_url, config.api_key) == (
         "127.0.0.1",
         "127.0.0.1",
         None,
@@ -37,4 +37,4 @@ def test_value_out_of_bounds_names_the_variable(variable: str, value: str) -> No
 
 def test_secrets_are_marked_so_that_help_does_not_show_them() -> None:
     marked = {f.name for f in dataclasses.fields(GatewayConfig) if f.metadata["setting"].secret}
-    assert marked == {"api_key", "nats_password"}
+    assert marked == {"api_key", "nats_password", "operator_key"}

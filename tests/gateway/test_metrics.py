@@ -7,11 +7,11 @@ import re
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import GatewayMetrics, Histogram, make_registry
+from gateway.metrics import GatewayMetrics, Histogram, MetricsCollector, make_registry
 
 
 def scrape(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
-    text = generate_latest(make_registry(metrics, process=3)).decode()
+    text = generate_latest(make_registry(MetricsCollector(metrics, 3))).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert all(sample.labels["process"] == "3" for sample in samples)
     return {(s.name, ",".join(v for k, v in sorted(s.labels.items()) if k != "process")): s.value for s in samples}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -41,6 +42,13 @@ class System:
     @property
     def model(self) -> str:
         return self.client().models.list().data[0].id
+
+    def metrics(self) -> str:
+        """Return what Prometheus would scrape."""
+        info = self.info
+        answer = httpx2.get(info["metrics_url"], headers={"Authorization": f"Bearer {info['operator_key']}"})
+        assert answer.status_code == 200, answer.text
+        return answer.text
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.info['api_key']}"}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 
-import httpx2
-
 from tests.integration.system import System
 
 
 def _gauge(system: System, name: str) -> float:
-    body = httpx2.get(system.info["metrics_url"]).text
-    return sum(float(line.rsplit(" ", 1)[1]) for line in body.splitlines() if line.startswith(name))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in system.metrics().splitlines() if line.startswith(name))
 
 
 def test_disconnect_gives_blocks_back_within_250_ms(simulated: System) -> None:

@@ -6,13 +6,15 @@ import pytest
 from ops.stack.state import Readiness, StateDirectory, read_ready_file, write_ready_file
 from shared.errors import ConfigError
 
-READINESS = Readiness("http://h", "key", "nats://n", "nats://a@n", None, "http://m", {"gateway": [1], "worker": [2, 3]})
+READINESS = Readiness(
+    "http://h", "key", "nats://n", "nats://a@n", None, "http://m", "operator", {"gateway": [1], "worker": [2, 3]}
+)
 
 
-def test_api_key_is_kept_and_private(tmp_path: Path) -> None:
+def test_keys_are_kept_and_private(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path / "state")
-    key = state.api_key()
-    assert state.api_key() == key
+    key = state.key("api_key")
+    assert state.key("api_key") == key != state.key("operator_key")
     assert key.startswith("hr-")
     assert len(key) > 30
     assert stat.S_IMODE((tmp_path / "state" / "api_key").stat().st_mode) == 0o600

@@ -1,0 +1,112 @@
+"""The metrics of all processes that share a port, so that one scrape of any of them sees all.
+
+`MetricsBoard` is memory that the parent makes before it forks: one slot a process. Each process writes its own slot
+about once a second, and whoever is scraped reads the others'. Samples keep the label of their process: a process that
+is replaced begins at zero, which Prometheus takes for the reset of that one counter and no other. The parent clears the
+slot of a process that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import struct
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+PUBLISH_INTERVAL_S = 1.0
+SLOT_BYTES = 256 << 10
+
+# Length of the content, and its checksum: a slot that is being written, or whose writer died meanwhile, does not match.
+_HEADER = struct.Struct("<II")
+_READ_ATTEMPTS = 3
+
+_logger = logging.getLogger(__name__)
+
+
+class Family(msgspec.Struct, array_like=True):
+    """One metric with its samples: name, labels and value of each."""
+
+    name: str
+    documentation: str
+    type: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
+class MetricsBoard:
+    """One slot a process in shared memory; a slot's only writer is its process, and the parent once that has ended."""
+
+    def __init__(self, num_slots: int) -> None:
+        """Make empty slots, which forked processes inherit."""
+        self.num_slots = num_slots
+        self._memory = mmap.mmap(-1, num_slots * SLOT_BYTES)
+
+    def write(self, slot: int, content: bytes) -> None:
+        """Replace a slot's content.
+
+        Raises:
+            ValueError: The content does not fit.
+        """
+        if len(content) > SLOT_BYTES - _HEADER.size:
+            raise ValueError(f"{len(content)} bytes do not fit into {SLOT_BYTES - _HEADER.size}")
+        begin = slot * SLOT_BYTES
+        record = _HEADER.pack(len(content), zlib.crc32(content)) + content
+        self._memory[begin : begin + len(record)] = record
+
+    def read(self, slot: int) -> bytes:
+        """Return a slot's content; empty where there is none, or none that is whole."""
+        begin = slot * SLOT_BYTES
+        for _ in range(_READ_ATTEMPTS):
+            length, checksum = _HEADER.unpack_from(self._memory, begin)
+            content = self._memory[begin + _HEADER.size : begin + _HEADER.size + min(length, SLOT_BYTES)]
+            if zlib.crc32(content) == checksum:
+                return content
+        return b""
+
+    def clear(self, slot: int) -> None:
+        """Empty the slot of a process that has ended."""
+        self.write(slot, b"")
+
+
+class BoardCollector(Collector):
+    """Collects one process's own metrics as they are now, and the others' from the board."""
+
+    def __init__(self, board: MetricsBoard, slot: int, own: Collector) -> None:
+        """Write `own` to `slot`; read the other slots."""
+        self._board = board
+        self._slot = slot
+        self._own = own
+        self._decoder = msgspec.msgpack.Decoder(list[Family])
+
+    def publish(self) -> None:
+        """Show the other processes this one's metrics."""
+        families = [
+            Family(each.name, each.documentation, each.type, [(s.name, s.labels, float(s.value)) for s in each.samples])
+            for each in self._own.collect()
+        ]
+        self._board.write(self._slot, msgspec.msgpack.encode(families))
+
+    async def publish_forever(self) -> None:
+        """Publish once a second."""
+        while True:
+            try:
+                self.publish()
+            except ValueError:
+                _logger.exception("metrics not shared with the other processes")
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric once, with the samples of all processes."""
+        merged = {metric.name: metric for metric in self._own.collect()}
+        for slot in range(self._board.num_slots):
+            content = self._board.read(slot) if slot != self._slot else b""
+            for family in self._decoder.decode(content) if content else []:
+                metric = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for name, labels, value in family.samples:
+                    metric.add_sample(name, labels, value)
+        yield from merged.values()
