@@ -165,8 +165,10 @@ async def _assemble(
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED)
     registry = await stack.enter_async_context(_registry(metrics, slot, board))
     registry.register(FleetCollector(fleet))
-    operator_services = OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry)
-    operator = HttpServer(AsgiHandler(create_operator_app(operator_services), config.max_body_bytes), ConnectionLimits())
+    operator_app = create_operator_app(
+        OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry),
+    )
+    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits())
     for work in (completions.tick_forever(), limiter.state_forever()):
         await stack.enter_async_context(_background(work))
     await wait_for_fleet(nats, fleet)

@@ -51,7 +51,7 @@ async def test_operator_with_the_key_sees_detail_and_metrics() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("shown", [None, "wrong", KEY[:-1], KEY + "x", "schlüssel", ""])
+@pytest.mark.parametrize("shown", [None, "wrong", KEY[:-1], KEY + "x", "schlüssel", "a b"])
 async def test_wrong_or_missing_key_is_a_401_on_every_route(path: str, shown: str | None) -> None:
     async with client(KEY) as http:
         headers: Any = {} if shown is None else {"Authorization": f"Bearer {shown}".encode()}
