@@ -1,0 +1,166 @@
+"""The end of a server, and its limits, as clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gateway.exchange import Exchange
+from gateway.http1.connection_table import ConnectionLimits
+from tests.gateway.http1.raw_server import REQUEST, connected, echo, read_chunked, read_head, read_whole, served
+from tests.gateway.wire_worker import until
+
+GET = b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n"
+
+
+class Gate:
+    """A handler that waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self.is_open = asyncio.Event()
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self.num_waiting += 1
+        await self.is_open.wait()
+        self.num_waiting -= 1
+        exchange.respond(200, [], b"ok")
+
+
+async def test_last_answer_on_a_draining_connection_says_close() -> None:
+    gate = Gate()
+    async with served(gate) as server, connected(server) as (reader, writer):
+        writer.write(GET)
+        await until(lambda: gate.num_waiting)
+        draining = asyncio.create_task(server.server.drain(10))
+        await asyncio.sleep(0)
+        gate.is_open.set()
+        status, headers = await read_head(reader)
+        assert (status, headers["connection"], await reader.read()) == (200, "close", b"ok")
+        async with asyncio.timeout(5):
+            await draining
+
+
+async def test_stream_that_began_before_the_drain_finishes_and_then_the_connection_ends() -> None:
+    go_on = asyncio.Event()
+
+    async def stream(exchange: Exchange) -> None:
+        exchange.start(200, [])
+        exchange.write(b"a")
+        await go_on.wait()
+        exchange.finish(b"b")
+
+    async with served(stream) as server, connected(server) as (reader, writer):
+        writer.write(GET + GET)
+        await read_head(reader)
+        draining = asyncio.create_task(server.server.drain(10))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await read_chunked(reader) == b"ab"
+        assert await reader.read() == b""
+        await draining
+
+
+async def test_idle_connection_is_closed_when_the_drain_begins() -> None:
+    gate = Gate()
+    gate.is_open.set()
+    async with served(gate) as server, connected(server) as (reader, writer), connected(server) as (_, busy):
+        writer.write(GET)
+        await read_whole(reader)
+        gate.is_open.clear()
+        busy.write(GET)
+        await until(lambda: gate.num_waiting)
+        draining = asyncio.create_task(server.server.drain(10))
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        assert not draining.done()
+        gate.is_open.set()
+        await draining
+
+
+async def test_first_request_that_was_on_its_way_when_the_drain_began_is_served() -> None:
+    async with served(echo) as server, connected(server) as (reader, writer):
+        await until(lambda: server.connections)
+        draining = asyncio.create_task(server.server.drain(10))
+        await asyncio.sleep(0.05)
+        writer.write(REQUEST)
+        status, headers = await read_head(reader)
+        assert (status, headers["connection"], await reader.read()) == (200, "close", b"hi")
+        await draining
+
+
+async def test_draining_server_accepts_nobody() -> None:
+    async with served(echo) as server:
+        await server.server.drain(10)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def test_connection_that_never_sends_its_first_request_does_not_hold_up_a_drain() -> None:
+    async with served(echo) as server, connected(server):
+        await until(lambda: server.connections)
+        async with asyncio.timeout(5):
+            await server.server.drain(60)
+
+
+async def test_drain_that_takes_too_long_cuts_what_runs() -> None:
+    cuts: list[Exchange] = []
+    running: list[Exchange] = []
+
+    async def hang(exchange: Exchange) -> None:
+        running.append(exchange)
+        exchange.start(200, [])
+        exchange.write(b"a")
+        await asyncio.sleep(60)
+
+    def cut() -> None:
+        cuts.extend(running)
+        for exchange in running:
+            exchange.finish_and_close(b"cut")
+
+    async with served(hang) as server, connected(server) as (reader, writer):
+        writer.write(GET)
+        await read_head(reader)
+        await server.server.drain(0.1, cut)
+        assert (await read_chunked(reader), len(cuts)) == (b"acut", 1)
+
+
+async def test_all_connections_busy_leaves_room_for_health_alone() -> None:
+    gate = Gate()
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.head.path == "/health":
+            exchange.respond(200, [], b"live")
+        else:
+            await gate(exchange)
+
+    limits = ConnectionLimits(max_connections=3)
+    async with served(handle, limits, frozenset({"/health"})) as server, AsyncExitStack() as stack:
+        busy = [await stack.enter_async_context(connected(server)) for _ in range(3)]
+        for _, writer in busy:
+            writer.write(GET)
+        await until(lambda: gate.num_waiting == 3)
+        for request, status in ((HEALTH, 200), (GET, 503), (HEALTH, 200)):
+            async with connected(server) as (reader, writer):
+                writer.write(request + request)
+                head = await read_head(reader)
+                assert (head[0], head[1]["connection"]) == (status, "close")
+                assert await reader.read()
+        gate.is_open.set()
+        for reader, _ in busy:
+            assert await read_whole(reader) == (200, b"ok")
+
+
+async def test_connection_is_one_too_many_for_one_answer_alone() -> None:
+    limits = ConnectionLimits(max_per_address=1)
+    async with served(echo, limits) as server, connected(server) as (first, writer):
+        writer.write(REQUEST)
+        assert await read_whole(first) == (200, b"hi")
+        async with connected(server) as (second, extra):
+            extra.write(REQUEST)
+            assert (await read_head(second))[0] == 503
+        writer.write(REQUEST)
+        assert await read_whole(first) == (200, b"hi")

@@ -1,0 +1,144 @@
+"""Thousands of broken requests from a seed, while somebody else's stream runs on the same gateway.
+
+Every connection must end by itself, everything the gateway says on it must be HTTP, and the stream must not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import time
+import uuid
+from collections.abc import Iterator
+
+import httptools
+import psutil
+import pytest
+
+from shared.messages import Request
+from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.http_fuzz import fuzz_input
+from tests.gateway.raw_client import RawClient, connected
+from tests.gateway.test_completions import is_known
+from tests.gateway.wire_worker import WireWorker, expected_text
+
+NUM_AT_ONCE = 250
+TIMEOUT_S = 0.3
+TOKEN_INTERVAL_S = 0.01
+# The victim's tokens come every 10 ms; a handful of inputs must not stop the gateway for as long as this.
+MAX_GAP_S = 1.0
+MAX_GROWTH_BYTES = 24 << 20
+ANSWERED = {200, 400, 401, 404, 405, 408, 413, 414, 415, 431, 501, 503, 505}
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    times = {"head_timeout_s": TIMEOUT_S, "body_timeout_s": TIMEOUT_S, "keep_alive_s": TIMEOUT_S}
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, **times) as gateway:
+        yield gateway
+
+
+class Answers:
+    """Checks that what comes on a connection is a series of HTTP answers."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.is_complete = True
+        self._parser = httptools.HttpResponseParser(self)
+
+    def on_message_begin(self) -> None:
+        self.is_complete = False
+
+    def on_headers_complete(self) -> None:
+        self.statuses.append(self._parser.get_status_code())
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    def feed(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+
+async def attack(gateway: GatewayProcess, pieces: list[bytes]) -> list[int]:
+    """Send an input, read until the gateway closes, and return the statuses of its answers."""
+    answers = Answers()
+    async with connected(gateway) as client, asyncio.timeout(20):
+        was_reset = False
+        try:
+            for piece in pieces:
+                client.writer.write(piece)
+                await asyncio.sleep(0)
+            while data := await client.reader.read(65536):
+                answers.feed(data)
+        except ConnectionError:
+            was_reset = True
+    assert answers.is_complete or was_reset, pieces
+    return [status for status in answers.statuses if status != 100]
+
+
+async def watch(client: RawClient, gaps: list[float]) -> str:
+    """Read the victim's stream to its end; note the gaps between its events."""
+    text, last = "", time.monotonic()
+    await client.head()
+    async for event in client.events():
+        now = time.monotonic()
+        gaps.append(now - last)
+        last = now
+        if (found := re.search(r'"text":"(.*?)"', event)) is not None:
+            text += found[1]
+    return text
+
+
+async def fuzz(gateway: GatewayProcess, nats_url: str, seed: int, num_inputs: int) -> None:
+    rng = random.Random(seed)
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
+        await is_known(gateway, model)
+        client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
+        request = await worker.next_request()
+        await worker.claim(request)
+        gaps: list[float] = []
+        watching = asyncio.create_task(watch(client, gaps))
+        is_over = asyncio.Event()
+        speaking = asyncio.create_task(_speak(worker, request, is_over))
+        process = psutil.Process(gateway.process.pid)
+        statuses: set[int] = set()
+        before = 0
+        for _ in range(0, num_inputs, NUM_AT_ONCE):
+            batch = [attack(gateway, fuzz_input(rng)) for _ in range(NUM_AT_ONCE)]
+            for found in await asyncio.gather(*batch):
+                statuses.update(found)
+            # The first batch warms up what a server allocates once.
+            before = before or process.memory_info().rss
+        growth = process.memory_info().rss - before
+        is_over.set()
+        num_tokens = await speaking
+        assert await watching == expected_text(num_tokens)
+    assert statuses <= ANSWERED, statuses
+    assert statuses >= {200, 400, 401, 404, 408, 431, 501}
+    assert max(gaps) < MAX_GAP_S
+    assert growth < MAX_GROWTH_BYTES
+    assert "Traceback" not in gateway.log
+
+
+async def _speak(worker: WireWorker, request: Request, is_over: asyncio.Event) -> int:
+    position = 0
+    while not is_over.is_set():
+        await worker.say(request, position, position + 1)
+        position += 1
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(is_over.wait(), TOKEN_INTERVAL_S)
+    await worker.end(request, position)
+    return position
+
+
+async def test_broken_requests_disturb_nobody(gateway: GatewayProcess, nats_url: str) -> None:
+    await fuzz(gateway, nats_url, seed=11, num_inputs=2_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+async def test_many_broken_requests_disturb_nobody(gateway: GatewayProcess, nats_url: str, seed: int) -> None:
+    await fuzz(gateway, nats_url, seed=100 + seed, num_inputs=15_000)
