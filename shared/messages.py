@@ -126,7 +126,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     created: UnixSeconds = 0.0
     trace: Annotated[str, Meta(max_length=256)] | None = None
     prediction: str | None = None
-    probation: Annotated[int, Meta(ge=0)] = 0
+    probation: NumOutputTokens = 0
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -39,7 +39,7 @@ _TOKENS_PER_MESSAGE = 4
 class ContentPart(Struct):
     """One part of a message's content; only text parts are supported."""
 
-    type: str
+    type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
 
 
@@ -53,7 +53,7 @@ class PredictionBody(Struct, kw_only=True):
 class MessageBody(Struct, kw_only=True):
     """One message as the client wrote it."""
 
-    role: str
+    role: Annotated[str, Meta(max_length=64)]
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
     tool_calls: Raw = NULL
@@ -169,8 +169,7 @@ def _content_text(content: str | list[ContentPart], where: str) -> str:
     texts = []
     for part in content:
         if part.type != "text":
-            kind = part.type[:40]
-            raise unsupported_parameter(where, f"'{where}' has a part of type '{kind}'; only 'text' is supported.")
+            raise unsupported_parameter(where, f"'{where}' has a part of type '{part.type}'; only 'text' is supported.")
         if part.text is None:
             raise invalid_value(where, f"'{where}' has a text part without 'text'.")
         texts.append(part.text)

@@ -16,7 +16,6 @@ from shared.bounds import (
     MAX_SEQUENCES,
     MAX_STOP_TOKENS,
     MAX_STOPS,
-    MAX_TIMEOUT_S,
     MAX_TOKEN_ID,
     Biases,
     NumOutputTokens,
@@ -27,6 +26,7 @@ from shared.bounds import (
     Seed,
     StopString,
     Temperature,
+    TimeoutSeconds,
     TokenId,
 )
 from shared.messages import Sampling
@@ -63,7 +63,7 @@ class CommonBody(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
     priority: Priority | None = None
-    timeout: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
+    timeout: TimeoutSeconds | None = None
 
     # Not implemented: only the values that change nothing are let through, see `UNSUPPORTED`.
     best_of: Raw = NULL

@@ -11,7 +11,7 @@ from msgspec import Struct
 from shared.bounds import Epoch, ReplySubject, RequestId
 from shared.messages import Request, decode_request
 
-_PATH = re.compile(r"at `(?:key in )?\$\.(\w+)(?:\.(\w+))?")
+_PATH = re.compile(r"at `(?:key` in `)?\$\.(\w+)(?:\.(\w+))?")
 
 
 class RequestEnvelope(Struct, frozen=True):

@@ -13,6 +13,7 @@ from gateway.schemas import parse_chat, parse_completion
 from gateway.schemas.chat import CHAT_UNSUPPORTED, ChatBody
 from gateway.schemas.completion import COMPLETION_UNSUPPORTED, CompletionBody
 from gateway.schemas.parameters import NULL
+from tests.bounded_types import Leaf, Number, illegal_numbers, leaves, legal_numbers
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -69,6 +70,39 @@ def test_value_within_the_bound_passes_and_beyond_it_is_named(
         assert error.param is not None
         assert error.param.split(".")[0] == name, (value, error.message)
         assert name in error.message
+
+
+@pytest.mark.parametrize(
+    ("parse", "leaf"),
+    [
+        (parse, leaf)
+        for parse, body in ((chat, ChatBody), (completion, CompletionBody))
+        for leaf in leaves(body)
+        if isinstance(leaf.type, Number) and leaf.path[0] != "prompt"
+    ],
+    ids=lambda value: ".".join(value.path) if isinstance(value, Leaf) else value.__name__,
+)
+def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: Any, leaf: Leaf) -> None:
+    assert isinstance(leaf.type, Number)
+    name = leaf.path[0]
+
+    def entry(value: Any) -> Any:
+        if leaf.path[-1] == "keys":
+            return {str(value): 1.0}
+        return {"1": value} if name == "logit_bias" else [value] if len(leaf.path) > 1 else value
+
+    others = {"logprobs": True} if (parse, name) == (chat, "top_logprobs") else {}
+    for value in legal_numbers(leaf.type):
+        if (name, value) != ("max_tokens", 0):
+            parse(**others, **{name: entry(value)})
+    for value in illegal_numbers(leaf.type):
+        if leaf.path[-1] == "keys" and value in ("1", True):
+            continue
+        error = refused(parse, **others, **{name: entry(value)})
+        # NaN and the infinities are no JSON; within a list no field can be told that they belong to.
+        if len(leaf.path) == 1 or error.code != "invalid_json":
+            assert error.param is not None
+            assert error.param.split(".")[0] == name, (value, error.message)
 
 
 def test_bound_is_said_in_the_message() -> None:

@@ -1,0 +1,128 @@
+"""Every number, text and collection that a request can carry has bounds, and both encodings keep them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from gateway.schemas.chat import ChatBody
+from gateway.schemas.completion import CompletionBody
+from gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
+from shared.messages import DetokenizeCall, Request, TokenizeCall, decode_request
+from tests.bounded_types import (
+    MANY,
+    Collection,
+    Leaf,
+    Number,
+    illegal_numbers,
+    leaves,
+    legal_numbers,
+)
+
+BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]
+MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *BODIES]
+# These are as long as the message or the body, which is bounded as a whole.
+LONG_TEXTS = {"text", "content", "prediction", "prompt"}
+LEAVES = leaves(Request)
+NUMBERS = [leaf for leaf in LEAVES if isinstance(leaf.type, Number)]
+COLLECTIONS = [leaf for leaf in LEAVES if isinstance(leaf.type, Collection)]
+MAX_MSGPACK = 2**64 - 1
+
+
+def request_with(leaf: Leaf, value: Any) -> dict[str, Any]:
+    """Return a request in which one leaf has this value."""
+    built: Any = value
+    for name in reversed(leaf.path[1:]):
+        built = [built] if name == "*" and leaf.path[-2:] != ("logit_bias", "*") else {name: built}
+    if leaf.path[-1] == "keys":
+        built = {"logit_bias": {value: 1.0}}
+    elif leaf.path[-2:] == ("logit_bias", "*"):
+        built = {"logit_bias": {5: value}}
+    return {"type": "request", "id": "r", "model": "m", leaf.path[0]: built}
+
+
+def encoded(message: dict[str, Any], value: Any = None) -> list[bytes]:
+    """Return a message that has this value in it in both encodings, as far as these have a form for it."""
+    payloads = []
+    if not isinstance(value, int) or -(2**63) <= value <= MAX_MSGPACK:
+        payloads.append(msgspec.msgpack.encode(message))
+    if not isinstance(value, float) or math.isfinite(value):
+        payloads.append(msgspec.json.encode(message))
+    assert payloads
+    return payloads
+
+
+def name_of(leaf: Leaf) -> str:
+    names = [name for name in leaf.path if name not in ("*", "keys")]
+    return names[1] if names[0] == "sampling" else names[0]
+
+
+@pytest.mark.parametrize("struct", MESSAGES)
+def test_every_number_text_and_collection_has_bounds(struct: type[msgspec.Struct]) -> None:
+    for leaf in leaves(struct):
+        described = leaf.type
+        if isinstance(described, Number):
+            assert described.ge is not None or described.gt is not None, leaf
+            assert described.le is not None, leaf
+        elif isinstance(described, inspect.StrType):
+            is_long = LONG_TEXTS & {leaf.path[-1], leaf.path[0] if leaf.path[-1] == "*" else ""}
+            assert described.max_length is not None or is_long, leaf
+        else:
+            assert isinstance(described, Collection)
+            assert described.max_length is not None, leaf
+
+
+@pytest.mark.parametrize("leaf", NUMBERS, ids=lambda leaf: ".".join(leaf.path))
+def test_number_within_its_bounds_is_read(leaf: Leaf) -> None:
+    assert isinstance(leaf.type, Number)
+    for value in legal_numbers(leaf.type):
+        for payload in encoded(request_with(leaf, value), value):
+            decode_request(payload)
+
+
+@pytest.mark.parametrize("leaf", NUMBERS, ids=lambda leaf: ".".join(leaf.path))
+def test_number_outside_its_bounds_is_refused_by_name(leaf: Leaf) -> None:
+    assert isinstance(leaf.type, Number)
+    for value in illegal_numbers(leaf.type):
+        if leaf.path[-1] == "keys" and (isinstance(value, list | dict | float | bool) or value == "1"):
+            continue  # no key of a dictionary, or one that means a number
+        for payload in encoded(request_with(leaf, value), value):
+            with pytest.raises(UnreadableRequestError) as caught:
+                read_request(payload)
+            assert caught.value.param == name_of(leaf), (value, str(caught.value))
+
+
+@pytest.mark.parametrize("leaf", COLLECTIONS, ids=lambda leaf: ".".join(leaf.path))
+def test_collection_of_a_million_entries_is_refused_by_name(leaf: Leaf) -> None:
+    assert isinstance(leaf.type, Collection)
+    many = MANY + (1 << 20)
+    entry: Any = (
+        {"role": "user", "content": ""} if leaf.path == ("messages",) else "x" if leaf.path[-1] == "stop" else 1
+    )
+    value = {str(number): 1.0 for number in range(many)} if leaf.path[-1] == "logit_bias" else [entry] * many
+    for payload in encoded(request_with(leaf, value), value):
+        with pytest.raises(UnreadableRequestError) as caught:
+            read_request(payload)
+        assert caught.value.param == name_of(leaf)
+
+
+@pytest.mark.parametrize("request_id", ["a\n", "a\r\nb", "a b", "", "x" * 65, "a.b", "é", "../a", "\x00"])
+def test_id_that_could_break_a_subject_or_a_log_is_refused(request_id: str) -> None:
+    message = {"type": "request", "id": request_id, "model": "m", "reply": "hr.tok.g", "version": "x"}
+    for payload in encoded(message):
+        with pytest.raises(UnreadableRequestError) as caught:
+            read_request(payload)
+        assert caught.value.envelope is None
+
+
+def test_envelope_of_an_unreadable_request_can_be_answered() -> None:
+    message = {"type": "request", "id": "r", "model": "m", "reply": "hr.tok.g", "epoch": 10**30}
+    with pytest.raises(UnreadableRequestError) as caught:
+        read_request(msgspec.json.encode(message))
+    # An epoch that no answer can carry would make the frame of all neighbours impossible to encode.
+    assert caught.value.envelope is None
