@@ -26,7 +26,9 @@ from gateway.http1.request_input import RequestInput
 # The rest of an unread body that is dropped to keep the connection; a longer one closes it.
 MAX_DROPPED_BODY_BYTES = 64 << 10
 MAX_LINGER_BYTES = 16 << 20
-FIRST_REQUEST_GRACE_S = 1.0
+# Time in which a connection may still send a request when the drain begins: one may be on its way, and a client that
+# gets its answer learns from it that it is the last, while one whose connection is closed meanwhile loses its request.
+DRAIN_GRACE_S = 1.0
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -56,7 +58,6 @@ class Connection(asyncio.BufferedProtocol):
         self._is_broken = False
         self._is_lingering = False
         self._is_reading_paused = False
-        self._has_answered = False
         self._num_dropped = 0
         self.paused_since: float | None = None
         self.address = ""
@@ -70,10 +71,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is due or not written out, or a first request may still come."""
+        """Whether an answer is due or not written out, or a request may still come."""
         if self._exchange is not None or self.transport.get_write_buffer_size() > 0:
             return True
-        return not self._has_answered and not self._is_lingering
+        return not self._is_lingering and not self.transport.is_closing()
 
     # What asyncio calls.
 
@@ -85,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = transport.get_extra_info("peername")
         self.address = peer[0] if peer else ""
-        self._set_deadline(self._limits.head_timeout_s)
+        self._set_deadline(DRAIN_GRACE_S if self._table.is_draining else self._limits.head_timeout_s)
         self.is_limited = self._table.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -151,8 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self, *, close: bool) -> None:
         """Go on after an answer: with the rest of its request, the next one, or the end."""
-        self._has_answered = True
-        if close or self._table.is_draining:
+        if close:
             self._linger()
         elif self._framing is None:
             self._wait()
@@ -172,13 +172,9 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def drain(self) -> None:
-        """Close when the last answer is sent; a first request may be on its way, so it gets a moment to come."""
-        if self._is_lingering:
-            return
-        if self._has_answered:
-            self._linger()
-        else:
-            self._set_deadline(min(self._limits.head_timeout_s, FIRST_REQUEST_GRACE_S))
+        """Close soon, or after the answer to a request that comes before."""
+        if not self._is_lingering:
+            self._set_deadline(min(self._limits.head_timeout_s, DRAIN_GRACE_S))
 
     def postpone(self, seconds: float) -> None:
         """Move the deadlines: this process stood still for so long."""
@@ -289,7 +285,8 @@ class Connection(asyncio.BufferedProtocol):
         """Wait for the next request."""
         self._exchange = None
         self._is_head_timed = False
-        self._set_deadline(self._limits.keep_alive_s)
+        # An answer that began before the drain has not said that it is the last.
+        self._set_deadline(DRAIN_GRACE_S if self._table.is_draining else self._limits.keep_alive_s)
         self._table.note_waiting(self)
 
     def _refuse(self, error: ApiError) -> None:

@@ -61,7 +61,7 @@ class Member(Protocol):
         """Close at once; no request is being answered."""
 
     def drain(self) -> None:
-        """Close when what was answered is sent; no request is being answered."""
+        """Close soon; no request is being answered."""
 
     def expire(self, now: float) -> None:
         """Act, if its time is up. `now` is loop time."""
@@ -149,7 +149,7 @@ class ConnectionTable(Generic[M]):
             member.expire(now)
 
     def drain(self) -> None:
-        """Make every answer the last, and close connections that wait for another request."""
+        """Make every answer the last; connections that get no request soon are closed."""
         self.is_draining = True
         for member in [*self._waiting, *self._waiting_extra]:
             member.drain()

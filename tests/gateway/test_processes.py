@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -55,6 +56,52 @@ async def ask(gateway: GatewayProcess, model: str, timeout_s: float = 10.0) -> s
         return type(error).__name__
     is_whole = status == 200 and answer["choices"][0]["text"] == expected_text(2)
     return "served" if is_whole else f"{status} {answer}"
+
+
+async def ask_until(gateway: GatewayProcess, model: str, done: asyncio.Event) -> Counter[str]:
+    """Ask again and again, each time on a new connection."""
+    outcomes: Counter[str] = Counter()
+    while not done.is_set():
+        outcomes[await ask(gateway, model)] += 1
+    return outcomes
+
+
+async def ask_on_until(gateway: GatewayProcess, model: str, done: asyncio.Event) -> Counter[str]:
+    """Ask again and again, on one connection for as long as the gateway does not say that an answer is the last."""
+    outcomes: Counter[str] = Counter()
+    while not done.is_set():
+        async with connected(gateway) as client:
+            headers: dict[str, str] = {}
+            while not done.is_set() and headers.get("connection") != "close":
+                try:
+                    client.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 2, "temperature": 1})
+                    status, headers = await client.head()
+                    body = json.loads(await client.reader.readexactly(int(headers["content-length"])))
+                except (OSError, EOFError) as error:
+                    outcomes[f"keep-alive: {type(error).__name__}"] += 1
+                    break
+                is_whole = status == 200 and body["choices"][0]["text"] == expected_text(2)
+                outcomes["served" if is_whole else f"{status} {body}"] += 1
+    return outcomes
+
+
+async def test_rolling_restart_fails_no_request(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        async with serving_worker(nats_url) as worker:
+            await is_known(gateway, worker.model)
+            done = asyncio.Event()
+            asking = [asyncio.create_task(ask_until(gateway, worker.model, done)) for _ in range(4)]
+            for num_served in (4, 6):
+                gateway.process.send_signal(signal.SIGUSR1)
+                await until(lambda n=num_served: len(served_by(gateway)) == n, 20)
+            await until(lambda: len(psutil.Process(gateway.process.pid).children()) == 2, 10)
+            done.set()
+            outcomes = sum(await asyncio.gather(*asking), Counter())
+        assert set(outcomes) == {"served"}
+        assert outcomes["served"] > 20
+        assert len(set(served_by(gateway))) == 6
+        assert {child.pid for child in psutil.Process(gateway.process.pid).children()} == set(served_by(gateway)[-2:])
 
 
 async def test_process_that_drains_is_replaced_before_it_ends(nats_url: str, tmp_path: Path) -> None:
