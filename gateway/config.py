@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config import setting
+from shared.nats_files import NatsFiles
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(NatsFiles):
     """Everything an operator can choose about a gateway. Sizes are bytes, times seconds."""
 
     host: str = setting("127.0.0.1", "Address the public port listens on.")

@@ -232,6 +232,7 @@ async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
         name=gateway,
         user=config.nats_user,
         password=config.nats_password,
+        files=config,
         on_disconnect=lost,
         on_reconnect=back,
     )

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import setting
+from shared.nats_files import NatsFiles
 from shared.telemetry import LEVELS
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConfig:
+class WorkerConfig(NatsFiles):
     """Everything an operator can choose about a worker. Sizes are bytes, times seconds."""
 
     model: Path | None = setting(None, "Directory of the model, in Hugging Face's format, or a GGUF file. Required.")

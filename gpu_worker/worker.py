@@ -103,6 +103,7 @@ async def _run(
         name=identity.worker,
         user=config.nats_user,
         password=config.nats_password,
+        files=config,
         on_disconnect=news.lost,
         on_reconnect=news.back,
         on_close=news.closed,

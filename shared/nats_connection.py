@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 from shared.errors import DependencyError
+from shared.nats_client import ClearTextError, TlsClient
+from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
 
 Role = Literal["gateway", "worker", "batch", "admin"]
 AsyncCallback = Callable[[], Awaitable[None]]
@@ -36,6 +39,8 @@ _OPTIONS: dict[str, Any] = {
 # What publishing raises while a connection is away: the client's own errors, and those of the socket under it.
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
 
+_NO_FILES = NatsFiles()
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +56,7 @@ async def connect(
     name: str,
     user: str | None = None,
     password: str | None = None,
+    files: NatsFiles = _NO_FILES,
     on_error: ErrorCallback | None = None,
     on_disconnect: AsyncCallback | None = None,
     on_reconnect: AsyncCallback | None = None,
@@ -65,6 +71,7 @@ async def connect(
         name: Shown in the server's monitoring.
         user: Account user, unless the URL has one.
         password: Its password.
+        files: Credentials, which win over user and password, and certificates.
         on_error: Told of errors nobody waits for, such as a slow subscription that lost messages. They are logged too.
         on_disconnect: Called when the connection is lost; published messages are buffered from then on.
         on_reconnect: Called when it is back and all subscriptions are restored.
@@ -72,25 +79,30 @@ async def connect(
         timeout_s: How long the server may take to appear; once connected, reconnecting never ends.
 
     Raises:
-        DependencyError: The server does not appear, refuses us, or is too old.
+        ConfigError: One of the files cannot be used.
+        DependencyError: The server does not appear, refuses us, speaks clear text where TLS is required, has a
+            certificate that is not trusted, or is too old.
     """
-    client = Client()
+    identity = identity_options(files) or {"user": user, "password": password}
+    is_tls = is_tls_required(url, files)
+    tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
+    client = TlsClient() if is_tls else Client()
     log = _ErrorLog(client, on_error)
     try:
         async with asyncio.timeout(timeout_s):
             await client.connect(
                 servers=[part.strip() for part in url.split(",")],
                 name=name,
-                user=user,
-                password=password,
                 error_cb=log.report,
                 disconnected_cb=_coroutine_function(on_disconnect),
                 reconnected_cb=_coroutine_function(on_reconnect),
                 closed_cb=_coroutine_function(on_close),
                 inbox_prefix=inbox_prefix(role),
+                **identity,
+                **tls,
                 **_OPTIONS,
             )
-    except (TimeoutError, NatsError):
+    except (TimeoutError, OSError, NatsError):
         await _discard(client)
         raise DependencyError(_failure_message(url, log.failures, timeout_s)) from None
     log.was_connected = True
@@ -129,13 +141,28 @@ def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:
 
 
 def _is_refusal(error: Exception) -> bool:
+    """Say whether trying again is of no use: the server refuses us, or we refuse the server."""
+    return _is_unauthorized(error) or isinstance(error, ClearTextError | ssl.SSLError)
+
+
+def _is_unauthorized(error: Exception) -> bool:
     return isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower()
 
 
 def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> str:
-    place = ", ".join(part.rpartition("@")[2].removeprefix("nats://") for part in url.split(","))
-    if any(map(_is_refusal, failures)):
-        return f"NATS at {place} refuses the user or password: check HEADRACE_NATS_USER and HEADRACE_NATS_PASSWORD."
+    place = ", ".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
+    if any(map(_is_unauthorized, failures)):
+        return (
+            f"NATS at {place} refuses the user or password: check HEADRACE_NATS_USER and HEADRACE_NATS_PASSWORD, or "
+            "HEADRACE_NATS_CREDS_FILE or HEADRACE_NATS_NKEY_SEED_FILE."
+        )
+    for failure in failures:
+        if isinstance(failure, ClearTextError):
+            return f"NATS at {place} does not offer TLS, which tls:// requires; nothing was sent to it."
+        if isinstance(failure, ssl.SSLCertVerificationError):
+            return f"NATS at {place} is not trusted ({failure.verify_message}): check HEADRACE_NATS_CA_FILE."
+        if isinstance(failure, ssl.SSLError):
+            return f"NATS at {place} ends the TLS handshake ({failure.reason}): check HEADRACE_NATS_CERT_FILE."
     reason = f" ({failures[-1]!r})" if failures else ""
     return f"NATS at {place} did not answer within {timeout_s:g} s{reason}: start it, or check HEADRACE_NATS_URL."
 

@@ -18,6 +18,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from shared.errors import DependencyError
 from shared.messages import Request
 from shared.nats_connection import connect
+from shared.nats_files import NatsFiles
 from shared.streams import RESULTS_STREAM
 from shared.subjects import request_subject, result_subject
 
@@ -28,9 +29,9 @@ _LOOK_EVERY_S = 2.0
 class BatchClient:
     """An async context manager around one connection in the batch role."""
 
-    def __init__(self, url: str, user: str | None, password: str | None) -> None:
+    def __init__(self, url: str, user: str | None, password: str | None, files: NatsFiles) -> None:
         """Prepare; the connection is made on entering."""
-        self._access = (url, user, password)
+        self._access = (url, user, password, files)
         self._client: Client | None = None
         self._refusals: asyncio.Queue[str] = asyncio.Queue()
 
@@ -40,9 +41,15 @@ class BatchClient:
         Raises:
             DependencyError: NATS does not answer, refuses us, or is too old.
         """
-        url, user, password = self._access
+        url, user, password, files = self._access
         self._client = await connect(
-            url, role="batch", name="headrace-publish", user=user, password=password, on_error=self._take_note
+            url,
+            role="batch",
+            name="headrace-publish",
+            user=user,
+            password=password,
+            files=files,
+            on_error=self._take_note,
         )
         return self
 

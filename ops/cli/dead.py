@@ -18,6 +18,7 @@ from ops.cli.options import options
 from ops.cli.running_system import find_admin_nats
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import resolve, setting
+from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
@@ -26,7 +27,7 @@ _ERROR_WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class DeadConfig:
+class DeadConfig(NatsFiles):
     """Where the dead letters are."""
 
     nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
@@ -138,7 +139,7 @@ async def _box(config: DeadConfig) -> AsyncIterator[DeadLetterBox]:
 
     url = find_admin_nats(config.nats_url, config.state_dir)
     client = await connect(
-        url, role="admin", name="headrace-dead", user=config.nats_user, password=config.nats_password
+        url, role="admin", name="headrace-dead", user=config.nats_user, password=config.nats_password, files=config
     )
     try:
         yield DeadLetterBox(client)

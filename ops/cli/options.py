@@ -33,9 +33,13 @@ def settings_command(
 
 
 def options(cls: type[Any]) -> list[click.Option]:
-    """Make an option of each setting. Values stay text: `resolve` converts and checks them, as it does variables."""
+    """Make an option of each setting, a class's own before those it inherits.
+
+    Values stay text: `resolve` converts and checks them, as it does variables.
+    """
     hints = typing.get_type_hints(cls)
-    return [_option(field, base_type(hints[field.name])) for field in dataclasses.fields(cls)]
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
+    return [_option(field, base_type(hints[field.name])) for field in fields]
 
 
 def _option(field: dataclasses.Field[Any], kind: type) -> click.Option:

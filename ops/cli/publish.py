@@ -18,13 +18,14 @@ from ops.cli.running_system import Endpoint, find_nats
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from shared.messages import Request
 
 
 @dataclass(frozen=True, slots=True)
-class PublishConfig:
+class PublishConfig(NatsFiles):
     """What to publish, where, and whether to wait."""
 
     nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
@@ -114,7 +115,7 @@ def _check_names(request: Request) -> None:
 async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:
     from ops.cli.batch_client import BatchClient
 
-    async with BatchClient(url, config.nats_user, config.nats_password) as client:
+    async with BatchClient(url, config.nats_user, config.nats_password, config) as client:
         if not config.wait:
             for request in requests:
                 print(json.dumps({"id": request.id, "tenant": request.tenant, "result": await client.publish(request)}))

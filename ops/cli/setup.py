@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from ops.cli.options import settings_command
 from shared.config import setting
+from shared.nats_files import NatsFiles
 
 
 @dataclass(frozen=True, slots=True)
-class SetupConfig:
+class SetupConfig(NatsFiles):
     """Where to create the streams."""
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
@@ -38,6 +39,7 @@ async def _set_up(config: SetupConfig) -> int:
         name="headrace-setup",
         user=config.nats_user,
         password=config.nats_password,
+        files=config,
         timeout_s=config.timeout_s,
     )
     try:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import setting
+from shared.nats_files import NatsFiles
 
 DEFAULT_STATE_DIR = Path(".headrace")
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
 
 
 @dataclass(frozen=True, slots=True)
-class UpConfig:
+class UpConfig(NatsFiles):
     """What to start, and where. Every other setting of gateways and workers comes to them from the environment."""
 
     port: int = setting(8000, "Port of the HTTP API on loopback; 0 takes a free one.", minimum=0, maximum=65535)

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 from urllib.parse import quote
 
@@ -16,6 +16,8 @@ from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
+from shared.config import variable_name
+from shared.nats_files import NatsFiles
 
 # Time for running streams to finish at shutdown, and for a process to end after that.
 DRAIN_S = 6.0
@@ -34,11 +36,16 @@ class NatsAccess:
     url: str
     user: str | None
     password: str | None
+    files: NatsFiles = field(default_factory=NatsFiles)
 
     @property
     def environ(self) -> dict[str, str]:
         """Variables that give a child this access."""
         found = {"HEADRACE_NATS_URL": self.url}
+        # An empty one hides the variable of another NATS.
+        for item in fields(self.files):
+            file = getattr(self.files, item.name)
+            found[variable_name(item.name)] = "" if file is None else str(file.absolute())
         if self.user is not None:
             found["HEADRACE_NATS_USER"] = self.user
         if self.password is not None:
@@ -120,7 +127,8 @@ def _plan_nats(
     config: UpConfig, state: StateDirectory, base: Mapping[str, str]
 ) -> tuple[ChildSpec | None, dict[str, NatsAccess]]:
     if config.nats_url is not None:
-        given = NatsAccess(config.nats_url, config.nats_user, config.nats_password)
+        files = NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
+        given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files)
         return None, dict.fromkeys(commands.NATS_ROLES, given)
     port = free_port()
     # NATS reads a variable's value as configuration, hence a letter first and no signs.

@@ -47,6 +47,7 @@ class RollCall:
             name="headrace-up",
             user=access.user,
             password=access.password,
+            files=access.files,
             on_error=self._on_error,
             on_reconnect=self._on_reconnect,
         )

@@ -89,6 +89,18 @@ def test_given_nats_is_used_in_every_role_and_not_run(make: Make) -> None:
     assert plan.workers[0].environ["HEADRACE_NATS_URL"] == "nats://n:1"
 
 
+def test_files_of_a_given_nats_reach_the_children(make: Make, tmp_path: Path) -> None:
+    plan = make(nats_url="tls://n:1", nats_creds_file="some.creds", nats_ca_file=str(tmp_path / "ca.pem"))
+    for child in (plan.gateway, *plan.workers):
+        assert child.environ["HEADRACE_NATS_CREDS_FILE"] == str(Path("some.creds").absolute())
+        assert child.environ["HEADRACE_NATS_CA_FILE"] == str(tmp_path / "ca.pem")
+
+
+def test_files_of_another_nats_are_hidden_from_the_children(make: Make) -> None:
+    plan = make({"HEADRACE_NATS_CREDS_FILE": "other.creds"})
+    assert {child.environ["HEADRACE_NATS_CREDS_FILE"] for child in (plan.gateway, *plan.workers)} == {""}
+
+
 def test_credentials_are_escaped_in_the_url() -> None:
     assert NatsAccess("nats://h:1", "a@b", "c/d:e").full_url == "nats://a%40b:c%2Fd%3Ae@h:1"
 

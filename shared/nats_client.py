@@ -1,0 +1,55 @@
+"""A NATS client that speaks TLS or not at all.
+
+The library's own client takes `tls://` for a wish: a server that does not ask for TLS, or somebody between who removes
+that from its greeting, gets the password and every message in clear text. And a handshake that fails leaves a
+connection behind that can neither be closed nor kept from being written to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+from nats.errors import Error as NatsError
+
+
+class ClearTextError(NatsError):
+    """A server offers clear text where TLS is required."""
+
+    def __str__(self) -> str:
+        """Say so."""
+        return "the server does not offer TLS"
+
+
+class TlsClient(Client):
+    """A client that sends nothing but a TLS handshake until one has succeeded, at each connection."""
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            # Published messages wait for a connection, and `close` would write them to this one.
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]
+            self._transport = _NoTransport()  # type: ignore[no-untyped-call]
+            raise
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # Called with what a server says of itself before anything is sent to it.
+        if initial_connection and not info.get("tls_required"):
+            raise ClearTextError
+        await super()._process_info(info, initial_connection)
+
+
+class _NoTransport(TcpTransport):
+    """Stands where a connection was given up: what is written goes nowhere. The next attempt replaces it."""
+
+    def write(self, payload: bytes) -> None:
+        """Drop it."""
+
+    def writelines(self, payload: list[bytes]) -> None:
+        """Drop them."""
+
+    async def drain(self) -> None:
+        """Nothing waits."""

@@ -1,0 +1,115 @@
+"""Users that NATS knows by a credentials file or an NKey instead of a password."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops.stack.ports import free_port
+from shared import nats_files
+from shared.errors import ConfigError, DependencyError
+from shared.nats_connection import connect
+from shared.nats_files import NatsFiles, identity_options
+from tests.ops.cli.command import headrace
+from tests.servers import NatsServer
+
+pytest.importorskip("nkeys")
+from tests.nats_identities import Identity, make_identity, make_jwt, write_credentials
+
+Start = Callable[..., NatsServer]
+
+
+def _nkey_server(start: Start, directory: Path, user: Identity) -> NatsServer:
+    config = directory / "nkey.conf"
+    config.write_text(f'authorization {{ users: [{{ nkey: {user.public} }}, {{ user: "u", password: "p" }}] }}\n')
+    return start("-c", str(config))
+
+
+def _seed_file(directory: Path, seed: str) -> Path:
+    file = directory / "seed"
+    file.write_text(seed + "\n")
+    return file
+
+
+async def test_nkey_seed_logs_in_and_wins_over_user_and_password(start_nats: Start, tmp_path: Path) -> None:
+    user = make_identity("user")
+    server = _nkey_server(start_nats, tmp_path, user)
+    files = NatsFiles(nats_nkey_seed_file=_seed_file(tmp_path, user.seed))
+    client = await connect(server.url, role="worker", name="w", user="u", password="wrong", files=files)
+    await client.close()
+
+
+async def test_unknown_nkey_is_refused_naming_the_settings(start_nats: Start, tmp_path: Path) -> None:
+    server = _nkey_server(start_nats, tmp_path, make_identity("user"))
+    files = NatsFiles(nats_nkey_seed_file=_seed_file(tmp_path, make_identity("user").seed))
+    with pytest.raises(DependencyError, match="HEADRACE_NATS_NKEY_SEED_FILE"):
+        await connect(server.url, role="worker", name="w", files=files)
+
+
+async def test_credentials_file_logs_in_with_the_permissions_of_its_jwt(start_nats: Start, tmp_path: Path) -> None:
+    operator, account, user = make_identity("operator"), make_identity("account"), make_identity("user")
+    unlimited = {"subs": -1, "conn": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True}
+    account_jwt = make_jwt("account", account, operator, limits=unlimited)
+    config = tmp_path / "operator.conf"
+    config.write_text(
+        f"operator: {make_jwt('operator', operator, operator)}\nresolver: MEMORY\n"
+        f"resolver_preload: {{ {account.public}: {account_jwt} }}\n"
+    )
+    server = NatsServer(tmp_path / "server", ("-c", str(config)))
+    # JetStream needs a system account in this mode, and is of no use here.
+    server._command = lambda: [word for word in NatsServer._command(server) if word != "-js"]  # type: ignore[method-assign]
+    server.start()
+    try:
+        may_say = {"pub": {"allow": ["said"]}, "sub": {}, "subs": -1, "data": -1, "payload": -1}
+        write_credentials(tmp_path / "user.creds", make_jwt("user", user, account, **may_say), user)
+        refusals: list[str] = []
+
+        async def note(error: Exception) -> None:
+            refusals.append(str(error).lower())
+
+        files = NatsFiles(nats_creds_file=tmp_path / "user.creds")
+        client = await connect(server.url, role="worker", name="w", files=files, on_error=note)
+        heard = await client.subscribe(">")
+        await client.publish("said", b"x")
+        await client.publish("unsaid", b"x")
+        assert (await heard.next_msg(timeout=2)).subject == "said"
+        await client.flush()
+        assert ["unsaid" in text for text in refusals] == [True]
+        await client.close()
+        write_credentials(tmp_path / "forged.creds", make_jwt("user", user, make_identity("account")), user)
+        files = NatsFiles(nats_creds_file=tmp_path / "forged.creds")
+        with pytest.raises(DependencyError, match="HEADRACE_NATS_CREDS_FILE"):
+            await connect(server.url, role="worker", name="w", files=files)
+    finally:
+        server.kill()
+
+
+def test_unusable_files_are_one_line_each(tmp_path: Path) -> None:
+    seed = _seed_file(tmp_path, make_identity("user").seed)
+    account = tmp_path / "account"
+    account.write_text(make_identity("account").seed)
+    junk = tmp_path / "junk"
+    junk.write_text("SUAnothing")
+    creds = tmp_path / "creds"
+    write_credentials(creds, "a.b.c", make_identity("user"))
+    url = f"nats://127.0.0.1:{free_port()}"
+    for options, problem in [
+        (["--nats-creds-file", str(tmp_path / "missing")], "HEADRACE_NATS_CREDS_FILE: "),
+        (["--nats-creds-file", str(seed)], "is not a NATS credentials file"),
+        (["--nats-nkey-seed-file", str(tmp_path)], "HEADRACE_NATS_NKEY_SEED_FILE: "),
+        (["--nats-nkey-seed-file", str(junk)], "does not hold an NKey seed"),
+        (["--nats-nkey-seed-file", str(account)], "the seed of another kind than a user's"),
+        (["--nats-nkey-seed-file", str(seed), "--nats-creds-file", str(creds)], "not both"),
+    ]:
+        done = headrace("setup", "--nats-url", url, "--timeout-s", "0.5", *options)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert problem in done.stderr
+        assert "SUA" not in done.stderr.replace("SU and", "")
+
+
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[nkeys\]'"):
+        identity_options(NatsFiles(nats_creds_file=tmp_path / "x"))
