@@ -2,7 +2,7 @@
 
 It owns the flights and sees to it that each ends exactly once: complete, failed, or cancelled. The parts do the work:
 `publisher` (to the queue), `frames` (from the workers), `recovery` (moves), `revoker` (taking back), `fleet` (who is
-alive).
+alive), `prober` (who is there).
 """
 
 from __future__ import annotations
@@ -18,21 +18,28 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from gateway.death import Death
 from gateway.errors import ApiError
-from gateway.fleet import Fleet, FleetLimits
+from gateway.fleet import Fleet
 from gateway.frames import FrameReceiver
 from gateway.inflight import Flight, FlightTable
+from gateway.liveness import FleetLimits
+from gateway.prober import Prober
 from gateway.publisher import Publisher
+from gateway.quarantine import Quarantine
 from gateway.recovery import Reason, Recovery, RecoveryLimits
 from gateway.revoker import Revoker
 from gateway.sinks import Sink
 from shared.errors import DependencyError
 from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
 from shared.nats_connection import SEND_ERRORS
+from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, frame_subject, gateway_subject
 
-SWEEP_INTERVAL_S = 0.1
+SWEEP_INTERVAL_S = 0.05
+# A sweep that is later than this follows a pause of this process.
+PAUSE_S = 0.25
 HEARTBEAT_INTERVAL_S = 1.0
 STREAM_RETRY_S = 0.25
 
@@ -67,8 +74,15 @@ class Dispatcher:
         self._revoker = Revoker(nats, self._js)
         self._publisher = Publisher(nats)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unshown)
+        self._prober = Prober(nats, self.fleet.liveness)
         self._recovery = Recovery(
-            self._flights, self.fleet, self._publisher, self._revoker, self.fail, recovery_limits or RecoveryLimits()
+            self._flights,
+            self.fleet,
+            self._publisher,
+            self._revoker,
+            Quarantine(nats, gateway),
+            self.fail,
+            recovery_limits or RecoveryLimits(),
         )
         self._frames = FrameReceiver(self._flights, self._revoker, self)
         self._loop = asyncio.get_running_loop()
@@ -90,8 +104,9 @@ class Dispatcher:
         self._stream_created = await self._created()
         self._publisher.on_stored = self._stored
         self._publisher.on_refused = self._refused
-        self.fleet.on_dead = self._lose_worker
+        self.fleet.liveness.on_dead = self._lose_worker
         await self._publisher.start()
+        await self._prober.start()
         await self._nats.subscribe(self.reply, cb=self._frames.receive)
         await self._nats.subscribe(ALL_WORKERS, cb=self._hear_worker)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._hear_gateway)
@@ -161,7 +176,7 @@ class Dispatcher:
     def disconnected(self) -> None:
         """Take note that NATS is away."""
         _logger.warning("the connection to NATS is lost")
-        self.fleet.lose_hearing()
+        self.fleet.liveness.nats_disconnected()
         self._recovery.disconnected()
 
     def count_moves(self, on_move: Callable[[Reason], None]) -> None:
@@ -180,7 +195,7 @@ class Dispatcher:
                 continue
             is_same_stream, self._stream_created = created == self._stream_created, created
             _logger.warning("NATS is back%s", "" if is_same_stream else ", and the interactive stream is a new one")
-            self.fleet.regain_hearing(self._loop.time())
+            self.fleet.liveness.nats_reconnected(self._loop.time())
             self._recovery.reconnected(is_same_stream)
             return
 
@@ -212,9 +227,9 @@ class Dispatcher:
     def _restored(self, task: asyncio.Task[None]) -> None:
         self._restoring = None
 
-    def _lose_worker(self, worker: str) -> None:
-        self._recovery.lose_worker(worker)
-        self._flights.forget_worker(worker)
+    def _lose_worker(self, death: Death) -> None:
+        self._recovery.lose_worker(death)
+        self._flights.forget_worker(death.worker)
 
     async def _hear_worker(self, message: Msg) -> None:
         heartbeat = self._decode_heartbeat(message.data)
@@ -228,12 +243,23 @@ class Dispatcher:
         return (await self._js.stream_info(INTERACTIVE_STREAM)).created
 
     async def _sweep(self) -> None:
+        pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)
+        is_odd = False
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = self._loop.time()
+            is_odd = not is_odd
             try:
+                if pauses.tick():
+                    _logger.warning("this process stood still for %.2f s", pauses.lost_s)
+                    self.fleet.forgive(pauses.lost_s, now)
+                    self._recovery.forgive(pauses.lost_s, now)
                 self.fleet.sweep(now)
-                self._recovery.sweep(now)
+                for worker in self.fleet.liveness.take_probes(now):
+                    await self._prober.ask(worker, now)
+                # There may be thousands of flights, and their times are long.
+                if is_odd:
+                    self._recovery.sweep(now)
             except Exception:
                 _logger.exception("the sweep failed")
 

@@ -11,8 +11,22 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.death import Death
 from gateway.sinks import Sink
 from shared.messages import Request, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An attempt that ended with its worker.
+
+    Attributes:
+        is_solo: It was the only one on probation there, so that nothing else is to blame.
+    """
+
+    death: Death
+    epoch: int
+    is_solo: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +42,12 @@ class Flight:
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         published_at: Loop time of this epoch's publication.
         progressed_at: Loop time of the last delta of this epoch.
-        num_lost: Attempts that were claimed and then lost.
-        num_moves: Publications after the first, whatever their reason.
+        start: Tokens that had been emitted when this epoch began.
+        num_moves: Moves since the last progress, without those for which no worker was at fault.
+        num_unclaimed: Publications in a row that nobody claimed.
+        losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
+        probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
+        is_parked: Waits, unpublished, until its probation may begin.
         has_prompt_output: The echoed prompt or its log probabilities have been delivered.
         counted_in: Written by the table alone.
     """
@@ -44,8 +62,12 @@ class Flight:
     stream_seq: int | None = None
     ack: str | None = None
     progressed_at: float = 0.0
-    num_lost: int = 0
+    start: int = 0
     num_moves: int = 0
+    num_unclaimed: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    probation: int = 0
+    is_parked: bool = False
     prompt_tokens: int = 0
     has_prompt_output: bool = False
     counted_in: _Count | None = None
@@ -54,6 +76,16 @@ class Flight:
     def id(self) -> str:
         """Request id."""
         return self.request.id
+
+    @property
+    def num_produced(self) -> int:
+        """Tokens that this epoch's attempt has delivered."""
+        return len(self.emitted) - self.start
+
+    @property
+    def is_on_probation(self) -> bool:
+        """Whether this epoch's attempt is suspected of killing its worker."""
+        return self.num_produced < self.probation
 
     @property
     def usage(self) -> Usage:
@@ -72,6 +104,7 @@ class Flight:
             emitted=tuple(self.emitted),
             echo=request.echo and not self.has_prompt_output,
             sampling=sampling,
+            probation=self.probation,
         )
 
 
@@ -122,6 +155,7 @@ class FlightTable:
         """Note who holds a flight."""
         self._count_out(flight)
         flight.worker = worker
+        flight.num_unclaimed = 0
         unshown = self._unshown.setdefault(flight.request.model, {})
         self._count_in(flight, unshown.setdefault(worker, _Count()))
 

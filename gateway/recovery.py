@@ -3,6 +3,7 @@
 An attempt is moved when its worker died, handed it over, went silent about it, or left a gap; when nobody claims it
 although somebody could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the
 fence: whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
+`blame` decides which flights are suspected of killing workers, `probation` when those may run.
 """
 
 from __future__ import annotations
@@ -14,13 +15,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from gateway import blame
+from gateway.death import Death
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
 from gateway.inflight import Flight, FlightTable
+from gateway.probation import ProbationQueue
 from gateway.publisher import Publisher, queue_unavailable
+from gateway.quarantine import Quarantine
 from gateway.revoker import Revoker
 
 Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled"]
+
+# Moves for which no worker was at fault: the deadline is the only limit to them.
+_BLAMELESS: tuple[Reason, ...] = ("unclaimed", "nats_restart")
 
 _logger = logging.getLogger(__name__)
 
@@ -30,23 +38,25 @@ class RecoveryLimits:
     """How often, and after which silence, attempts are moved. Times are seconds.
 
     Attributes:
-        max_attempts: Claimed attempts of one request, the first included.
-        max_moves: Publications after the first, hand-overs and unclaimed ones included.
+        max_moves: Moves without progress in between, those apart for which no worker was at fault.
         stall_s: Silence about a request that has begun to generate.
         prefill_stall_s: Silence about a claimed request before its first token.
         ack_timeout_s: Wait for the queue's acknowledgement.
-        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles with each move.
+        refused_retry_s: Wait until what the queue has refused is published again.
+        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
+        disturbed_patience_s: The same while a worker is silent or has just died: it may have been sent the request.
         tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
         reconnect_patience_s: Silence about a generating request after NATS came back.
         outage_patience_s: Absence of NATS after which requests are failed.
     """
 
-    max_attempts: int = 3
     max_moves: int = 16
     stall_s: float = 10.0
     prefill_stall_s: float = 60.0
     ack_timeout_s: float = 3.0
+    refused_retry_s: float = 0.5
     claim_patience_s: float = 5.0
+    disturbed_patience_s: float = 1.0
     tokens_per_patience_s: float = 10_000.0
     reconnect_patience_s: float = 2.0
     outage_patience_s: float = 15.0
@@ -65,6 +75,7 @@ class Recovery:
         fleet: Fleet,
         publisher: Publisher,
         revoker: Revoker,
+        quarantine: Quarantine,
         fail: Callable[[Flight, ApiError], None],
         limits: RecoveryLimits,
     ) -> None:
@@ -73,50 +84,51 @@ class Recovery:
         self._fleet = fleet
         self._publisher = publisher
         self._revoker = revoker
+        self._quarantine = quarantine
         self._fail = fail
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._disconnected_at: float | None = None
         self._reconnected_at: float | None = None
         self.on_move: Callable[[Reason], None] = lambda reason: None
 
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
-        """Dispatch a lost attempt again, unless it has been lost too often."""
-        flight.num_lost += 1
+        """Dispatch a lost attempt again. Nobody is blamed for it."""
         _logger.warning("request %s lost its attempt %d: %s", flight.id, flight.epoch, why)
-        if flight.num_lost >= self._limits.max_attempts:
-            message = f"The request was lost {flight.num_lost} times; the last time because {why}."
-            self._fail(flight, ApiError(500, message, code="attempts_exhausted"))
-        else:
-            self.move([flight], reason)
+        self.move([flight], reason)
 
-    def lose_worker(self, worker: str) -> None:
-        """Dispatch again whatever a dead worker held."""
-        for flight in [flight for flight in self._flights if flight.worker == worker]:
-            self.lose(flight, "worker_dead", f"worker {worker} died")
+    def lose_worker(self, death: Death) -> None:
+        """Dispatch again whatever a dead worker held, except for what has killed it."""
+        held = [flight for flight in self._flights if flight.worker == death.worker]
+        blame.note_death(held, death)
+        for flight in held:
+            if blame.is_to_blame(flight):
+                why = "Every worker that ran this request died of it."
+                self._fail(flight, self._quarantine.take(flight, "worker_lost", why))
+        _logger.warning("worker %s died with %d requests", death.worker, len(held))
+        self.move([flight for flight in held if flight.id in self._flights.by_id], "worker_dead")
 
     def move(self, flights: Iterable[Flight], reason: Reason) -> None:
         """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
-        moved = []
+        ready = []
         for flight in flights:
-            if flight.num_moves >= self._limits.max_moves:
-                self._fail(flight, ApiError(500, "No worker kept the request.", code="attempts_exhausted"))
+            if flight.num_produced:
+                flight.num_moves = 0
+            if reason not in _BLAMELESS:
+                flight.num_moves += 1
+            if flight.num_moves > self._limits.max_moves:
+                why = f"No worker kept this request in {flight.num_moves} attempts."
+                self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))
                 continue
-            self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
-            if flight.stream_seq is not None:
-                self._revoker.delete(flight.stream_seq)
-            flight.stream_seq = None
-            flight.epoch += 1
-            flight.num_moves += 1
-            flight.published_at = self._loop.time()
-            self._publisher.forget(flight)
-            self._flights.release(flight)
-            moved.append(flight)
+            self._begin_epoch(flight)
             self.on_move(reason)
-        task = self._loop.create_task(self._publish(moved))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            if flight.probation:
+                self._probation.add(flight)
+            else:
+                ready.append(flight)
+        self._publish_soon([*ready, *self._probation.take_ready()])
 
     def sweep(self, now: float) -> None:
         """Look after deadlines, lost claims and silence. `now` is loop time."""
@@ -125,11 +137,23 @@ class Recovery:
             self._sweep_deadlines(queue_unavailable() if is_over else None)
             return
         self._sweep_deadlines(None)
+        is_disturbed = self._fleet.liveness.is_disturbed(now)
         for flight in self._flights:
-            if flight.worker is None:
-                self._sweep_unclaimed(flight, now)
-            else:
+            if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
+            elif not flight.is_parked and self._is_unclaimed(flight, now, is_disturbed):
+                self._move_unclaimed(flight, now)
+        self._publish_soon(self._probation.take_ready())
+
+    def forgive(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as anybody's silence: this process stood still."""
+        for flight in self._flights:
+            flight.published_at = min(now, flight.published_at + lost_s)
+            flight.progressed_at = min(now, flight.progressed_at + lost_s)
+        if self._disconnected_at is not None:
+            self._disconnected_at = min(now, self._disconnected_at + lost_s)
+        if self._reconnected_at is not None:
+            self._reconnected_at = min(now, self._reconnected_at + lost_s)
 
     def disconnected(self) -> None:
         """Stop moving anything: NATS is away."""
@@ -141,13 +165,27 @@ class Recovery:
         self._reconnected_at = self._loop.time()
         if not is_same_stream:
             for flight in self._flights:
-                # The number now belongs to another message, which must not be deleted.
+                # The message is gone, and its number with it.
                 flight.stream_seq = None
-        self.move([flight for flight in self._flights if flight.worker is None], "nats_restart")
+        waiting = [flight for flight in self._flights if flight.worker is None and not flight.is_parked]
+        self.move(waiting, "nats_restart")
 
     async def close(self) -> None:
         """Wait for publications on their way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._quarantine.close()
+
+    def _begin_epoch(self, flight: Flight) -> None:
+        """Make an end of a flight's attempt wherever it is, and prepare the next."""
+        self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
+        if flight.stream_seq is not None:
+            self._revoker.delete(flight.stream_seq)
+        flight.stream_seq = None
+        flight.probation = blame.probation(flight)
+        flight.epoch += 1
+        flight.start = len(flight.emitted)
+        self._publisher.forget(flight)
+        self._flights.release(flight)
 
     def _sweep_deadlines(self, error: ApiError | None) -> None:
         wall = time.time()
@@ -157,28 +195,41 @@ class Recovery:
             elif error is not None:
                 self._fail(flight, error)
 
-    def _sweep_unclaimed(self, flight: Flight, now: float) -> None:
+    def _is_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> bool:
+        """Whether nobody will claim what has been published: it did not arrive, or went to a worker that is not there.
+
+        A suspect may have to wait until a worker is free of others, so that its patience is long in any case.
+        """
         limits = self._limits
-        waited = now - flight.published_at
+        waited_s = now - flight.published_at
         if flight.ack is not None:
-            is_lost = waited > limits.ack_timeout_s
-        else:
-            patience = limits.claim_patience_s + flight.estimated_tokens / limits.tokens_per_patience_s
-            is_lost = waited > patience * 2**flight.num_moves and self._fleet.can_claim(flight.request.model)
-        if is_lost:
-            _logger.warning("request %s is published again: unclaimed after %.1f s", flight.id, waited)
-            self.move([flight], "unclaimed")
+            return waited_s > limits.ack_timeout_s
+        if flight.stream_seq is None:
+            return waited_s > limits.refused_retry_s
+        patience_s = limits.claim_patience_s * 2**flight.num_unclaimed
+        if is_disturbed and not flight.probation:
+            patience_s = limits.disturbed_patience_s
+        patience_s += flight.estimated_tokens / limits.tokens_per_patience_s
+        return waited_s > patience_s and self._fleet.can_claim(flight.request.model)
+
+    def _move_unclaimed(self, flight: Flight, now: float) -> None:
+        _logger.warning("request %s is published again: unclaimed for %.1f s", flight.id, now - flight.published_at)
+        if flight.stream_seq is not None:
+            model = flight.request.model
+            blame.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
+        flight.num_unclaimed += 1
+        self.move([flight], "unclaimed")
 
     def _sweep_claimed(self, flight: Flight, worker: str, now: float) -> None:
         limits = self._limits
-        quiet = now - flight.progressed_at
-        if quiet < min(limits.stall_s, limits.reconnect_patience_s):
+        quiet_s = now - flight.progressed_at
+        if quiet_s < min(limits.stall_s, limits.reconnect_patience_s):
             return
-        why = f"nothing was heard of it for {quiet:.1f} s"
+        why = f"nothing was heard of it for {quiet_s:.1f} s"
         reconnected = self._reconnected_at
-        if self._fleet.is_gone(worker):
+        if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
-        elif quiet > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
+        elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
             self.lose(flight, "silent", why)
         elif (
             reconnected is not None
@@ -186,6 +237,16 @@ class Recovery:
             and flight.progressed_at < reconnected < now - limits.reconnect_patience_s
         ):
             self.lose(flight, "nats_restart", why)
+
+    def _publish_soon(self, flights: list[Flight]) -> None:
+        if not flights:
+            return
+        for flight in flights:
+            # Some have waited for this since their epoch began.
+            flight.published_at = self._loop.time()
+        task = self._loop.create_task(self._publish(flights))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _publish(self, flights: list[Flight]) -> None:
         await self._revoker.send_cancels()
@@ -195,6 +256,10 @@ class Recovery:
             try:
                 await self._publisher.publish(flight)
             except ApiError as error:
+                if error.status == 413:
+                    # With what it has emitted it is too large for a message, and will never be smaller.
+                    self._fail(flight, error)
+                    continue
                 # It stays unclaimed; the sweep, or the return of NATS, publishes it again.
                 _logger.warning("request %s could not be published again: %s", flight.id, error)
 

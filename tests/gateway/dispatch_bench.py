@@ -11,15 +11,30 @@ import msgspec
 
 from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
-from gateway.fleet import FleetLimits
+from gateway.liveness import FleetLimits
 from gateway.recovery import RecoveryLimits
 from shared.messages import Delta, Request, Sampling
 from shared.nats_connection import connect
-from tests.gateway.wire_worker import WireWorker, until
+from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, until
 
-FAST_FLEET = FleetLimits(silence_s=0.3, stall_s=0.5, hearing_grace_s=0.3)
+FAST_FLEET = FleetLimits(
+    heartbeat_s=HEARTBEAT_S,
+    probe_after_s=0.15,
+    probe_interval_s=0.1,
+    answer_s=0.1,
+    silence_s=0.4,
+    stall_s=0.5,
+    hearing_grace_s=0.3,
+    disturbance_s=1.0,
+)
 FAST_RECOVERY = RecoveryLimits(
-    stall_s=1.0, prefill_stall_s=1.0, ack_timeout_s=0.5, claim_patience_s=0.5, reconnect_patience_s=0.3
+    max_moves=4,
+    stall_s=1.0,
+    prefill_stall_s=1.0,
+    ack_timeout_s=0.5,
+    claim_patience_s=0.5,
+    disturbed_patience_s=0.3,
+    reconnect_patience_s=0.3,
 )
 
 
@@ -45,8 +60,8 @@ class ListSink:
         self.endings += 1
         self.ended.set()
 
-    async def end(self) -> None:
-        async with asyncio.timeout(10):
+    async def end(self, timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
             await self.ended.wait()
 
     async def has(self, num_tokens: int) -> None:
@@ -95,7 +110,7 @@ class Bench:
     async def worker(self, name: str) -> WireWorker:
         worker = WireWorker(self.url, self.model, f"{name}-{self.model}")
         await self.stack.enter_async_context(worker)
-        await until(lambda: not self.dispatcher.fleet.is_gone(worker.name))
+        await until(lambda: not self.dispatcher.fleet.liveness.is_gone(worker.name))
         await until(lambda: self.dispatcher.fleet.is_ready(self.model))
         return worker
 

@@ -139,17 +139,18 @@ async def test_request_with_no_news_is_dispatched_again(bench: Bench) -> None:
     assert bench.moves == ["silent"]
 
 
-async def test_request_lost_three_times_fails_explicitly(bench: Bench) -> None:
+async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
-    for _ in range(3):
+    for _ in range(FAST_RECOVERY.max_moves + 1):
         request = await worker.next_request()
         await worker.claim(request)
         assert request.reply is not None
         await worker.send(request.reply, [Delta(request.id, request.epoch, 7, (7,), "?")])
     await sink.end()
     assert sink.error is not None
-    assert (sink.error.status, sink.error.code) == (500, "attempts_exhausted")
+    assert (sink.error.status, sink.error.code) == (500, "request_quarantined")
+    assert request.id in sink.error.message
     assert bench.endings == ["failed"]
 
 

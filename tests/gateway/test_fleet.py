@@ -1,11 +1,12 @@
-"""Who is alive, by heartbeats and a clock that the test turns."""
+"""What is queued and how fast it drains, by heartbeats and a clock that the test turns."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from gateway.fleet import Fleet, FleetLimits
+from gateway.fleet import Fleet
+from gateway.liveness import FleetLimits
 from shared.messages import GatewayHeartbeat, Heartbeat
 
 BEAT = Heartbeat(
@@ -28,13 +29,11 @@ BEAT = Heartbeat(
 
 
 class Watched:
-    """A fleet, the time, and who was declared dead."""
+    """A fleet and the time."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.dead: list[str] = []
         self.fleet = Fleet("gw", FleetLimits(), lambda model: (3, 30))
-        self.fleet.on_dead = self.dead.append
 
     def hear(self, **changes: object) -> None:
         self.fleet.hear(msgspec.structs.replace(BEAT, **changes), self.now)
@@ -45,6 +44,7 @@ class Watched:
             self.now += 0.1
             if changes:
                 self.hear(**changes)
+            self.fleet.liveness.take_probes(self.now)
             self.fleet.sweep(self.now)
 
 
@@ -54,56 +54,6 @@ def watched() -> Watched:
     watched.fleet.sweep(watched.now)
     watched.hear()
     return watched
-
-
-def test_silent_worker_is_dead_after_four_missed_heartbeats(watched: Watched) -> None:
-    watched.run(0.9)
-    assert watched.dead == []
-    watched.run(0.2)
-    assert watched.dead == ["w1"]
-    assert watched.fleet.is_gone("w1")
-    assert watched.fleet.models() == []
-
-
-def test_worker_whose_steps_stand_still_is_dead_although_it_beats(watched: Watched) -> None:
-    watched.run(9.9, running=1, step=1)
-    assert watched.dead == []
-    watched.run(0.3, running=1, step=1)
-    assert watched.dead == ["w1"]
-    watched.run(5, running=1, step=1)
-    assert watched.dead == ["w1"]
-    watched.hear(step=2)
-    assert not watched.fleet.is_gone("w1")
-
-
-def test_idle_worker_may_stand_still(watched: Watched) -> None:
-    watched.run(30, running=0, step=1)
-    assert watched.dead == []
-
-
-def test_restarted_worker_of_the_same_name_is_another(watched: Watched) -> None:
-    watched.hear(started=2.0)
-    assert watched.dead == ["w1"]
-    assert not watched.fleet.is_gone("w1")
-
-
-def test_nobody_dies_while_nothing_can_be_heard(watched: Watched) -> None:
-    watched.fleet.lose_hearing()
-    watched.run(20)
-    assert not watched.fleet.is_gone("w1")
-    watched.fleet.regain_hearing(watched.now)
-    watched.run(1.4)
-    assert watched.dead == []
-    watched.run(0.3)
-    assert watched.dead == ["w1"]
-
-
-def test_own_starvation_proves_nothing_about_others(watched: Watched) -> None:
-    watched.now += 5
-    watched.fleet.sweep(watched.now)
-    assert watched.dead == []
-    watched.run(1.0, step=2)
-    assert watched.dead == []
 
 
 def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
@@ -137,7 +87,7 @@ def test_nothing_is_unknown_while_no_worker_is_heard() -> None:
 def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
     watched.hear(draining=True)
     assert not watched.fleet.is_ready("m")
-    assert not watched.fleet.is_gone("w1")
+    assert not watched.fleet.liveness.is_gone("w1")
     assert watched.fleet.models() == ["m"]
 
 

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import cancel_subject, lane_filter, worker_subject
+from shared.subjects import cancel_subject, lane_filter, probe_subject, worker_subject
 
 HEARTBEAT_S = 0.05
 
@@ -59,6 +59,7 @@ class WireWorker:
         self.nats = await connect(self._url, role="worker", name=self.name, on_reconnect=self._prepare)
         await self._prepare()
         await self.nats.subscribe(cancel_subject(self.model), cb=self._hear_cancel)
+        await self.nats.subscribe(probe_subject(self.name), cb=self._answer_probe)
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._pull())]
         return self
 
@@ -106,6 +107,10 @@ class WireWorker:
         if message is not None:
             await message.ack()
 
+    async def refuse(self, request: Request) -> None:
+        """Give a request back to the queue."""
+        await self._messages.pop((request.id, request.epoch)).nak(0.05)
+
     async def serve(self, step_s: float = 0.0) -> None:
         """Answer all requests for ever, one token per running sequence and step, in one frame per gateway."""
         running: dict[str, tuple[Request, int]] = {}
@@ -114,15 +119,19 @@ class WireWorker:
                 request = await self.requests.get()
                 await self.claim(request)
                 running[request.id] = (request, len(request.emitted))
-            for cancel in self.cancels:
-                for request_id in cancel.ids:
-                    running.pop(request_id, None)
-            self.cancels.clear()
+            self.forget_cancelled(running)
             self.running = len(running)
-            await self._step(running)
+            await self.step_all(running)
             await asyncio.sleep(step_s)
 
-    async def _step(self, running: dict[str, tuple[Request, int]]) -> None:
+    def forget_cancelled(self, running: dict[str, tuple[Request, int]]) -> None:
+        for cancel in self.cancels:
+            for request_id in cancel.ids:
+                if request_id in running and (cancel.epoch is None or running[request_id][0].epoch <= cancel.epoch):
+                    del running[request_id]
+        self.cancels.clear()
+
+    async def step_all(self, running: dict[str, tuple[Request, int]]) -> None:
         frames: dict[str, list[Delta]] = {}
         for request, position in list(running.values()):
             assert request.reply is not None
@@ -141,6 +150,10 @@ class WireWorker:
 
     async def _hear_cancel(self, message: Msg) -> None:
         self.cancels.append(msgspec.msgpack.decode(message.data, type=Cancel))
+
+    async def _answer_probe(self, message: Msg) -> None:
+        if self.is_beating:
+            await self.nats.publish(message.reply, b"")
 
     async def _prepare(self) -> None:
         js = self.nats.jetstream()

@@ -1,0 +1,49 @@
+"""Which request is to blame when workers die.
+
+A request that kills its worker takes its neighbours with it, and would do so again wherever it runs next. So whoever
+had produced nothing when its worker died, or next to nothing twice, is a suspect. Suspects run on probation: each on a
+worker where no other suspect is. The one on probation is to blame for the death of its worker, and nobody else is. Who
+was to blame twice is quarantined. Probation ends with the next token, or, for who died after some tokens twice, when an
+attempt has lived long enough; that also clears everybody of what was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.death import Death
+from gateway.inflight import Flight, Loss
+
+# An attempt that lives for so many tokens is harmless. Faults on a GPU are often reported some steps after their cause.
+HARMLESS_TOKENS = 32
+MAX_SOLO_LOSSES = 2
+
+
+def note_death(held: Iterable[Flight], death: Death) -> None:
+    """Take note that a worker died while it held these flights."""
+    flights = list(held)
+    suspects = [flight for flight in flights if flight.is_on_probation]
+    for flight in flights:
+        if flight.num_produced >= HARMLESS_TOKENS:
+            flight.losses.clear()
+        else:
+            flight.losses.append(Loss(death, flight.epoch, is_solo=suspects == [flight]))
+
+
+def note_swallowed(flight: Flight, deaths: Iterable[Death]) -> None:
+    """Take note of deaths of workers to which a flight may have been delivered, although they never claimed it."""
+    known = [loss.death for loss in flight.losses]
+    flight.losses += [Loss(death, flight.epoch, is_solo=False) for death in deaths if death not in known]
+
+
+def probation(flight: Flight) -> int:
+    """Return how many tokens a flight's next attempt has to produce on probation; 0 for one without suspicion."""
+    num_losses = sum(loss.death.is_blamed for loss in flight.losses)
+    if num_losses and flight.num_produced == 0:
+        return 1
+    return HARMLESS_TOKENS if num_losses >= 2 else 0
+
+
+def is_to_blame(flight: Flight) -> bool:
+    """Whether a flight has been the only suspect at the deaths of several workers."""
+    return sum(loss.is_solo and loss.death.is_blamed for loss in flight.losses) >= MAX_SOLO_LOSSES

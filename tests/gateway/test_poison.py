@@ -1,0 +1,151 @@
+"""Workers that die, and the one request that kills them: its neighbours are served, it is quarantined."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from shared.dead_letters import DeadLetter
+from shared.messages import Request, Sampling
+from shared.streams import DEAD_STREAM
+from shared.subjects import dead_letter_subject
+from tests.gateway.dispatch_bench import Bench, ListSink
+from tests.gateway.wire_worker import WireWorker, expected_text, until
+
+NUM_NEIGHBOURS = 40
+NUM_TOKENS = 40
+POISON = "poison"
+
+
+@pytest.fixture
+async def bench(nats_url: str) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        bench = Bench(nats_url, stack)
+        await bench.start()
+        yield bench
+
+
+class MortalFleet:
+    """Workers that die of poison; each is replaced by a new one."""
+
+    def __init__(self, bench: Bench, size: int, deadly_token: int) -> None:
+        self.bench = bench
+        self.size = size
+        self.deadly_token = deadly_token
+        self.num_deaths = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_one(slot)) for slot in range(self.size)]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for ending in await asyncio.gather(*self._tasks, return_exceptions=True):
+            assert isinstance(ending, asyncio.CancelledError), ending
+
+    async def _keep_one(self, slot: int) -> None:
+        for generation in range(100):
+            async with WireWorker(
+                self.bench.url, self.bench.model, f"w{slot}-{generation}-{self.bench.model}"
+            ) as worker:
+                await self._serve_until_death(worker)
+            self.num_deaths += 1
+            await asyncio.sleep(0.2)
+
+    async def _serve_until_death(self, worker: WireWorker) -> None:
+        """Serve everybody; die when poison has produced its last token. A second suspect is refused."""
+        running: dict[str, tuple[Request, int]] = {}
+        while True:
+            while not worker.requests.empty():
+                request = worker.requests.get_nowait()
+                if request.id in running and running[request.id][0].epoch >= request.epoch:
+                    continue  # delivered again, because this worker does not say that it is working
+                suspects = [r for r, position in running.values() if position - len(r.emitted) < r.probation]
+                if request.probation and suspects:
+                    await worker.refuse(request)
+                    continue
+                await worker.claim(request)
+                running[request.id] = (request, len(request.emitted))
+            worker.forget_cancelled(running)
+            for request, position in running.values():
+                if request.text == POISON and position >= self.deadly_token:
+                    return
+            await worker.step_all(running)
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("deadly_token", [0, 3])
+async def test_poison_among_neighbours_is_quarantined_alone(bench: Bench, num_workers: int, deadly_token: int) -> None:
+    fleet = MortalFleet(bench, num_workers, deadly_token)
+    neighbours, poisoned = [ListSink() for _ in range(NUM_NEIGHBOURS)], ListSink()
+    sampling = Sampling(max_tokens=NUM_TOKENS)
+    for sink in neighbours[: NUM_NEIGHBOURS // 2]:
+        await bench.submit(sink, sampling=sampling)
+    poison = await bench.submit(poisoned, text=POISON, sampling=sampling, tenant="mallory")
+    for sink in neighbours[NUM_NEIGHBOURS // 2 :]:
+        await bench.submit(sink, sampling=sampling)
+    fleet.start()
+    try:
+        await asyncio.gather(*(sink.end(60) for sink in [*neighbours, poisoned]))
+    finally:
+        await fleet.stop()
+    assert [sink.error for sink in neighbours if sink.error] == []
+    assert {sink.text for sink in neighbours} == {expected_text(NUM_TOKENS)}
+    assert poisoned.error is not None
+    assert (poisoned.error.status, poisoned.error.code) == (500, "request_quarantined")
+    assert poison.id in poisoned.error.message
+    assert fleet.num_deaths <= 6
+    await bench.dispatcher._recovery.close()
+    letter = await _letter(bench, "mallory")
+    assert (letter.request.id, letter.request.text, letter.reason) == (poison.id, POISON, "worker_lost")
+    assert len(letter.attempts) >= 3
+    assert await _num_letters(bench) == 1
+
+
+async def _letter(bench: Bench, tenant: str) -> DeadLetter:
+    subject = dead_letter_subject(bench.model, "interactive", tenant)
+    message = await bench.nats.jetstream().get_last_msg(DEAD_STREAM, subject)
+    assert message.data is not None
+    return msgspec.msgpack.decode(message.data, type=DeadLetter)
+
+
+async def _num_letters(bench: Bench) -> int:
+    subject = dead_letter_subject(bench.model, "interactive", "*").replace("_2a", "*")
+    info = await bench.nats.jetstream().stream_info(DEAD_STREAM, subjects_filter=subject)
+    return sum((info.state.subjects or {}).values())
+
+
+async def test_streams_with_progress_survive_any_number_of_deaths(bench: Bench) -> None:
+    sinks = [ListSink() for _ in range(8)]
+    for sink in sinks:
+        await bench.submit(sink, sampling=Sampling(max_tokens=400))
+    for generation in range(5):
+        worker = await bench.worker(f"w{generation}")
+        serving = asyncio.create_task(worker.serve(0.001))
+        await until(lambda goal=(generation + 1) * 50: all(sink.num_tokens >= goal for sink in sinks), 20)
+        serving.cancel()
+        await worker.die()
+    last = await bench.worker("last")
+    serving = asyncio.create_task(last.serve(0.0))
+    await asyncio.gather(*(sink.end(30) for sink in sinks))
+    serving.cancel()
+    assert [sink.error for sink in sinks if sink.error] == []
+    assert {sink.text for sink in sinks} == {expected_text(400)}
+
+
+async def test_workers_that_die_together_leave_nobody_suspected(bench: Bench) -> None:
+    first, second = await bench.worker("a"), await bench.worker("b")
+    second.is_pulling = False
+    await asyncio.sleep(0.6)  # the pull in progress ends
+    await bench.submit(ListSink())
+    await first.claim(await first.next_request())
+    await until(lambda: bench.flight.worker is not None)
+    await asyncio.gather(first.die(), second.die())
+    await until(lambda: bench.flight.epoch == 1)
+    assert bench.flight.probation == 0
