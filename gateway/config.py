@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.nats_files import NatsFiles
 
@@ -60,3 +62,4 @@ class GatewayConfig(NatsFiles):
     cache_max_value_bytes: int = setting(256 << 10, "Larger responses are not cached.", minimum=1024)
 
     drain_timeout_s: float = setting(30.0, "Time running streams get to finish at shutdown.", minimum=0)
+    audit_file: Path | None = setting(None, AUDIT_HELP)

@@ -47,6 +47,7 @@ from gateway.redis_client import RedisCache
 from gateway.routes import RouteServices
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
+from shared.audit import audited_drain
 from shared.errors import HeadraceError
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.telemetry import configure_logging
@@ -122,7 +123,10 @@ async def _serve(
             loop.remove_reader(link.parent_pipe)
             link.enter(ProcessState.DRAINING)
         _logger.info("draining", extra={"timeout_s": config.drain_timeout_s})
-        await server.drain(config.drain_timeout_s, cut)
+        with audited_drain(
+            config.audit_file, "gateway.drain", nats_user=config.nats_user, timeout_s=config.drain_timeout_s
+        ):
+            await server.drain(config.drain_timeout_s, cut)
 
 
 def _announce(listeners: Listeners, link: ParentLink | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.nats_files import NatsFiles
 from shared.telemetry import LEVELS
@@ -92,4 +93,5 @@ class WorkerConfig(NatsFiles):
 
     worker_id: str | None = setting(None, "Name of this worker, unique among all; made up if not given.")
     drain_timeout_s: float = setting(30.0, "Time running requests get to finish at shutdown.", minimum=0)
+    audit_file: Path | None = setting(None, AUDIT_HELP)
     log_level: str = setting("info", "Least severity of what is logged.", choices=LEVELS)

@@ -16,7 +16,8 @@ import click
 
 from ops.cli.options import options
 from ops.cli.running_system import find_admin_nats
-from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from shared.audit import AUDIT_HELP, audited, user_in
 from shared.config import resolve, setting
 from shared.nats_files import NatsFiles
 
@@ -34,6 +35,7 @@ class DeadConfig(NatsFiles):
     nats_user: str | None = setting(None, "NATS user of the admin role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 @click.group("dead", params=options(DeadConfig))
@@ -108,7 +110,7 @@ def retry(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: 
         request = stored.letter.request
         click.echo(json.dumps({"id": request.id, "tenant": request.tenant, "result": result}))
 
-    asyncio.run(_each(config, _selection(filters, ids, is_all), put_back))
+    asyncio.run(_each(config, "dead.retry", _selection(filters, ids, is_all), put_back))
 
 
 @command.command()
@@ -121,7 +123,7 @@ def drop(config: DeadConfig, /, ids: tuple[str, ...], is_all: bool, **filters: A
         await box.drop(stored)
         click.echo(json.dumps({"id": stored.letter.request.id, "tenant": stored.letter.request.tenant}))
 
-    asyncio.run(_each(config, _selection(filters, ids, is_all), delete))
+    asyncio.run(_each(config, "dead.drop", _selection(filters, ids, is_all), delete))
 
 
 def _selection(filters: dict[str, Any], ids: tuple[str, ...] | None = None, is_all: bool = False) -> Selection:
@@ -155,14 +157,21 @@ async def _found(config: DeadConfig, selection: Selection) -> list[StoredLetter]
 
 
 async def _each(
-    config: DeadConfig, selection: Selection, action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]]
+    config: DeadConfig,
+    name: str,
+    selection: Selection,
+    action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]],
 ) -> None:
-    """Do something to each selected letter; none is touched when an id is missing."""
+    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing."""
+    user = config.nats_user or user_in(find_admin_nats(config.nats_url, config.state_dir))
     async with _box(config) as box:
         found = [stored async for stored in box.letters(selection)]
         _check_missing(selection, found)
         for stored in found:
-            await action(box, stored)
+            request = stored.letter.request
+            what = {"id": request.id, "tenant": request.tenant, "model": request.model, "lane": request.lane}
+            with audited(config.audit_file, name, nats_user=user, **what):
+                await action(box, stored)
 
 
 def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:

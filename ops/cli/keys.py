@@ -10,28 +10,25 @@ from typing import Any
 
 import click
 
-from ops.stack.config import DEFAULT_STATE_DIR
+from ops.cli.options import options
+from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
+from shared.audit import AUDIT_HELP, audited
 from shared.config import resolve, setting
 
 
 @dataclass(frozen=True, slots=True)
 class KeysConfig:
-    """Where the keys are."""
+    """Where the keys are, and where is written who changed them."""
 
     keys_file: Path = setting(DEFAULT_STATE_DIR / "keys.json", "File with the API keys.")
+    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
-@click.group("keys")
-@click.option(
-    "--keys-file",
-    metavar="PATH",
-    help=f"File with the API keys.  [HEADRACE_KEYS_FILE; default {DEFAULT_STATE_DIR / 'keys.json'}, "
-    "the one that `headrace up` uses]",
-)
+@click.group("keys", params=options(KeysConfig))
 @click.pass_context
-def command(ctx: click.Context, keys_file: str | None) -> None:
-    """Create, list and revoke API keys."""
-    ctx.obj = resolve(KeysConfig, {"keys_file": keys_file}, os.environ).keys_file
+def command(ctx: click.Context, /, **values: Any) -> None:
+    """Create, list and revoke API keys, by default those of `headrace up`."""
+    ctx.obj = resolve(KeysConfig, values, os.environ)
 
 
 @command.command()
@@ -42,24 +39,27 @@ def command(ctx: click.Context, keys_file: str | None) -> None:
 @click.option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
 @click.option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
 @click.pass_obj
-def create(keys_file: Path, /, models: tuple[str, ...], **record: Any) -> None:
+def create(config: KeysConfig, /, models: tuple[str, ...], **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
     from gateway.api_keys import ALL_MODELS, create_key
 
-    made, key = create_key(keys_file, models=models or (ALL_MODELS,), **record)
+    models = models or (ALL_MODELS,)
+    with audited(config.audit_file, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
+        made, key = create_key(config.keys_file, models=models, **record)
+        what["key"] = made.id
     click.echo(key)
-    click.echo(f"id {made.id}, tenant {made.tenant}, kept in {keys_file}", err=True)
+    click.echo(f"id {made.id}, tenant {made.tenant}, kept in {config.keys_file}", err=True)
 
 
 @command.command("list")
 @click.pass_obj
-def list_(keys_file: Path) -> None:
+def list_(config: KeysConfig) -> None:
     """List the keys: what they may do, never the keys themselves."""
     from gateway.api_keys import list_keys
 
     heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "CREATED", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [heads]
-    for record in list_keys(keys_file):
+    for record in list_keys(config.keys_file):
         limits = (record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         shown = tuple("-" if limit is None else str(limit) for limit in limits)
         dates = (_day(record.created), "-" if record.revoked is None else _day(record.revoked))
@@ -72,11 +72,13 @@ def list_(keys_file: Path) -> None:
 @command.command()
 @click.argument("key_id")
 @click.pass_obj
-def revoke(keys_file: Path, key_id: str) -> None:
+def revoke(config: KeysConfig, key_id: str) -> None:
     """Revoke a key by its id. Gateways refuse it within seconds."""
     from gateway.api_keys import revoke_key
 
-    record = revoke_key(keys_file, key_id)
+    with audited(config.audit_file, "keys.revoke", keys_file=config.keys_file, key=key_id) as what:
+        record = revoke_key(config.keys_file, key_id)
+        what["tenant"] = record.tenant
     click.echo(f"{record.id} of tenant {record.tenant} is revoked")
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from ops.cli.options import settings_command
+from ops.stack.config import DEFAULT_AUDIT_FILE
+from shared.audit import AUDIT_HELP, audited, servers_in, user_in
 from shared.config import setting
 from shared.nats_files import NatsFiles
 
@@ -18,6 +21,7 @@ class SetupConfig(NatsFiles):
     nats_user: str | None = setting(None, "NATS user of the admin role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     timeout_s: float = setting(30.0, "How long NATS may take to appear.", minimum=0.1)
+    audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 def run(config: SetupConfig) -> int:
@@ -26,7 +30,9 @@ def run(config: SetupConfig) -> int:
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
     subjects. Run it before the first gateway, and after each update; `headrace up` does it by itself.
     """
-    return asyncio.run(_set_up(config))
+    user = config.nats_user or user_in(config.nats_url)
+    with audited(config.audit_file, "setup", nats_user=user, nats=servers_in(config.nats_url)):
+        return asyncio.run(_set_up(config))
 
 
 async def _set_up(config: SetupConfig) -> int:

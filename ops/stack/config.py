@@ -9,6 +9,7 @@ from shared.config import setting
 from shared.nats_files import NatsFiles
 
 DEFAULT_STATE_DIR = Path(".headrace")
+DEFAULT_AUDIT_FILE = DEFAULT_STATE_DIR / "audit.jsonl"
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
 
 

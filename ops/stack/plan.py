@@ -87,6 +87,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
     """
     port, operator_port = claim_port(config.port), free_port()
     base = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
+    base["HEADRACE_AUDIT_FILE"] = base.get("HEADRACE_AUDIT_FILE") or str(state.audit_file)
     api_key = config.api_key or state.key("api_key")
     operator_key = base.get("HEADRACE_OPERATOR_KEY") or state.key("operator_key")
     nats, access = _plan_nats(config, state, base)

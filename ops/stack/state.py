@@ -72,6 +72,11 @@ class StateDirectory:
         return self.path / "redis"
 
     @property
+    def audit_file(self) -> Path:
+        """What operators did."""
+        return self.path / "audit.jsonl"
+
+    @property
     def keys_file(self) -> Path:
         """Further API keys, for `headrace keys`."""
         return self.path / "keys.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -23,7 +24,8 @@ from tests.servers import NatsServer
 
 async def test_terminated_gateway_lets_streams_finish(nats_url: str, tmp_path: Path) -> None:
     model = f"m-{uuid.uuid4().hex[:8]}"
-    with running_gateway(tmp_path, nats_url, drain_timeout_s=10) as gateway:
+    audit = tmp_path / "audit.jsonl"
+    with running_gateway(tmp_path, nats_url, drain_timeout_s=10, audit_file=audit) as gateway:
         async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
             await is_known(gateway, model)
             client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
@@ -38,6 +40,8 @@ async def test_terminated_gateway_lets_streams_finish(nats_url: str, tmp_path: P
             chunks = await client.stream()
             assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(4)
             assert await asyncio.to_thread(gateway.process.wait, 5) == 0
+    (entry,) = map(json.loads, audit.read_text().splitlines())
+    assert (entry["action"], entry["outcome"]) == ("gateway.drain", "done")
 
 
 async def test_drain_that_takes_too_long_cuts_streams_explicitly(nats_url: str, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -73,8 +75,11 @@ def _settings(nats_url: str, gateway: TestGateway, **more: str) -> dict[str, str
     return base | more
 
 
-async def test_sigterm_finishes_what_runs_and_exits_cleanly(nats_url: str, gateway: TestGateway) -> None:
-    async with _worker_process(**_settings(nats_url, gateway)) as process:
+async def test_sigterm_finishes_what_runs_and_exits_cleanly(
+    nats_url: str, gateway: TestGateway, tmp_path: Path
+) -> None:
+    audit = tmp_path / "audit.jsonl"
+    async with _worker_process(**_settings(nats_url, gateway, audit_file=str(audit))) as process:
         await _wait_until_serving(gateway)
         answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=60, ignore_eos=True)))
         await answer.wait_for_tokens(1)
@@ -82,6 +87,8 @@ async def test_sigterm_finishes_what_runs_and_exits_cleanly(nats_url: str, gatew
         assert await asyncio.wait_for(process.wait(), 10) == 0
     assert answer.finish.reason == "length"
     await gateway.wait_until_acknowledged()
+    (entry,) = map(json.loads, audit.read_text().splitlines())
+    assert (entry["action"], entry["outcome"], entry["who"]["pid"]) == ("worker.drain", "done", process.pid)
 
 
 async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) -> None:

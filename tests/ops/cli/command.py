@@ -11,7 +11,11 @@ from pathlib import Path
 def headrace(
     *arguments: str, given: str = "", cwd: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with `given` as its standard input and no `HEADRACE_*` variables but these."""
+    """Run a command to its end, with `given` as its standard input and no `HEADRACE_*` variables but these.
+
+    Its audit log goes nowhere unless they say where.
+    """
+    environ = {"HEADRACE_AUDIT_FILE": os.devnull, **environ}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     return subprocess.run(
         [sys.executable, "-m", "ops.cli", *arguments],

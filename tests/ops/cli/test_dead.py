@@ -177,3 +177,17 @@ def test_missing_stream_and_missing_server_are_one_line_each(start_nats: Callabl
 def test_running_system_is_found_by_its_state_directory(cli_system: System, state_dir: Path) -> None:
     done = headrace("dead", "--state-dir", str(state_dir), "list", "--json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_dropping_and_retrying_is_in_the_audit_log_letter_by_letter(server: NatsServer, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    variables = {"HEADRACE_AUDIT_FILE": str(audit)}
+    headrace("dead", "--nats-url", server.url, "retry", "one", **variables)
+    headrace("dead", "--nats-url", server.url, "drop", "--all", **variables)
+    headrace("dead", "--nats-url", server.url, "list", **variables)
+    entries = [json.loads(line) for line in audit.read_text().splitlines()]
+    done = [(entry["action"], entry["outcome"], entry["what"]["id"], entry["what"]["tenant"]) for entry in entries]
+    retried, *dropped = done
+    assert retried == ("dead.retry", "done", "one", "acme")
+    assert sorted(dropped) == [("dead.drop", "done", "two", "acme"), ("dead.drop", "done", "two", "b")]
+    assert "secret prompt" not in audit.read_text()

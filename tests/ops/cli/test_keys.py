@@ -42,3 +42,31 @@ def test_key_made_beside_a_running_system_opens_it(state_dir: Path, cli_system: 
     deadline = time.monotonic() + 10
     while (done := headrace("chat", "x", "--url", cli_system.url + "/v1", "--api-key", key)).returncode != 0:
         assert time.monotonic() < deadline, done.stderr
+
+
+def test_creating_and_revoking_a_key_is_in_the_audit_log_without_the_key(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    variables = {"HEADRACE_KEYS_FILE": str(tmp_path / "keys.json"), "HEADRACE_AUDIT_FILE": str(audit)}
+    key = headrace("keys", "create", "--tenant", "acme", "--name", "a\nb", **variables).stdout.strip()
+    (record,) = json.loads((tmp_path / "keys.json").read_text())
+    headrace("keys", "revoke", record["id"], **variables)
+    headrace("keys", "revoke", "key_none", **variables)
+    headrace("keys", "list", **variables)
+    assert key not in audit.read_text()
+    assert record["sha256"] not in audit.read_text()
+    created, revoked, failed = map(json.loads, audit.read_text().splitlines())
+    assert (created["action"], created["what"]["key"], created["what"]["tenant"]) == (
+        "keys.create",
+        record["id"],
+        "acme",
+    )
+    assert (revoked["action"], revoked["outcome"], revoked["what"]["key"]) == ("keys.revoke", "done", record["id"])
+    assert (failed["outcome"], "key_none" in failed["error"]) == ("failed", True)
+
+
+def test_key_is_not_made_when_the_audit_log_cannot_be_written(tmp_path: Path) -> None:
+    variables = {"HEADRACE_KEYS_FILE": str(tmp_path / "keys.json"), "HEADRACE_AUDIT_FILE": str(tmp_path)}
+    done = headrace("keys", "create", **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "HEADRACE_AUDIT_FILE" in done.stderr
+    assert not (tmp_path / "keys.json").exists()

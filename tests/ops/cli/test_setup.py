@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 
 import nats
@@ -36,3 +37,12 @@ def test_setup_without_a_server_is_one_line_and_exit_code_2() -> None:
     done = headrace("setup", "--nats-url", f"nats://127.0.0.1:{free_port()}", "--timeout-s", "0.5")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "did not answer within 0.5 s" in done.stderr
+
+
+def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[..., NatsServer]) -> None:
+    url = start_nats().url.replace("nats://", "nats://ann:secret@")
+    done = headrace("setup", "--nats-url", url, "--audit-file", "-")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("{")]
+    entry = json.loads(line)
+    assert (entry["action"], entry["outcome"], entry["who"]["nats_user"]) == ("setup", "done", "ann")
+    assert "secret" not in line

@@ -109,3 +109,10 @@ def test_gateway_has_its_drain_time_before_it_is_killed_and_workers_follow(make:
     plan = make(drain_timeout_s=20)
     assert float(plan.gateway.environ["HEADRACE_DRAIN_TIMEOUT_S"]) == 20 < plan.gateway.stop_timeout_s
     assert float(plan.workers[0].environ["HEADRACE_DRAIN_TIMEOUT_S"]) < plan.workers[0].stop_timeout_s
+
+
+def test_children_write_to_the_audit_log_of_the_state_directory_unless_told_otherwise(make: Make) -> None:
+    plan = make()
+    files = {spec.environ["HEADRACE_AUDIT_FILE"] for spec in (plan.gateway, *plan.workers)}
+    assert {Path(file).name for file in files} == {"audit.jsonl"}
+    assert make({"HEADRACE_AUDIT_FILE": "/x"}).gateway.environ["HEADRACE_AUDIT_FILE"] == "/x"
