@@ -14,7 +14,7 @@ def run(config: UpConfig) -> int:
 
     In the foreground, on loopback: starts NATS, Redis, a gateway and a worker with the demo model, waits until a first
     generation has succeeded, and prints how to use it. Ctrl-C stops everything in order; a second Ctrl-C kills. A part
-    that crashes is started again.
+    that crashes, or stands still, is started again.
 
     Settings of the parts (see `headrace gateway --help` and `headrace worker --help`) are taken from the environment.
     """

@@ -20,6 +20,7 @@ from pathlib import Path
 from ops.stack import tether
 from ops.stack.child_log import ChildLog
 from ops.stack.console import Console
+from ops.stack.health_check import HealthCheck
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -38,6 +39,7 @@ class ChildSpec:
         name: Unique among the children, e.g. `worker-1`.
         environ: Its whole environment.
         stop_timeout_s: Time it gets to end by itself after SIGTERM.
+        health_check: What it answers while it runs; None for a worker, whose heartbeats say that.
     """
 
     role: str
@@ -45,6 +47,7 @@ class ChildSpec:
     command: tuple[str, ...]
     environ: Mapping[str, str]
     stop_timeout_s: float
+    health_check: HealthCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,10 @@ class Child:
     def kill(self) -> None:
         """End the process, and whatever it has started in its group, at once and for good."""
         self._is_stopping = True
+        self.replace()
+
+    def replace(self) -> None:
+        """End the process and its group at once, by a signal that also ends one that is stopped; it starts anew."""
         if self.pid is not None:
             # The child leads the group, so the number is ours as long as the child is not known to have ended.
             with contextlib.suppress(ProcessLookupError):

@@ -36,6 +36,9 @@ class UpConfig(NatsFiles):
     drain_timeout_s: float | None = setting(
         None, "Seconds that running streams get to finish at shutdown; 6 if not given.", minimum=0, maximum=3600
     )
+    hang_timeout_s: float = setting(
+        10.0, "Seconds without a sign of life after which a part is killed and started anew.", minimum=2, maximum=3600
+    )
     ready_file: Path | None = setting(None, "Write a JSON description of the running system here once it is ready.")
     nats_url: str | None = setting(None, "Use this NATS server instead of starting one.")
     nats_user: str | None = setting(None, "User at that NATS server.")

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from ops.stack import commands
 from ops.stack.child import ChildSpec
 from ops.stack.config import DEMO_MODEL, UpConfig
+from ops.stack.health_check import GATEWAY_QUESTION, NATS_QUESTION, REDIS_QUESTION, HealthCheck
 from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
@@ -26,7 +27,13 @@ EXIT_S = 3.0
 DEMO_MODEL_NAME = "headrace-demo"
 
 # Settings of ours that mean something else, or nothing, to a gateway or a worker.
-_OWN_VARIABLES = ("HEADRACE_STATE_DIR", "HEADRACE_READY_FILE", "HEADRACE_WORKERS", "HEADRACE_GATEWAYS")
+_OWN_VARIABLES = (
+    "HEADRACE_STATE_DIR",
+    "HEADRACE_READY_FILE",
+    "HEADRACE_WORKERS",
+    "HEADRACE_GATEWAYS",
+    "HEADRACE_HANG_TIMEOUT_S",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         DependencyError: nats-server is needed and missing or too old.
     """
     port, operator_port = claim_port(config.port), free_port()
+    health_check = HealthCheck(operator_port, GATEWAY_QUESTION)
     base = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
     base["HEADRACE_AUDIT_FILE"] = base.get("HEADRACE_AUDIT_FILE") or str(state.audit_file)
     api_key = config.api_key or state.key("api_key")
@@ -116,7 +124,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         redis_url=redis_url,
         nats=nats,
         redis=redis,
-        gateway=_part("gateway", "gateway", drain_s, base | access["gateway"].environ | gateway),
+        gateway=_part("gateway", "gateway", drain_s, base | access["gateway"].environ | gateway, health_check),
         workers=tuple(
             _part("worker", f"worker-{index}", drain_s, base | access["worker"].environ | worker)
             for index in range(config.workers)
@@ -141,6 +149,7 @@ def _plan_nats(
         (find_nats_server(), *commands.NATS[1:], *arguments),
         {**base, **{commands.nats_password_variable(role): password for role, password in passwords.items()}},
         EXIT_S,
+        HealthCheck(port, NATS_QUESTION),
     )
     return spec, {role: NatsAccess(f"nats://127.0.0.1:{port}", role, passwords[role]) for role in passwords}
 
@@ -158,7 +167,8 @@ def _plan_redis(
     file = state.redis / "redis.conf"
     lines = [f'include "{commands.REDIS_CONFIG}"', f"port {port}", f'dir "{state.redis}"', f"requirepass {password}"]
     write_private(file, "\n".join(lines) + "\n")
-    spec = ChildSpec("redis", "redis", (binary, *commands.REDIS[1:], str(file)), dict(base), EXIT_S)
+    command = (binary, *commands.REDIS[1:], str(file))
+    spec = ChildSpec("redis", "redis", command, dict(base), EXIT_S, HealthCheck(port, REDIS_QUESTION))
     return spec, f"redis://:{password}@127.0.0.1:{port}/0"
 
 
@@ -175,7 +185,13 @@ def _worker_settings(config: UpConfig, base: Mapping[str, str]) -> dict[str, str
     return settings
 
 
-def _part(role: Literal["gateway", "worker"], name: str, drain_s: float, environ: dict[str, str]) -> ChildSpec:
+def _part(
+    role: Literal["gateway", "worker"],
+    name: str,
+    drain_s: float,
+    environ: dict[str, str],
+    health_check: HealthCheck | None = None,
+) -> ChildSpec:
     """Lay out a gateway or a worker."""
     if role == "worker":
         # By then the gateways have ended, and nobody waits for what still runs.
@@ -184,4 +200,5 @@ def _part(role: Literal["gateway", "worker"], name: str, drain_s: float, environ
     command = commands.GATEWAY if role == "gateway" else commands.WORKER
     # The command of the very environment that we run in, whatever the PATH and the working directory hold.
     assert command[0] == "headrace"
-    return ChildSpec(role, name, (sys.executable, "-P", "-m", "ops.cli", *command[1:]), environ, drain_s + EXIT_S)
+    arguments = (sys.executable, "-P", "-m", "ops.cli", *command[1:])
+    return ChildSpec(role, name, arguments, environ, drain_s + EXIT_S, health_check)

@@ -1,4 +1,4 @@
-"""The child processes of a process, where Linux tells them."""
+"""The child processes of a process, and whether a process is stopped, where Linux tells it."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def children_of(pid: int) -> list[int]:
             # The thread, and perhaps the process, has ended meanwhile.
             continue
     return sorted(found)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal, SIGSTOP or the terminal's Ctrl-Z, has stopped a process; one under a debugger is not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # The command's name stands in parentheses and may hold anything, spaces and parentheses too.
+    return status.rpartition(")")[2].split()[0] == "T"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import msgspec
 from nats.aio.client import Client
@@ -18,6 +19,18 @@ from shared.subjects import ALL_WORKERS
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What the heartbeats of one worker since the last look have shown.
+
+    Attributes:
+        advances: Whether its engine has made a step, or has nothing to do.
+    """
+
+    step: int
+    advances: bool
+
+
 class RollCall:
     """Owns the connection.
 
@@ -31,6 +44,8 @@ class RollCall:
         self.workers: set[int] = set()
         self.is_deaf = False
         self._access = access
+        self._beats: dict[int, Beat] = {}
+        self._steps: dict[int, int] = {}
         self._client: Client | None = None
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
 
@@ -53,6 +68,17 @@ class RollCall:
         )
         await self._set_up()
         await self._client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether heartbeats could be heard now, as far as the connection knows."""
+        return self._client is not None and self._client.is_connected
+
+    def take_beats(self) -> dict[int, Beat]:
+        """Return what was heard since the last call, by process id."""
+        beats, self._beats = self._beats, {}
+        self._steps.update((pid, beat.step) for pid, beat in beats.items())
+        return beats
 
     async def close(self) -> None:
         """Disconnect."""
@@ -77,6 +103,11 @@ class RollCall:
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:
-            self.workers.add(self._decoder.decode(message.data).pid)
+            heartbeat = self._decoder.decode(message.data)
         except msgspec.MsgspecError:
             return
+        pid = heartbeat.pid
+        self.workers.add(pid)
+        beat = self._beats.get(pid)
+        advances = heartbeat.running == 0 or heartbeat.step != self._steps.get(pid)
+        self._beats[pid] = Beat(heartbeat.step, advances or (beat is not None and beat.advances))

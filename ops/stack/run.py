@@ -43,7 +43,7 @@ async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, st
     simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
     served = simulated or (str(config.model) if config.model is not None else "the demo model")
     console.say("headrace", f"starting with {served}; logs in {state.logs}")
-    supervisor = Supervisor(plan, state, config.ready_file, console)
+    supervisor = Supervisor(plan, state, config.ready_file, console, config.hang_timeout_s)
     try:
         if await supervisor.start():
             assert supervisor.model is not None

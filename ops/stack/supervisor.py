@@ -1,6 +1,7 @@
 """The supervisor: starts the children in order, says when the system is ready, keeps it so, and stops it in order.
 
-Owns the children and the ready files. Children tell it of their starts and ends through two callbacks.
+Owns the children and the ready files. Children tell it of their starts and ends through two callbacks; `liveness` finds
+those that stand still.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from ops.stack import probe
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.console import Console
+from ops.stack.liveness import Watch
 from ops.stack.plan import Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
@@ -36,8 +38,15 @@ class Supervisor:
         model: Name of the served model, once the system is ready.
     """
 
-    def __init__(self, plan: Plan, state: StateDirectory, ready_file: Path | None, console: Console) -> None:
-        """Prepare; nothing is started yet."""
+    def __init__(
+        self,
+        plan: Plan,
+        state: StateDirectory,
+        ready_file: Path | None,
+        console: Console,
+        hang_timeout_s: float,
+    ) -> None:
+        """Prepare; nothing is started yet. A child without a sign of life for `hang_timeout_s` is started anew."""
         self.model: str | None = None
         self._plan = plan
         self._state = state
@@ -45,6 +54,8 @@ class Supervisor:
         self._console = console
         self._children: list[Child] = []
         self._roll_call = RollCall(plan.admin)
+        self._hang_timeout_s = hang_timeout_s
+        self._watching: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
         self._written: Readiness | None = None
@@ -80,6 +91,8 @@ class Supervisor:
         while not self._stop.is_set():
             # Gateway processes are restarted by their own parent, which does not tell us.
             self._write_ready_files()
+            if self._watching is not None and self._watching.done():
+                self._watching.result()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _LOOK_AGAIN_S)
 
@@ -87,6 +100,8 @@ class Supervisor:
         """Stop the children: gateways first, then workers, then the servers."""
         self._remove_ready_files()
         self._stop.set()
+        if self._watching is not None:
+            self._watching.cancel()
         for roles in (("gateway",), ("worker",), ("redis", "nats")):
             if "nats" in roles:
                 await self._roll_call.close()
@@ -107,6 +122,8 @@ class Supervisor:
             self._console.say("redis", "no redis-server found: running without the response cache")
         await self._roll_call.open()
         self._start_children((plan.gateway, *plan.workers))
+        watch = Watch(self._children, self._roll_call, self._console, self._hang_timeout_s)
+        self._watching = asyncio.create_task(watch.run())
         return await self._first_generation()
 
     def _start_children(self, specs: Iterable[ChildSpec]) -> None:

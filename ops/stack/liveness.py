@@ -1,0 +1,146 @@
+"""Which children stand still: they have not ended, but give no sign of life, and are to be replaced.
+
+Time counts only while the supervisor itself runs: a pause of the machine, or of all processes at once, counts as one
+round, however long it was. A child is watched from its first sign of life on, so one that loads a model or compiles
+is left alone; only a process that a signal has stopped (SIGSTOP) is seen at any time. Nobody is judged by heartbeats
+while NATS, over which they come, does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from ops.stack.child import Child
+from ops.stack.console import Console
+from ops.stack.health_check import answers
+from ops.stack.process_tree import is_stopped
+from ops.stack.roll_call import RollCall
+
+ROUND_S = 0.5
+# What a round counts at most, however long it took.
+MAX_ROUND_S = 2 * ROUND_S
+# Heartbeats can also be kept away by a partition, and the gateways give a silent worker's requests to others within
+# a second: there is no hurry to kill a process that may be well.
+WORKER_PATIENCE = 3.0
+# Steps of an engine may take long where kernels are compiled on their first use; longer than this, none does.
+STALL_S = 120.0
+
+
+class Liveness:
+    """One child's silence.
+
+    Attributes:
+        silent_s: Waking seconds of the supervisor since the last sign of life.
+    """
+
+    def __init__(self, limit_s: float, patience: float = 1.0) -> None:
+        """Call it standing still after `limit_s` when a signal has stopped it, else after `patience` times that."""
+        self._limit_s = limit_s
+        self._patience = patience
+        self._pid: int | None = None
+        self._has_answered = False
+        self.silent_s = 0.0
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the latest sign of life is fresh."""
+        return self._has_answered and self.silent_s <= MAX_ROUND_S
+
+    def note_round(
+        self, pid: int | None, round_s: float, *, answered: bool, stopped: bool, can_judge: bool = True
+    ) -> bool:
+        """Take in one round; return whether the process stands still.
+
+        Args:
+            pid: Its process now; with a new one, or none, everything begins anew.
+            round_s: Waking time since the last round.
+            answered: Whether it gave a sign of life in this round.
+            stopped: Whether it is stopped by a signal, so that an answer can only be an old one.
+            can_judge: Whether a sign of life would have been noticed.
+        """
+        if pid != self._pid or pid is None:
+            self._pid, self._has_answered, self.silent_s = pid, False, 0.0
+            return False
+        if stopped:
+            self.silent_s += round_s
+            return self.silent_s >= self._limit_s
+        if answered or not can_judge or not self._has_answered:
+            self._has_answered = self._has_answered or answered
+            self.silent_s = 0.0
+            return False
+        self.silent_s += round_s
+        return self.silent_s >= self._limit_s * self._patience
+
+
+class _Watched:
+    """A child, its silence, and what was last heard of it."""
+
+    def __init__(self, child: Child, limit_s: float) -> None:
+        self.child = child
+        self.liveness = Liveness(limit_s, WORKER_PATIENCE if child.spec.role == "worker" else 1.0)
+        self.progress = Liveness(STALL_S)
+        self.answered = False
+
+
+class Watch:
+    """Watches all children, and has those that stand still started anew."""
+
+    def __init__(self, children: Iterable[Child], roll_call: RollCall, console: Console, limit_s: float) -> None:
+        """Watch `children`; `limit_s` of silence is standing still."""
+        self._limit_s = limit_s
+        self._roll_call = roll_call
+        self._console = console
+        self._watched = [_Watched(child, limit_s) for child in children]
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for each in self._watched:
+                if each.child.spec.health_check is not None:
+                    tasks.create_task(self._ask_forever(each))
+            clock = asyncio.get_running_loop().time
+            last = clock()
+            while True:
+                await asyncio.sleep(ROUND_S)
+                now = clock()
+                self._note_round(min(now - last, MAX_ROUND_S))
+                last = now
+
+    async def _ask_forever(self, each: _Watched) -> None:
+        check = each.child.spec.health_check
+        assert check is not None
+        while True:
+            if each.child.pid is not None and await answers(check, self._limit_s):
+                each.answered = True
+            await asyncio.sleep(ROUND_S)
+
+    def _note_round(self, round_s: float) -> None:
+        can_hear = self._roll_call.is_connected and all(
+            each.liveness.is_well for each in self._watched if each.child.spec.role == "nats"
+        )
+        beats = self._roll_call.take_beats()
+        for each in self._watched:
+            pid = each.child.pid
+            stopped = pid is not None and is_stopped(pid)
+            if each.child.spec.role == "worker":
+                beat = None if pid is None else beats.get(pid)
+                still = each.liveness.note_round(
+                    pid, round_s, answered=beat is not None, stopped=stopped, can_judge=can_hear
+                )
+                # A round without a heartbeat tells nothing of the steps, and counts neither way.
+                heard_s, advances = (0.0, False) if beat is None else (round_s, beat.advances)
+                stalled = each.progress.note_round(pid, heard_s, answered=advances, stopped=False)
+                if stalled and not still:
+                    self._replace(each, f"has work, but has made no step for {each.progress.silent_s:.0f} s")
+            else:
+                still = each.liveness.note_round(pid, round_s, answered=each.answered, stopped=stopped)
+                each.answered = False
+            if still:
+                self._replace(each, f"has given no sign of life for {each.liveness.silent_s:.0f} s")
+
+    def _replace(self, each: _Watched, why: str) -> None:
+        self._console.say(each.child.spec.name, f"{why}; killing it")
+        with contextlib.suppress(ProcessLookupError):
+            each.child.replace()

@@ -1,0 +1,42 @@
+"""What the supervisor hears of its workers."""
+
+from __future__ import annotations
+
+import nats
+import pytest
+
+from ops.stack.plan import NatsAccess
+from ops.stack.roll_call import Beat, RollCall
+from shared.messages import encode
+from shared.subjects import worker_subject
+from tests.gateway.test_app import heartbeat
+from tests.gateway.wire_worker import until
+
+
+@pytest.mark.parametrize(
+    ("running", "second_step", "advances"),
+    [(0, 5, True), (3, 5, False), (3, 6, True)],
+    ids=["idle", "stalled", "works"],
+)
+async def test_worker_advances_when_its_steps_do_or_it_is_idle(
+    nats_url: str, running: int, second_step: int, advances: bool
+) -> None:
+    roll_call = RollCall(NatsAccess(nats_url, None, None))
+    assert not roll_call.is_connected
+    await roll_call.open()
+    worker = await nats.connect(nats_url)
+    pid = 2**22 + 7
+
+    async def beat(step: int, running: int) -> Beat:
+        payload = encode(heartbeat("roll-call", step=step, running=running, pid=pid))
+        await worker.publish(worker_subject("roll-call", "w"), payload)
+        heard: dict[int, Beat] = {}
+        await until(lambda: heard.update(roll_call.take_beats()) or pid in heard)
+        return heard[pid]
+
+    assert roll_call.is_connected
+    assert await beat(5, running) == Beat(5, advances=True)
+    assert await beat(second_step, running) == Beat(second_step, advances=advances)
+    await worker.close()
+    await roll_call.close()
+    assert not roll_call.is_connected
