@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from gateway.answer import Answer, ResponseHead
 from gateway.auth import KeyStore
 from gateway.body import ClientGoneError
+from gateway.caller import Caller
 from gateway.chunks import Identity
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
@@ -106,16 +107,18 @@ class Completions:
             message = f"This gateway answers {config.max_streams} requests at once, and does. Try again shortly."
             raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
         principal = self._keys.authenticate(exchange.head.headers)
-        generation = parse(await exchange.read_body(config.max_body_bytes))
+        body = await exchange.read_body(config.max_body_bytes)
+        generation = parse(body)
         principal.check_model(generation.model)
         lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
         head.limits = lease.headers
         answer = self._new_answer(exchange, generation, head)
+        caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body)
         tokens_used: int | None = None
         try:
-            ticket = await self._generator.start(
-                generation, principal.tenant, answer.sinks, _wants_fresh(exchange.head.headers)
-            )
+            ticket = await self._generator.start(generation, caller, answer.sinks, _wants_fresh(exchange.head.headers))
+            # A stream may last for minutes: it does not keep its request's bytes.
+            del body, caller
             try:
                 outcome = await answer.done
             finally:

@@ -114,6 +114,7 @@ def _sum(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat])
         max_model_len=min((h.max_model_len for h in workers), default=0),
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
         revisions=tuple(sorted({h.revision for h in workers})),
+        num_gateways=1 + len(gateways),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gateway.caller import Caller
 from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -54,12 +55,12 @@ class Generator:
         self._single_flight = SingleFlight()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, generation: Generation, tenant: str, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
+    async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 
         Args:
             generation: What to generate.
-            tenant: On whose behalf.
+            caller: On whose behalf.
             sinks: One per choice.
             is_fresh: The client wants a generation of its own, not a repeated or a shared one.
 
@@ -67,11 +68,11 @@ class Generator:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
         if not generation.deterministic or is_fresh:
-            prediction = self._admit(generation)
-            flights = await self._dispatch(generation, tenant, sinks)
+            prediction = self._admit(generation, caller)
+            flights = await self._dispatch(generation, caller.tenant, sinks)
             return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
         load = self._dispatcher.fleet.load(generation.model)
-        key = cache_key(tenant, generation, load.revisions if load else ())
+        key = cache_key(caller.tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
         flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
         shared = self._single_flight.find(flight_key)
@@ -81,11 +82,11 @@ class Generator:
             return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n))
         shared = self._single_flight.lead(flight_key, generation.num_sequences)
         shared.join(sinks)
-        expected = await self._fill(shared, key, generation, tenant)
+        expected = await self._fill(shared, key, generation, caller)
         return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n), expected)
 
     async def _fill(
-        self, shared: SharedGeneration, key: CacheKey, generation: Generation, tenant: str
+        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
     ) -> Prediction | None:
         """Give a new shared generation its deltas. It may have members who joined while this one waits."""
         try:
@@ -97,9 +98,9 @@ class Generator:
                         sequence.deliver(delta)
                 return None
             self._metrics.cache_misses += 1
-            prediction = self._admit(generation)
+            prediction = self._admit(generation, caller)
             shared.on_complete = partial(self._keep, shared, key)
-            flights = await self._dispatch(generation, tenant, shared.sequences)
+            flights = await self._dispatch(generation, caller.tenant, shared.sequences)
         except ApiError as error:
             shared.fail(error)
             return None
@@ -111,8 +112,8 @@ class Generator:
             self._dispatcher.cancel(flights)
         return prediction
 
-    def _admit(self, generation: Generation) -> Prediction:
-        return self._shedder.admit(self._dispatcher.fleet.load(generation.model), generation)
+    def _admit(self, generation: Generation, caller: Caller) -> Prediction:
+        return self._shedder.admit(self._dispatcher.fleet.load(generation.model), generation, caller)
 
     async def _dispatch(self, generation: Generation, tenant: str, sinks: Sequence[Sink]) -> list[Flight]:
         flights: list[Flight] = []

@@ -16,6 +16,7 @@ class FleetLoad:
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
         revisions: Fingerprints of the models the workers serve; more than one while an update rolls out.
         free_slots: Sequences that could start now (`max_num_seqs - running`).
+        num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were right.
@@ -34,6 +35,7 @@ class FleetLoad:
     max_model_len: int
     free_slots: int
     revisions: tuple[str, ...] = ()
+    num_gateways: int = 1
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0

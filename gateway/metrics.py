@@ -50,6 +50,7 @@ class GatewayMetrics:
     Attributes:
         requests: By (route, status). Routes are our own names, never the client's path.
         shed: Requests refused for lack of capacity, by reason (`overloaded`, `queue_full`, `no_worker`).
+        promises: Places kept for refused requests: `made`, and what became of them: `kept`, `broken`, `unused`.
         limited: Requests refused with a 429, by limit (`requests`, `tokens`, `concurrency`).
         redispatches: Sequences sent to another worker, by reason (`worker_dead`, `gap`, `handoff`, ...).
         sequences: Sequences that were dispatched, by how they ended (`completed`, `failed`, `cancelled`).
@@ -73,6 +74,7 @@ class GatewayMetrics:
         "key_reload_failures",
         "limited",
         "prediction_error_s",
+        "promises",
         "prompt_tokens",
         "redis_failures",
         "redispatches",
@@ -88,6 +90,7 @@ class GatewayMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.shed: Counter[str] = Counter()
         self.limited: Counter[str] = Counter()
+        self.promises: Counter[str] = Counter()
         self.redispatches: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
         self.prompt_tokens = 0
@@ -121,6 +124,7 @@ _SCALARS = {
 }
 _BY_REASON = {
     "shed": "Requests refused for lack of capacity.",
+    "promises": "Places kept for refused requests, and what became of them.",
     "limited": "Requests refused because a key exceeded a limit.",
     "redispatches": "Sequences sent to another worker.",
     "sequences": "Sequences dispatched, by how they ended.",

@@ -20,7 +20,7 @@ def scrape(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
 def test_every_attribute_is_exported() -> None:
     metrics = GatewayMetrics()
     metrics.requests[("chat", 200)] += 2
-    for name in ("shed", "limited", "redispatches", "sequences"):
+    for name in ("shed", "promises", "limited", "redispatches", "sequences"):
         getattr(metrics, name)["why"] += 1
     for name in GatewayMetrics.__slots__:
         if isinstance(getattr(metrics, name), int) and not isinstance(getattr(metrics, name), bool):

@@ -1,0 +1,44 @@
+"""Who asks for admission, as far as it matters for a promise made earlier: clients come back without our help.
+
+No client library sends a token of ours back by itself, but every one repeats the same body under the same key. So a
+refused request is recognised by its key and the hash of its body, or by the ticket that its refusal carried, for
+clients that send it. OpenAI's libraries also say how often they have tried already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+
+TICKET_HEADER = b"x-headrace-ticket"
+_ATTEMPT_HEADER = b"x-stainless-retry-count"
+_MAX_TICKET_BYTES = 64
+
+
+class Caller:
+    """One request's sender.
+
+    Attributes:
+        key_id, tenant: Whose request it is.
+        ticket: The ticket that it shows, or None.
+        is_retry: Whether it says that it was sent before; None when it does not say.
+    """
+
+    def __init__(self, key_id: str, tenant: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Read the headers; the body is hashed only when somebody asks."""
+        self.key_id = key_id
+        self.tenant = tenant
+        self.ticket: str | None = None
+        self.is_retry: bool | None = None
+        self._body = body
+        for name, value in headers:
+            if name == TICKET_HEADER and len(value) <= _MAX_TICKET_BYTES:
+                self.ticket = value.decode("latin-1")
+            elif name == _ATTEMPT_HEADER and value.isdigit():
+                self.is_retry = value.strip(b"0") != b""
+
+    @cached_property
+    def identity(self) -> bytes:
+        """A hash that is the same when the same key sends the same body again."""
+        return hashlib.blake2b(self._body, digest_size=16, key=hashlib.sha256(self.key_id.encode()).digest()).digest()
