@@ -7,7 +7,6 @@ reordered, because TCP would not do that either.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from enum import Enum
 
 _CHUNK_BYTES = 65536
@@ -105,7 +104,7 @@ class FaultProxy:
             writer.write(data)
             await writer.drain()
         await self._until_open(is_reply)
-        with contextlib.suppress(OSError):
+        if not writer.is_closing():
             writer.write_eof()
 
     async def _until_open(self, is_reply: bool) -> None:

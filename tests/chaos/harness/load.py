@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from tests.chaos.harness.ledger import Entry, Ledger, Verdict
 from tests.chaos.harness.mix import Body
 from tests.chaos.harness.stream_client import ask
 from tests.chaos.harness.system import API_KEY, System
 
-# A client that was refused or met a dead gateway waits at least so long, so that no loop spins.
 _PAUSE_S = 0.05
+_MAX_PAUSE_S = 1.0
 _LAG_TICK_S = 0.05
 _NUM_REFERENCES_AT_ONCE = 40
 
@@ -29,8 +29,26 @@ class Load:
         killed_gateways: Names of the gateways that the scenario kills; their streams may be lost with them.
     """
 
-    def __init__(self, system: System, bodies: Sequence[Body], *, key: str = API_KEY, timeout_s: float = 40.0) -> None:
-        """Prepare to ask `bodies` in turn; a request that takes longer than `timeout_s` counts as without an end."""
+    def __init__(
+        self,
+        system: System,
+        bodies: Sequence[Body],
+        *,
+        key: str = API_KEY,
+        timeout_s: float = 40.0,
+        pause_s: float | None = None,
+        gateways: Sequence[str] | None = None,
+    ) -> None:
+        """Prepare to ask `bodies` in turn, with an API key.
+
+        Args:
+            system: Whom to ask.
+            bodies: What to ask.
+            key: API key.
+            timeout_s: A request that takes longer counts as without an end.
+            pause_s: Wait of a client that was refused; as long as it is told, up to a second, if not given.
+            gateways: Whom to ask in turn; all that run if not given.
+        """
         self.ledger = Ledger()
         self.max_lag_s = 0.0
         self.killed_gateways: set[str] = set()
@@ -38,6 +56,8 @@ class Load:
         self._bodies = bodies
         self._key = key
         self._timeout_s = timeout_s
+        self._pause_s = pause_s
+        self._gateways = gateways
         self._turns = itertools.count()
         self.num_left = 0
         self._stopping = asyncio.Event()
@@ -59,17 +79,22 @@ class Load:
                 self.ledger.references[number] = entry.answer
 
     async def run(self, num_requests: int, concurrency: int) -> None:
-        """Ask so many requests, so many at once, and return when the last has ended or `stop` was called."""
+        """Ask so many requests, so many at once, and return when the last has ended after all, or after `stop`."""
         self.num_left = num_requests
-        lag = asyncio.create_task(self._measure_lag())
-        try:
-            async with asyncio.TaskGroup() as clients:
-                for _ in range(concurrency):
-                    clients.create_task(self._repeat())
-        finally:
-            lag.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await lag
+        async with self._lag_measured(), asyncio.TaskGroup() as clients:
+            for _ in range(concurrency):
+                clients.create_task(self._repeat())
+
+    async def run_open(self, rate_per_s: float, span_s: float) -> None:
+        """Ask at a fixed rate for a span of time, whether answers come or not, and return when all have ended."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with self._lag_measured(), asyncio.TaskGroup() as clients:
+            for number in range(int(rate_per_s * span_s)):
+                await asyncio.sleep(max(0.0, began + number / rate_per_s - loop.time()))
+                if self._stopping.is_set():
+                    return
+                clients.create_task(self._ask(number % len(self._bodies), self._gateway(number)))
 
     def stop(self) -> None:
         """Let the clients end after the request that they are at."""
@@ -89,16 +114,17 @@ class Load:
         while self.num_left > 0 and not self._stopping.is_set():
             self.num_left -= 1
             turn = next(self._turns)
-            alive = [part.name for part in self._system.gateways if part.is_running]
-            if not alive:
-                self.num_left += 1
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            entry = await self._ask(turn % len(self._bodies), alive[turn % len(alive)])
+            entry = await self._ask(turn % len(self._bodies), self._gateway(turn))
             if entry.status != 200 and not entry.is_aborted:
-                wait_s = max(_PAUSE_S, min(entry.retry_after_s or 0.0, 1.0))
+                told_s = max(_PAUSE_S, min(entry.retry_after_s or 0.0, _MAX_PAUSE_S))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), wait_s)
+                    await asyncio.wait_for(self._stopping.wait(), self._pause_s or told_s)
+
+    def _gateway(self, turn: int) -> str:
+        """Return the gateway whose turn it is; dead ones are passed over, as a load balancer would."""
+        names = self._gateways or [part.name for part in self._system.gateways]
+        alive = [name for name in names if self._system.part(name).is_running] or names
+        return alive[turn % len(alive)]
 
     async def _ask(self, number: int, gateway: str, *, is_reference: bool = False) -> Entry:
         entry = Entry(number, gateway, time.monotonic(), self._bodies[number].is_stream)
@@ -107,6 +133,15 @@ class Load:
         await ask(self._bodies[number], self._system.port(gateway), self._key, entry, self._timeout_s)
         entry.is_gateway_killed = gateway in self.killed_gateways
         return entry
+
+    @contextlib.asynccontextmanager
+    async def _lag_measured(self) -> AsyncIterator[None]:
+        measuring = asyncio.create_task(self._measure_lag())
+        try:
+            yield
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
 
     async def _measure_lag(self) -> None:
         while True:

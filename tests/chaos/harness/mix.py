@@ -19,7 +19,8 @@ class Body:
     """A request's path and JSON, and how its client behaves.
 
     Attributes:
-        abort_after: Pieces of output after which the client leaves; None stays to the end.
+        abort_after: Pieces of output after which the client leaves, 0 for some milliseconds after its request; None
+            stays to the end.
         is_reading: Whether the client reads its answer at all.
     """
 

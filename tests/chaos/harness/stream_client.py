@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,6 +13,8 @@ import httptools
 
 from tests.chaos.harness.ledger import Choice, Entry
 from tests.chaos.harness.mix import Body
+
+EARLY_ABORT_S = 0.02
 
 
 def request_bytes(path: str, body: dict[str, Any], key: str, *headers: str) -> bytes:
@@ -43,6 +46,8 @@ class StreamClient(asyncio.Protocol):
         self._transport.write(self._payload)
         if not self._body.is_reading:
             self._transport.pause_reading()
+        if self._body.abort_after == 0:
+            asyncio.get_running_loop().call_later(random.uniform(0.0, EARLY_ABORT_S), self.abort)
 
     def data_received(self, data: bytes) -> None:
         self._now = time.monotonic()
@@ -51,7 +56,7 @@ class StreamClient(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._entry.error = f"not HTTP: {error}"
             self._finish()
-        if self._body.abort_after is not None and self._num_outputs >= self._body.abort_after:
+        if self._body.abort_after and self._num_outputs >= self._body.abort_after:
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

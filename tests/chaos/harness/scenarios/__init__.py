@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.harness.outcome import Outcome
-from tests.chaos.harness.scenarios import poison, server_faults, worker_deaths
+from tests.chaos.harness.scenarios import clients, gateway_deaths, poison, server_faults, worker_deaths
 
 Scenario = Callable[[int | None], Awaitable[Outcome]]
 
@@ -25,6 +25,13 @@ SCENARIOS: dict[str, Scenario] = {
     "pause-of-workers": server_faults.pause_of_workers,
     "pause-of-gateways": server_faults.pause_of_gateways,
     "poison": poison.poison,
+    "gateway-sigkill": gateway_deaths.sigkill,
+    "gateway-sigkill-load": gateway_deaths.sigkill_under_load,
+    "gateway-sigterm": gateway_deaths.sigterm,
+    "aborts": clients.aborts,
+    "never-readers": clients.never_readers,
+    "overload-10x": clients.overload,
+    "idle-streams": clients.idle_streams,
 }
 
 QUICK = ("worker-sigkill",)
