@@ -25,6 +25,7 @@ class Disturbance:
         schedule: Faults of round number n. Rounds follow one another while there are requests left to ask.
         num_requests: How many to ask; None asks for as long as one round of the schedule lasts.
         tail_s: How long to go on asking after the last fault, when `num_requests` is None.
+        queue_timeout_s: When the queues must be empty after all this.
         max_silence_p99_s: Promise about the silences of requests that were open during a fault; None promises nothing.
     """
 
@@ -37,6 +38,7 @@ class Disturbance:
     num_requests: int | None = None
     tail_s: float = 2.0
     max_silence_p99_s: float | None = None
+    queue_timeout_s: float = aftermath.SETTLE_TIMEOUT_S
 
 
 async def run(disturbance: Disturbance) -> Outcome:
@@ -72,7 +74,7 @@ async def run_on(system: System, disturbance: Disturbance) -> Outcome:
     if disturbance.max_silence_p99_s is not None and p99 is not None:
         limit = disturbance.max_silence_p99_s
         outcome.expect(p99 <= limit, f"silences have a p99 of {p99:.2f} s, not {limit:g} s")
-    await aftermath.check(system, load, outcome)
+    await aftermath.check(system, load, outcome, queue_timeout_s=disturbance.queue_timeout_s)
     return outcome
 
 

@@ -37,6 +37,7 @@ class SystemOptions:
         has_faulty_links: Put a fault proxy between each part and each server.
         environ: Further variables of gateways and workers.
         nats_command_prefix: What runs nats-server, e.g. `unshare`.
+        store_directory: Where NATS keeps its streams; a directory of the system's own if not given.
     """
 
     num_gateways: int = 1
@@ -49,6 +50,7 @@ class SystemOptions:
     has_redis: bool = True
     environ: dict[str, str] = field(default_factory=dict)
     nats_command_prefix: tuple[str, ...] = ()
+    store_directory: Path | None = None
 
 
 class System:
@@ -157,9 +159,13 @@ class System:
     def _keys_file(self) -> Path:
         return self.directory / "keys.json"
 
+    @property
+    def _store_directory(self) -> Path:
+        return self.options.store_directory or self.directory / "jetstream"
+
     def _nats_part(self) -> Part:
         command = [*self.options.nats_command_prefix, find_nats_server(), "-c", str(commands.NATS_CONFIG)]
-        command += ["-a", "127.0.0.1", "-p", str(self.nats_port), "-sd", str(self.directory / "jetstream")]
+        command += ["-a", "127.0.0.1", "-p", str(self.nats_port), "-sd", str(self._store_directory)]
         passwords = {commands.nats_password_variable(role): _PASSWORD for role in commands.NATS_ROLES}
         return self._part("nats", command, _environ() | passwords, lambda log: accepts(self.nats_port))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.harness.outcome import Outcome
-from tests.chaos.harness.scenarios import clients, gateway_deaths, poison, server_faults, worker_deaths
+from tests.chaos.harness.scenarios import batch, clients, disk, gateway_deaths, poison, server_faults, worker_deaths
 
 Scenario = Callable[[int | None], Awaitable[Outcome]]
 
@@ -28,6 +28,8 @@ SCENARIOS: dict[str, Scenario] = {
     "gateway-sigkill": gateway_deaths.sigkill,
     "gateway-sigkill-load": gateway_deaths.sigkill_under_load,
     "gateway-sigterm": gateway_deaths.sigterm,
+    "batch-kills": batch.kills,
+    "full-disk": disk.full,
     "aborts": clients.aborts,
     "never-readers": clients.never_readers,
     "overload-10x": clients.overload,

@@ -44,7 +44,7 @@ async def sigkill(num_requests: int | None) -> Outcome:
         outcome.count(neighbours.ledger, [(killed_at, time.monotonic())])
         system.part("gateway-0").launch()
         await system.part("gateway-0").wait_ready()
-        await aftermath.check(system, neighbours, outcome)
+        await aftermath.check(system, neighbours, outcome, queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S)
     return outcome
 
 
@@ -59,6 +59,7 @@ async def sigkill_under_load(num_requests: int | None) -> Outcome:
             lambda n: [Kill(1.0, 1.0, f"gateway-{n % 3}")],
             num_requests=num_requests or 1000,
             max_silence_p99_s=1.5,
+            queue_timeout_s=aftermath.DEAD_GATEWAY_TIMEOUT_S,
         )
     )
 

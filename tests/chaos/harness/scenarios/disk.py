@@ -1,0 +1,86 @@
+"""The disk under NATS is full for a while: interactive work goes on, and the batch lane recovers by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+
+from tests.chaos.harness import aftermath
+from tests.chaos.harness.load import Load
+from tests.chaos.harness.mix import plain_bodies
+from tests.chaos.harness.outcome import Outcome
+from tests.chaos.harness.scenarios.batch import NUM_KINDS, Publisher, judge, learn_results
+from tests.chaos.harness.system import System, SystemOptions
+
+DISK_BYTES = 24 << 20
+FULL_S = 6.0
+RECOVERY_S = 30.0
+# NATS sees a small file system of its own, mounted where its directory is; this works without root where users may
+# make namespaces.
+_PREFIX = (
+    "unshare",
+    "--mount",
+    "--map-root-user",
+    "sh",
+    "-c",
+    f'mount -t tmpfs -o size={DISK_BYTES} disk "$0" && exec "$@"',
+)
+
+
+async def full(num_requests: int | None) -> Outcome:
+    """The disk is full for six seconds while jobs and people come."""
+    outcome = Outcome("full-disk", "0 people failed, batch back by itself")
+    directory = Path("/tmp") / f"headrace-chaos-disk-{os.getpid()}"
+    directory.mkdir()
+    options = SystemOptions(num_workers=2, nats_command_prefix=(*_PREFIX, str(directory)), store_directory=directory)
+    try:
+        async with System(options) as system:
+            await _fill_and_free(system, directory, outcome, num_requests or 100)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return outcome
+
+
+async def _fill_and_free(system: System, directory: Path, outcome: Outcome, number: int) -> None:
+    load = Load(system, plain_bodies(100, 4))
+    await load.learn_references()
+    publisher = Publisher(system)
+    await publisher.start()
+    expected = await learn_results(publisher)
+    loading = asyncio.create_task(load.run(1_000_000, 8))
+    for index in range(number):
+        await publisher.publish_surely(f"before-{index}", index % NUM_KINDS)
+    began = time.monotonic()
+    # The mount is in the namespace of NATS alone.
+    ballast = Path(f"/proc/{system.nats.pid}/root{directory}/ballast")
+    outcome.figures["filled bytes"] = _fill(ballast)
+    refused = 0
+    while time.monotonic() - began < FULL_S:
+        refused += not await publisher.publish(f"during-{refused}", 0)
+        await asyncio.sleep(0.05)
+    ballast.unlink()  # noqa: ASYNC240
+    freed = time.monotonic()
+    outcome.figures["jobs refused while full"] = refused
+    await asyncio.wait_for(publisher.publish_surely("after-0", 0), RECOVERY_S)
+    outcome.figures["batch takes jobs again after s"] = round(time.monotonic() - freed, 2)
+    acknowledged = [job_id for job_id in publisher.published if job_id.startswith(("before", "after"))]
+    judge(outcome, acknowledged, await publisher.results(acknowledged, RECOVERY_S), expected)
+    load.stop()
+    await loading
+    outcome.count(load.ledger, [(began, freed)])
+    await publisher.die()
+    await aftermath.check(system, load, outcome)
+
+
+def _fill(path: Path) -> int:
+    """Write to a file until its disk is full, and return how much went in."""
+    size = 0
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                size += file.write(bytes(65536))
+        except OSError:
+            return size
