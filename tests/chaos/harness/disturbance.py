@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import uvloop
+
 from tests.chaos.harness import aftermath
-from tests.chaos.harness.faults import Fault, FaultLog, Kill
+from tests.chaos.harness.faults import Fault, FaultLog
 from tests.chaos.harness.load import Load
 from tests.chaos.harness.mix import Body
 from tests.chaos.harness.outcome import Outcome, percentile
@@ -47,6 +49,11 @@ async def run(disturbance: Disturbance) -> Outcome:
         return await run_on(system, disturbance)
 
 
+def run_alone(disturbance: Disturbance) -> Outcome:
+    """Do the same outside of any event loop."""
+    return uvloop.run(run(disturbance))
+
+
 async def run_on(system: System, disturbance: Disturbance) -> Outcome:
     """Disturb a running system, and say what came of it."""
     outcome = Outcome(disturbance.case, disturbance.promise)
@@ -58,7 +65,7 @@ async def run_on(system: System, disturbance: Disturbance) -> Outcome:
     try:
         await asyncio.sleep(SETTLED_S)
         if num_requests is None:
-            await _disturb(system, load, log, disturbance.schedule(0))
+            await log.run(system, disturbance.schedule(0))
             await asyncio.sleep(disturbance.tail_s)
             load.stop()
         else:
@@ -87,12 +94,5 @@ async def _disturb_until(
         if asyncio.get_running_loop().time() > give_up_at:
             load.stop()
             return
-        await _disturb(system, load, log, disturbance.schedule(number))
+        await log.run(system, disturbance.schedule(number))
         number += 1
-
-
-async def _disturb(system: System, load: Load, log: FaultLog, schedule: Sequence[Fault]) -> None:
-    # The streams of a killed gateway end with it.
-    killed = {fault.part for fault in schedule if isinstance(fault, Kill)}
-    load.killed_gateways |= {part.name for part in system.gateways if part.name in killed}
-    await log.run(system, schedule)

@@ -26,7 +26,6 @@ class Load:
         ledger: What was asked and answered.
         max_lag_s: Longest time for which this process itself stood still: silences shorter than this prove nothing.
         num_left: Requests that `run` has still to ask.
-        killed_gateways: Names of the gateways that the scenario kills; their streams may be lost with them.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Load:
         """
         self.ledger = Ledger()
         self.max_lag_s = 0.0
-        self.killed_gateways: set[str] = set()
         self._system = system
         self._bodies = bodies
         self._key = key
@@ -130,8 +128,10 @@ class Load:
         entry = Entry(number, gateway, time.monotonic(), self._bodies[number].is_stream)
         if not is_reference:
             self.ledger.entries.append(entry)
+        part = self._system.part(gateway)
+        num_kills = part.num_kills
         await ask(self._bodies[number], self._system.port(gateway), self._key, entry, self._timeout_s)
-        entry.is_gateway_killed = gateway in self.killed_gateways
+        entry.is_gateway_killed = part.num_kills > num_kills or not part.is_running
         return entry
 
     @contextlib.asynccontextmanager

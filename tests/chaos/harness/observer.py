@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.streams import BATCH_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_streams
-from shared.subjects import ALL_WORKERS
+from shared.subjects import ALL_GATEWAYS, ALL_WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,17 @@ class Seen:
 
 
 class Observer:
-    """Owns one connection. Reconnects by itself, so that it can be asked again after any fault."""
+    """Owns one connection. Reconnects by itself, so that it can be asked again after any fault.
+
+    Attributes:
+        workers: The last heartbeat of each worker, by its name.
+        gateways: When each gateway was last heard, by its subject token.
+    """
 
     def __init__(self, url: str, user: str, password: str) -> None:
         """Prepare; `start` connects."""
         self.workers: dict[str, Seen] = {}
+        self.gateways: dict[str, float] = {}
         self._access = (url, user, password)
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
         self._client: Client | None = None
@@ -41,6 +47,7 @@ class Observer:
         self._client = await connect(url, role="admin", name="chaos-observer", user=user, password=password)
         await ensure_streams(self._client.jetstream(), StreamLimits())
         await self._client.subscribe(ALL_WORKERS, cb=self._hear)
+        await self._client.subscribe(ALL_GATEWAYS, cb=self._hear_gateway)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -67,5 +74,11 @@ class Observer:
         return sum(info.state.messages for info in infos)
 
     async def _hear(self, message: Msg) -> None:
-        heartbeat = self._decoder.decode(message.data)
+        try:
+            heartbeat = self._decoder.decode(message.data)
+        except msgspec.MsgspecError:
+            return  # a scenario's own malformed one
         self.workers[heartbeat.worker] = Seen(heartbeat, time.monotonic())
+
+    async def _hear_gateway(self, message: Msg) -> None:
+        self.gateways[message.subject.rpartition(".")[2]] = time.monotonic()

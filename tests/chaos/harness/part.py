@@ -29,6 +29,7 @@ class Part:
     Attributes:
         is_ready: Judges by the text that the present process has logged whether it serves.
         num_exits: How often it was found dead without the scenario having killed it.
+        num_kills: How often the scenario has killed it.
         is_expected_dead: The scenario has killed it and not started it again.
     """
 
@@ -38,6 +39,7 @@ class Part:
     log_file: Path
     is_ready: Callable[[str], bool]
     num_exits: int = 0
+    num_kills: int = 0
     is_expected_dead: bool = True
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_start: int = 0
@@ -100,6 +102,7 @@ class Part:
     def kill(self) -> None:
         """End the process at once, as a crash or the kernel out of memory would."""
         self.is_expected_dead = True
+        self.num_kills += 1
         if self.is_running:
             self.signal(signal.SIGKILL)
         if self._process is not None:

@@ -81,10 +81,9 @@ class System:
     def nats_url(self) -> str:
         return f"nats://127.0.0.1:{self.nats_port}"
 
-    @property
-    def batch_url(self) -> str:
-        """Where a batch publisher connects."""
-        return f"nats://batch:{_PASSWORD}@127.0.0.1:{self.nats_port}"
+    def role_url(self, role: str) -> str:
+        """Return where a client of this role connects: `gateway`, `worker`, or `batch` for a publisher of jobs."""
+        return f"nats://{role}:{_PASSWORD}@127.0.0.1:{self.nats_port}"
 
     @property
     def parts(self) -> list[Part]:

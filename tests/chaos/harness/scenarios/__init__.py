@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.harness.outcome import Outcome
-from tests.chaos.harness.scenarios import batch, clients, disk, gateway_deaths, poison, server_faults, worker_deaths
+from tests.chaos.harness.scenarios import (
+    batch,
+    clients,
+    clock,
+    disk,
+    gateway_deaths,
+    hostile,
+    moments,
+    poison,
+    server_faults,
+    worker_deaths,
+)
 
 Scenario = Callable[[int | None], Awaitable[Outcome]]
 
@@ -30,6 +41,9 @@ SCENARIOS: dict[str, Scenario] = {
     "gateway-sigterm": gateway_deaths.sigterm,
     "batch-kills": batch.kills,
     "full-disk": disk.full,
+    "clock-jump": clock.jumps,
+    "moments": moments.all_moments,
+    "malformed": hostile.malformed,
     "aborts": clients.aborts,
     "never-readers": clients.never_readers,
     "overload-10x": clients.overload,
