@@ -12,13 +12,14 @@ COMPUTING_TESTS := tests/architecture tests/gateway/schemas tests/gpu_worker tes
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up test chaos lint mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test chaos lint audit mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
 	@echo "make test    run the default tests (ARGS=\"-k scheduler\" for some, ARGS=\"-m slow\" for the long ones, ARGS=--cov for"
 	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make audit   known vulnerabilities of the packages that we need, from PyPI; without a network it says so and passes"
 	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
 	@echo "make mutants  change one line at a time and see whether a test notices; half an hour (ARGS=\"--help\")"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"
@@ -48,6 +49,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: $(VENV)/.dev
+	@exec $(BIN)/python -m ops.dependency_audit
 
 mutants: $(VENV)/.mutants
 	@exec $(BIN)/python -m tests.mutation $(ARGS)
