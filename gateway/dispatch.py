@@ -251,7 +251,7 @@ class Dispatcher:
             is_odd = not is_odd
             try:
                 if pauses.tick():
-                    _logger.warning("this process stood still for %.2f s", pauses.lost_s)
+                    _logger.warning("this process was paused for %.2f s", pauses.lost_s)
                     self.fleet.forgive(pauses.lost_s, now)
                     self._recovery.forgive(pauses.lost_s, now)
                 self.fleet.sweep(now)
