@@ -22,7 +22,8 @@ from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
 
-PULL_EXPIRES_S = 1.0
+# Shorter than it takes until a frozen worker counts as dead, so that what is moved then does not go back to it.
+PULL_EXPIRES_S = 0.5
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
 _ANSWER_GRACE_S = 1.0
 _RETRY_WAIT_S = 0.25
