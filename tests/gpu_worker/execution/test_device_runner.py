@@ -229,7 +229,7 @@ def test_sequences_that_end_in_flight_change_nobody_else(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_step_that_cannot_be_launched_fails_its_sequences_only(
+def test_step_that_cannot_be_launched_is_computed_again(
     model: CausalLM,
     prompts: list[list[int]],
     greedy_tokens: dict[str, list[int]],
@@ -240,7 +240,7 @@ def test_step_that_cannot_be_launched_fails_its_sequences_only(
     config = SchedulerConfig(
         block_size=BLOCK, num_blocks=150, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=MAX_LEN
     )
-    engine, outcome, failed = Engine(Scheduler(config), runner), Outcome(), set()
+    engine, outcome = Engine(Scheduler(config), runner), Outcome()
     for sequence in greedy(prompts):
         engine.add(sequence)
     forward, num_launches = runner._forward, 0
@@ -256,12 +256,8 @@ def test_step_that_cannot_be_launched_fails_its_sequences_only(
     while engine.has_work():
         for event in engine.step():
             outcome.add(event)
-            if event.finish == "failed":
-                failed.add(event.sequence.id)
-    assert 1 <= len(failed) <= 4
-    for name, tokens in greedy_tokens.items():
-        assert name in failed or outcome.tokens[name] == tokens
-        assert outcome.tokens.get(name, []) == tokens[: len(outcome.tokens.get(name, []))]
+    assert engine.stats.num_failed_steps == 1
+    assert outcome.tokens == greedy_tokens
 
 
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])

@@ -170,13 +170,13 @@ def test_sequences_go_on_elsewhere_as_they_would_have(oracle: Oracle, first: str
 
 @pytest.mark.parametrize("runner", ["host", "graphed"])
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_failed_step_ends_its_sequences_alone_and_leaves_nothing_behind(
+def test_step_that_fails_once_is_noticed_by_nobody(
     oracle: Oracle, proposer: str, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = EngineCell(proposer, runner, "auto", "scarce", "small", "fixed")
     scripts = {choice.name: oracle.script(choice, cell) for choice in [LAST, *BYSTANDERS]}
     coming = sequences_of(BYSTANDERS, cell, oracle)
-    traffic = Traffic(make_parts(oracle.models, cell, scripts))
+    traffic = Traffic(make_parts(oracle.models, cell, scripts), (RuntimeError,))
     # Within a step, or when all of it has been submitted.
     owner, name = (traffic.parts.runner.model, "forward") if runner == "host" else (traffic.parts.runner, "submit")
     whole, numbers = getattr(owner, name), itertools.count()
@@ -188,17 +188,10 @@ def test_failed_step_ends_its_sequences_alone_and_leaves_nothing_behind(
         return result
 
     monkeypatch.setattr(owner, name, fail_once)
-    with pytest.raises(RuntimeError, match="device lost"):
-        traffic.run(coming)
-    failed = {name for name, answer in traffic.answers.items() if answer.finishes == ["failed"]}
-    assert 1 < len(failed) <= 6
-    traffic.run([])
+    traffic.run(coming)
+    assert traffic.engine.stats.num_failed_steps == 1
     for choice in BYSTANDERS:
-        if choice.name in failed:
-            tokens = traffic.answers[choice.name].token_ids
-            assert tokens == oracle.answer(choice, cell).token_ids[: len(tokens)]
-        else:
-            check_answer(choice, cell, traffic, oracle.answer(choice, cell))
+        check_answer(choice, cell, traffic, oracle.answer(choice, cell))
     traffic.run(sequences_of([LAST], cell, oracle))
     check_nothing_is_left(traffic, LAST.name)
 
