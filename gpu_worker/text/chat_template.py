@@ -1,8 +1,8 @@
 """Conversations to prompts, by the model's own Jinja template in a sandbox.
 
-The template is code that came with the model. It runs without access to files, attributes of Python objects or
-unbounded ranges, and its output is bounded. What a template refuses (`raise_exception`) and what it cannot digest is
-the client's bad request.
+The template is code that came with the model. It runs without access to files and attributes of Python objects, takes
+a bounded number of steps, and its output is bounded. What a template refuses (`raise_exception`) and what it cannot
+digest is the client's bad request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
 
 MAX_RENDERED_CHARACTERS = 16 << 20
@@ -35,12 +35,11 @@ class ChatTemplate:
         Raises:
             ConfigError: The template has a syntax error.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
+        environment = TemplateSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self._environment = environment
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -57,11 +56,13 @@ class ChatTemplate:
         size = 0
         variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            for part in self._template.generate(**self._special_tokens, **variables, tools=None, documents=None):
-                parts.append(part)
-                size += len(part)
-                if size > MAX_RENDERED_CHARACTERS:
-                    raise jinja2.TemplateError(f"its text would be longer than {MAX_RENDERED_CHARACTERS} characters")
+            with self._environment.rendering():
+                for part in self._template.generate(**self._special_tokens, **variables, tools=None, documents=None):
+                    parts.append(part)
+                    size += len(part)
+                    if size > MAX_RENDERED_CHARACTERS:
+                        problem = f"its text would be longer than {MAX_RENDERED_CHARACTERS} characters"
+                        raise jinja2.TemplateError(problem)
         except Exception as error:
             raise BadRequestError(f"The model's chat template refuses these messages: {error}", "messages") from error
         return "".join(parts)

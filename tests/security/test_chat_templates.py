@@ -1,0 +1,110 @@
+"""Incident class: template injection. A chat template is code that came with a model; messages are no code at all."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpu_worker.text.chat_template import ChatTemplate
+from shared.errors import BadRequestError, ConfigError
+
+PLAIN = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+
+
+def render(source: str, *contents: str) -> str:
+    messages = [{"role": "user", "content": content} for content in contents or ("hello",)]
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ 7 * 7 }}",
+        "{% for i in range(9) %}x{% endfor %}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{% raw %}{{ bos_token }}",
+        "{# comment #}",
+        "${7*7} #{7*7} <%= 7*7 %>",
+    ],
+)
+def test_content_of_a_message_is_never_run(content: str) -> None:
+    assert render(PLAIN, content) == f"user: {content}\n"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "''.__class__.__mro__[1].__subclasses__()",
+        "messages.__class__",
+        "raise_exception.__globals__",
+        "strftime_now.__globals__['datetime']",
+        "cycler.__init__.__globals__.os.popen('id').read()",
+        "lipsum.__globals__['os']",
+        "self._TemplateReference__context",
+        "messages.append({'role': 'user', 'content': 'x'})",
+        "messages[0].update({'content': 'x'})",
+        "'{0.__class__.__mro__}'.format(messages)",
+        "'{0.__class__}'.format_map({'0': messages})",
+        "messages|attr('__class__')",
+        "range(200000)|list|length",
+        "namespace.__init__.__globals__",
+        "joiner.__init__.__globals__",
+        "dict.fromkeys.__self__.__mro__",
+    ],
+)
+def test_template_reaches_nothing_but_its_messages(expression: str) -> None:
+    try:
+        text = render("{{ " + expression + " }}")
+    except (BadRequestError, ConfigError):
+        return
+    # Jinja turns some forbidden attributes into nothing instead of an error.
+    assert text == ""
+
+
+@pytest.mark.parametrize("statement", ["include '/etc/passwd'", "import '/etc/passwd' as x", "extends '/etc/passwd'"])
+def test_template_reads_no_files(statement: str) -> None:
+    with pytest.raises((BadRequestError, ConfigError)):
+        render("{% " + statement + " %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in range(9999) recursive %}{{ loop(range(99999)) }}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+        "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ 1000000000 * [1] }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{{ 'x'|center(1000000000) }}",
+        "{{ 'x'.center(1000000000) }}",
+        "{{ 'x'.zfill(1000000000) }}",
+        "{{ 'a\nb'|indent(1000000000) }}",
+        "{{ '{:1000000000}'.format('x') }}",
+        "{{ '{:{}}'.format('x', 1000000000) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(99999) %}{{ 'x' * 10000 }}{% endfor %}",
+    ],
+)
+def test_template_that_computes_for_ever_or_without_bound_ends(source: str) -> None:
+    started = time.process_time()
+    with pytest.raises(BadRequestError, match="chat template refuses"):
+        render(source)
+    assert time.process_time() - started < 10
+
+
+def test_template_of_many_messages_has_steps_enough() -> None:
+    text = render(PLAIN, *["hello"] * 4096)
+    assert text.count("user: hello") == 4096
+
+
+def test_steps_are_counted_for_each_rendering_apart() -> None:
+    template = ChatTemplate("{% for a in range(60000) %}{% endfor %}ok", {})
+    for _ in range(40):
+        assert template.render([], add_generation_prompt=True) == "ok"
