@@ -57,7 +57,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Count a call; what a recursive loop is called with is looped over too."""
         _take_steps(STEPS_OF_A_CALL)
         if getattr(obj, "__name__", "") in _METHODS_WITH_WIDTHS:
-            _check_widths((getattr(obj, "__self__", None), *args))
+            # The sandbox wraps `str.format`.
+            _check_widths((getattr(getattr(obj, "__wrapped__", obj), "__self__", None), *args))
         if isinstance(obj, LoopContext) and args:
             args = (_counted(args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
