@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -133,7 +134,9 @@ class Dispatcher:
         Raises:
             ApiError: It cannot be queued. Later failures go to the sink.
         """
-        flight = Flight(request, sink, estimated_tokens, published_at=self._loop.time())
+        now = self._loop.time()
+        expires_at = None if request.deadline is None else now + request.deadline - time.time()
+        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at)
         self._flights.add(flight)
         try:
             await self._publisher.publish(flight)

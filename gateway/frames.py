@@ -22,6 +22,8 @@ from shared.messages import Delta, Finish, Frame
 
 STRAY_CANCEL_INTERVAL_S = 1.0
 MAX_STRAYS = 10_000
+# A worker's wall clock may be ahead of ours by so much; by more, it or ours has jumped.
+EARLY_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class FrameReceiver:
         if delta.finish is None:
             flight.sink.deliver(delta)
         else:
-            self._finish(flight, delta, delta.finish)
+            self._finish(flight, delta, delta.finish, now)
 
     def _advance(self, flight: Flight, delta: Delta, now: float) -> None:
         flight.progressed_at = now
@@ -120,13 +122,15 @@ class FrameReceiver:
         if delta.text or delta.prompt_logprobs:
             flight.has_prompt_output = True
 
-    def _finish(self, flight: Flight, delta: Delta, finish: Finish) -> None:
+    def _finish(self, flight: Flight, delta: Delta, finish: Finish, now: float) -> None:
         if finish.reason in ("stop", "length"):
             self._endings.complete(flight, delta)
         elif finish.reason == "handoff":
             if delta.token_ids or delta.text:
                 flight.sink.deliver(msgspec.structs.replace(delta, finish=None))
             self._endings.hand_over(flight)
+        elif finish.reason == "expired" and flight.expires_at is not None and now < flight.expires_at - EARLY_S:
+            self._endings.lose(flight, "early", "its worker's wall clock says that the deadline has passed")
         elif finish.reason == "expired":
             self._endings.fail(flight, timeout_error())
         elif finish.reason == "failed" and finish.error_param is not None:

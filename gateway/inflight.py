@@ -34,13 +34,15 @@ class Flight:
     """One sequence between its publication and its one terminal event.
 
     Attributes:
-        request: As first published: epoch 0, nothing emitted.
+        request: As first published: epoch 0, nothing emitted. Its deadline is renewed with each epoch, so that it is
+            right by the wall clock of the day.
         epoch: The attempt whose deltas count.
         emitted: Tokens received so far, over all attempts.
         worker: Who holds the request in this epoch; None while nobody has claimed it.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         published_at: Loop time of this epoch's publication.
+        expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
         progressed_at: Loop time of the last delta of this epoch.
         start: Tokens that had been emitted when this epoch began.
         num_moves: Moves since the last progress, without those for which no worker was at fault.
@@ -56,6 +58,7 @@ class Flight:
     sink: Sink
     estimated_tokens: int
     published_at: float
+    expires_at: float | None = None
     epoch: int = 0
     emitted: list[int] = field(default_factory=list)
     worker: str | None = None

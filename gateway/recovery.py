@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from gateway import blame
 from gateway.death import Death
 from gateway.errors import ApiError
@@ -25,7 +27,7 @@ from gateway.publisher import Publisher, queue_unavailable
 from gateway.quarantine import Quarantine
 from gateway.revoker import Revoker
 
-Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled"]
+Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled", "early"]
 
 # Moves for which no worker was at fault: the deadline is the only limit to them.
 _BLAMELESS: tuple[Reason, ...] = ("unclaimed", "nats_restart")
@@ -134,9 +136,9 @@ class Recovery:
         """Look after deadlines, lost claims and silence. `now` is loop time."""
         if self._disconnected_at is not None:
             is_over = now - self._disconnected_at > self._limits.outage_patience_s
-            self._sweep_deadlines(queue_unavailable() if is_over else None)
+            self._sweep_deadlines(queue_unavailable() if is_over else None, now)
             return
-        self._sweep_deadlines(None)
+        self._sweep_deadlines(None, now)
         is_disturbed = self._fleet.liveness.is_disturbed(now)
         for flight in self._flights:
             if flight.worker is not None:
@@ -181,16 +183,18 @@ class Recovery:
         if flight.stream_seq is not None:
             self._revoker.delete(flight.stream_seq)
         flight.stream_seq = None
+        if flight.expires_at is not None:
+            deadline = time.time() + flight.expires_at - self._loop.time()
+            flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
         flight.probation = blame.probation(flight)
         flight.epoch += 1
         flight.start = len(flight.emitted)
         self._publisher.forget(flight)
         self._flights.release(flight)
 
-    def _sweep_deadlines(self, error: ApiError | None) -> None:
-        wall = time.time()
+    def _sweep_deadlines(self, error: ApiError | None, now: float) -> None:
         for flight in self._flights:
-            if flight.request.deadline is not None and wall > flight.request.deadline:
+            if flight.expires_at is not None and now > flight.expires_at:
                 self._fail(flight, timeout_error())
             elif error is not None:
                 self._fail(flight, error)

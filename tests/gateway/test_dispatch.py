@@ -11,6 +11,7 @@ import pytest
 
 from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
+from gateway.frames import EARLY_S
 from gateway.recovery import RecoveryLimits
 from shared.messages import Delta, Finish, Request, Sampling, Usage
 from shared.nats_connection import connect
@@ -212,12 +213,42 @@ async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> N
     assert (sink.error.status, sink.error.code) == (408, "timeout")
 
 
+async def test_request_that_its_worker_calls_expired_at_its_deadline_ends_with_a_timeout(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink, deadline=time.time() + 0.9 * EARLY_S)
+    await worker.end(await worker.next_request(), 0, Finish("expired"))
+    await sink.end()
+    assert sink.error is not None
+    assert sink.error.status == 408
+
+
+async def test_wall_clock_that_jumps_ends_no_request_and_changes_no_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink, deadline=time.time() + 60)
+    request = await first.next_request()
+    await first.claim(request)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    await first.say(request, 0, 2)
+    # The next one takes the request after the jump: by its clock the deadline is past, and it says so.
+    await first.end(request, 2, Finish("expired"))
+    attempt = await first.next_request()
+    assert attempt.epoch == 1
+    assert attempt.deadline == pytest.approx(now() + 3660, abs=5)
+    await first.say(attempt, 2, 4)
+    await first.end(attempt, 4)
+    await sink.end()
+    assert sink.error is None
+    assert sink.text == expected_text(4)
+
+
 @pytest.mark.parametrize(
     ("finish", "status", "param"),
     [
         (Finish("failed", error="too long", error_param="prompt"), 400, "prompt"),
         (Finish("failed", error="out of memory"), 500, None),
-        (Finish("expired"), 408, None),
     ],
 )
 async def test_failed_sequence_ends_with_its_status(
