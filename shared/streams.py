@@ -1,4 +1,4 @@
-"""The JetStream streams, and the consumers that workers pull from.
+"""The JetStream streams but for the batch queues, and the consumers that workers pull from.
 
 Streams are made by whoever starts first and is allowed to: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
@@ -8,6 +8,7 @@ results and dead letters make room by dropping the oldest.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -23,18 +24,16 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError
 
+from shared.batch_streams import DEFAULT_TENANT, batch_stream, batch_stream_config, ensure_batch_stream
 from shared.errors import DependencyError
 from shared.messages import Lane
-from shared.subjects import dead_letter_filter, encode_name, lane_filter
+from shared.subjects import dead_letter_filter, encode_name, request_subject
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
-BATCH_STREAM = "HR_BATCH"
 RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
 
 _STREAM_EXISTS = 10058
-
-STREAM_OF_LANE: dict[Lane, str] = {"interactive": INTERACTIVE_STREAM, "batch": BATCH_STREAM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,10 @@ class StreamLimits:
     interactive_max_msgs: int = 10_000
     interactive_max_bytes: int = 256 << 20
     interactive_max_age_s: float = 600.0
-    batch_max_bytes: int = 1 << 30
-    batch_max_msgs_per_tenant: int = 100_000
+    tenant_max_bytes: int = 256 << 20
+    tenant_max_msgs: int = 100_000
+    tenant_max_wait_s: float = 7 * 86400.0
+    tenant_duplicate_window_s: float = 120.0
     results_max_bytes: int = 1 << 30
     results_max_age_s: float = 7 * 86400.0
     dead_max_bytes: int = 256 << 20
@@ -56,8 +57,19 @@ class StreamLimits:
 
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
-    """Return the configurations of the interactive, batch, results and dead letter streams."""
+    """Return the configurations of the interactive, results and dead letter streams."""
     return [*_queue_configs(limits), *_record_configs(limits)]
+
+
+def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
+    """Return the configuration of the batch queue of one tenant."""
+    return batch_stream_config(
+        tenant,
+        max_bytes=limits.tenant_max_bytes,
+        max_msgs=limits.tenant_max_msgs,
+        max_wait_s=limits.tenant_max_wait_s,
+        duplicate_window_s=limits.tenant_duplicate_window_s,
+    )
 
 
 def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
@@ -72,17 +84,6 @@ def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.interactive_max_bytes,
             max_age=limits.interactive_max_age_s,
             duplicate_window=10.0,
-        ),
-        StreamConfig(
-            name=BATCH_STREAM,
-            subjects=["hr.req.*.batch.*"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,
-            discard_new_per_subject=True,
-            max_bytes=limits.batch_max_bytes,
-            max_msgs_per_subject=limits.batch_max_msgs_per_tenant,
-            duplicate_window=120.0,
         ),
     ]
 
@@ -117,11 +118,16 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
     ]
 
 
-def consumer_config(model: str, lane: Lane, limits: StreamLimits) -> ConsumerConfig:
-    """Return the durable pull consumer that all workers of a model share for one lane."""
+def queue_stream(lane: Lane, tenant: str) -> str:
+    """Return the stream in which requests of a lane wait: one for all, or the tenant's batch queue."""
+    return batch_stream(tenant) if lane == "batch" else INTERACTIVE_STREAM
+
+
+def consumer_config(model: str, lane: Lane, limits: StreamLimits, tenant: str) -> ConsumerConfig:
+    """Return the durable pull consumer that all workers of a model share for one queue."""
     return ConsumerConfig(
         durable_name=f"{encode_name(model)}-{lane}",
-        filter_subject=lane_filter(model, lane),
+        filter_subject=request_subject(model, lane, tenant),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=limits.ack_wait_s,
         max_ack_pending=10_000,
@@ -129,8 +135,13 @@ def consumer_config(model: str, lane: Lane, limits: StreamLimits) -> ConsumerCon
     )
 
 
-async def ensure_streams(js: JetStreamContext, limits: StreamLimits) -> None:
+async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:
     """Make the streams that are missing; leave existing ones as their operator configured them.
+
+    Args:
+        js: JetStream.
+        limits: Bounds of the streams that are made.
+        tenants: Whose batch queues are made too.
 
     Raises:
         DependencyError: A stream is missing and we may not or cannot make it.
@@ -143,6 +154,8 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits) -> None:
             await _make_stream(js, config)
         except NatsTimeoutError as error:
             raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+    for tenant in tenants:
+        await ensure_batch_stream(js, tenant_stream_config(tenant, limits))
 
 
 async def reshape_streams(js: JetStreamContext, limits: StreamLimits) -> None:
@@ -186,16 +199,18 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
         ) from error
 
 
-async def ensure_consumer(js: JetStreamContext, model: str, lane: Lane, limits: StreamLimits) -> str:
-    """Make or update the consumer of one lane of one model, and return its name.
+async def ensure_consumer(
+    js: JetStreamContext, model: str, lane: Lane, limits: StreamLimits, tenant: str = DEFAULT_TENANT
+) -> str:
+    """Make or update the consumer of one queue of one model, and return its name; `tenant` is of the batch lane.
 
     Raises:
         DependencyError: NATS does not let us.
     """
-    config = consumer_config(model, lane, limits)
+    config = consumer_config(model, lane, limits, tenant)
     assert config.durable_name is not None
     try:
-        await js.add_consumer(STREAM_OF_LANE[lane], config)
+        await js.add_consumer(queue_stream(lane, tenant), config)
     except (APIError, NatsTimeoutError) as error:
         raise DependencyError(f"NATS consumer {config.durable_name} could not be created: {error!r}") from error
     return config.durable_name

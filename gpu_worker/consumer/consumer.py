@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.interactive_lane import InteractiveLane
@@ -27,10 +28,10 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
-from shared.messages import Cancel, Delta, Lane, encode
+from shared.messages import Cancel, Delta, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
-from shared.streams import STREAM_OF_LANE, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
@@ -75,8 +76,10 @@ class Consumer:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
-        self._interactive_queue = self._queue("interactive", self._interactive_appetite, interactive.take)
-        self._batch_queue = self._queue("batch", self._batch_appetite, batch.take)
+        self._interactive_queue = PullQueue(
+            nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_appetite, interactive.take
+        )
+        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_appetite, batch.take)
         self.has_failed = asyncio.Event()
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
@@ -173,12 +176,9 @@ class Consumer:
         await self._batch.close()
         await self._outbox.close()
 
-    def _queue(self, lane: Lane, appetite: Callable[[], int], take: Callable[..., None]) -> PullQueue:
-        async def ensure() -> str:
-            await ensure_streams(self._js, self._limits)
-            return await ensure_consumer(self._js, self._source.model, lane, self._limits)
-
-        return PullQueue(self._nats, STREAM_OF_LANE[lane], ensure, appetite, take)
+    async def _ensure_interactive(self) -> str:
+        await ensure_streams(self._js, self._limits)
+        return await ensure_consumer(self._js, self._source.model, "interactive", self._limits)
 
     def _interactive_appetite(self) -> int:
         return self._appetite.interactive(self._interactive_queue.backlog)

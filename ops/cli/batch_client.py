@@ -76,7 +76,10 @@ class BatchClient:
         try:
             await self._unless_refused(self._client.jetstream().publish(subject, payload))
         except NoStreamResponseError as error:
-            raise DependencyError("the batch stream does not exist; run `headrace setup`") from error
+            raise DependencyError(
+                f"tenant {request.tenant[:64]!r} has no batch queue; an administrator makes one: `headrace setup "
+                "--tenants ...`"
+            ) from error
         except APIError as error:
             raise DependencyError(f"the queue refuses request {request.id!r}: {error.description}") from error
         except NatsError as error:

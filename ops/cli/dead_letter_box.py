@@ -12,10 +12,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError, NotFoundError
 
+from shared.batch_streams import ensure_batch_stream
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
 from shared.messages import Lane, Request, encode
-from shared.streams import DEAD_STREAM, RESULTS_STREAM
+from shared.streams import DEAD_STREAM, RESULTS_STREAM, StreamLimits, tenant_stream_config
 from shared.subjects import dead_letter_filter, request_subject, result_subject
 
 _FINISHED = ("stop", "length")
@@ -91,6 +92,8 @@ class DeadLetterBox:
         result = result_subject(request.tenant, request.id)
         try:
             await self._clear_failure(request, result)
+            # A tenant of the HTTP API may have no batch queue yet.
+            await ensure_batch_stream(self._js, tenant_stream_config(request.tenant, StreamLimits()))
             headers = {"Nats-Msg-Id": f"{result}/retry-{stored.seq}"}
             subject = request_subject(request.model, "batch", request.tenant)
             await self._js.publish(subject, encode(_fresh(request)), headers=headers)

@@ -20,15 +20,27 @@ class SetupConfig(NatsFiles):
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
     nats_user: str | None = setting(None, "NATS user of the admin role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    tenants: str = setting("default", "Tenants who get a batch queue, separated by commas.")
+    tenant_max_bytes: int = setting(
+        256 << 20, "Size of a new batch queue in bytes; its tenant is refused more jobs beyond it.", minimum=1 << 20
+    )
+    tenant_max_msgs: int = setting(100_000, "Jobs in a new batch queue.", minimum=1)
+    tenant_max_wait_s: float = setting(
+        7 * 86400.0, "Jobs that no worker has taken after so many seconds expire, in a new batch queue.", minimum=1
+    )
+    tenant_duplicate_window_s: float = setting(
+        120.0, "Seconds in which a Nats-Msg-Id is stored once, in a new batch queue.", minimum=0.1, maximum=3600
+    )
     timeout_s: float = setting(30.0, "How long NATS may take to appear.", minimum=0.1)
     audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
 def run(config: SetupConfig) -> int:
-    """Create the streams of the queue.
+    """Create the streams of the queue, and a batch queue for each tenant.
 
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
-    subjects. Run it before the first gateway, and after each update; `headrace up` does it by itself.
+    subjects. Run it before the first gateway, after each update, and for each new tenant (`headrace tenant` prints the
+    account); `headrace up` does it by itself for the tenant `default`.
     """
     user = config.nats_user or user_in(config.nats_url)
     with audited(config.audit_file, "setup", nats_user=user, nats=servers_in(config.nats_url)):
@@ -36,9 +48,11 @@ def run(config: SetupConfig) -> int:
 
 
 async def _set_up(config: SetupConfig) -> int:
+    from shared.batch_streams import batch_stream
     from shared.nats_connection import connect
     from shared.streams import StreamLimits, ensure_streams, reshape_streams, stream_configs
 
+    tenants = [tenant.strip() for tenant in config.tenants.split(",") if tenant.strip()]
     client = await connect(
         config.nats_url,
         role="admin",
@@ -49,11 +63,18 @@ async def _set_up(config: SetupConfig) -> int:
         timeout_s=config.timeout_s,
     )
     try:
-        await ensure_streams(client.jetstream(), StreamLimits())
+        limits = StreamLimits(
+            tenant_max_bytes=config.tenant_max_bytes,
+            tenant_max_msgs=config.tenant_max_msgs,
+            tenant_max_wait_s=config.tenant_max_wait_s,
+            tenant_duplicate_window_s=config.tenant_duplicate_window_s,
+        )
+        await ensure_streams(client.jetstream(), limits, tenants)
         await reshape_streams(client.jetstream(), StreamLimits())
     finally:
         await client.close()
-    print("streams ready:", ", ".join(str(stream.name) for stream in stream_configs(StreamLimits())))
+    streams = [str(stream.name) for stream in stream_configs(limits)]
+    print("streams ready:", ", ".join([*streams, *map(batch_stream, tenants)]))
     return 0
 
 

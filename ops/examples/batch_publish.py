@@ -9,7 +9,9 @@ too).
 Once the publish is acknowledged the request is on disk and will be answered once, even if this program ends: the result
 passes by on `hr.result.<tenant>.<id>` when it is stored. For a week it answers a request, with an empty body, to
 `$JS.API.DIRECT.GET.HR_RESULTS.hr.result.<tenant>.<id>`; until then that answer has the header `Status: 404`. A request
-published again under its id is answered by the result it has, so publish again whenever in doubt.
+published again under its id is answered by the result it has, so publish again whenever in doubt. A job that no worker
+has taken after a week (`headrace setup --tenant-max-wait-s`), for instance because none serves its model, gets the
+result `expired`.
 In subjects, every byte of a name other than a letter, a digit or `-` is written as `_` and two hex digits.
 """
 

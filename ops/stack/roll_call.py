@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from ops.stack.plan import NatsAccess
+from shared.batch_streams import DEFAULT_TENANT
 from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
@@ -87,7 +88,7 @@ class RollCall:
 
     async def _set_up(self) -> None:
         assert self._client is not None
-        await ensure_streams(self._client.jetstream(), StreamLimits())
+        await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
         await reshape_streams(self._client.jetstream(), StreamLimits())
 
     async def _on_reconnect(self) -> None:

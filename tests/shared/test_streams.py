@@ -8,9 +8,10 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError
 
+from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
 from shared.nats_connection import connect
-from shared.streams import BATCH_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import request_subject, result_subject
 from tests.servers import NatsServer
 
@@ -50,7 +51,7 @@ async def test_number_of_a_lost_stream_names_nothing_in_the_one_that_replaces_it
 
 async def test_full_queues_refuse_new_requests(nats: Client) -> None:
     js = nats.jetstream()
-    await ensure_streams(js, StreamLimits(interactive_max_msgs=1, batch_max_msgs_per_tenant=1))
+    await ensure_streams(js, StreamLimits(interactive_max_msgs=1, tenant_max_msgs=1), ["t", "other"])
     await js.publish(request_subject("m", "interactive", "t"), b"1")
     with pytest.raises(APIError, match="maximum messages exceeded"):
         await js.publish(request_subject("m", "interactive", "t"), b"2")
@@ -73,12 +74,12 @@ async def test_only_the_first_result_of_a_request_is_stored(nats: Client) -> Non
 
 async def test_consumers_of_two_models_share_a_stream_but_no_message(nats: Client) -> None:
     js = nats.jetstream()
-    await ensure_streams(js, StreamLimits())
-    names = [await ensure_consumer(js, model, "batch", StreamLimits()) for model in ("a.b", "a")]
+    await ensure_streams(js, StreamLimits(), ["t"])
+    names = [await ensure_consumer(js, model, "batch", StreamLimits(), "t") for model in ("a.b", "a")]
     await js.publish(request_subject("a.b", "batch", "t"), b"1")
-    pending = [(await js.consumer_info(BATCH_STREAM, name)).num_pending for name in names]
+    pending = [(await js.consumer_info(batch_stream("t"), name)).num_pending for name in names]
     assert pending == [1, 0]
-    assert await ensure_consumer(js, "a", "batch", StreamLimits()) == names[1]
+    assert await ensure_consumer(js, "a", "batch", StreamLimits(), "t") == names[1]
 
 
 async def test_user_who_may_not_make_streams_is_told_what_to_do(

@@ -11,10 +11,16 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from shared.batch_streams import DEFAULT_TENANT, batch_stream
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
+<<<<<<< HEAD
 from shared.streams import BATCH_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from shared.subjects import ALL_GATEWAYS, ALL_WORKERS
+=======
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
+from shared.subjects import ALL_WORKERS
+>>>>>>> ba11e5a (batch: a queue for each tenant, with its own bytes, jobs, waiting time and duplicates; jobs that wait too long expire)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class Observer:
         """Connect, make the streams, and listen to the workers."""
         url, user, password = self._access
         self._client = await connect(url, role="admin", name="chaos-observer", user=user, password=password)
-        await ensure_streams(self._client.jetstream(), StreamLimits())
+        await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
         await self._client.subscribe(ALL_WORKERS, cb=self._hear)
         await self._client.subscribe(ALL_GATEWAYS, cb=self._hear_gateway)
 
@@ -70,7 +76,9 @@ class Observer:
         """
         assert self._client is not None
         js = self._client.jetstream()
-        infos = await asyncio.gather(*(js.stream_info(stream) for stream in (INTERACTIVE_STREAM, BATCH_STREAM)))
+        infos = await asyncio.gather(
+            *(js.stream_info(stream) for stream in (INTERACTIVE_STREAM, batch_stream(DEFAULT_TENANT)))
+        )
         return sum(info.state.messages for info in infos)
 
     async def _hear(self, message: Msg) -> None:

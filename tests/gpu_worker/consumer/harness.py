@@ -28,6 +28,9 @@ from shared.subjects import cancel_subject, frame_subject, request_subject, work
 DEMO_MODEL = Path(ops.__file__).parent / "demo_model" / "model"
 TOKENIZER = ModelTokenizer(read_model_directory(DEMO_MODEL))
 
+# Those who have a batch queue.
+TENANTS = ("default", "acme", "mallory", "t")
+
 _names = itertools.count(1)
 
 
@@ -91,7 +94,7 @@ class TestGateway:
         self.answers: dict[tuple[str, int], Answer] = {}
 
     async def start(self, limits: StreamLimits | None = None) -> None:
-        await ensure_streams(self.js, limits or StreamLimits())
+        await ensure_streams(self.js, limits or StreamLimits(), TENANTS)
         await self.nats.subscribe(self.reply, cb=self._receive)
 
     def answer(self, request_id: str, epoch: int = 0) -> Answer:

@@ -10,13 +10,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from nats.js.errors import NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
+from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.batch_streams import batch_stream
 from shared.messages import BatchResult, Request, Sampling, encode
 from shared.streams import StreamLimits
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
+BATCH = batch_stream("acme")
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 
 
@@ -60,7 +63,7 @@ async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: Runni
     assert len(result.token_ids) == 12
     assert result.prompt_tokens == len(TOKENIZER.encode_text("x = "))
     assert (result.worker, result.tenant, result.model, result.created) == (worker.name, "acme", gateway.model, 5.0)
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)
 
 
 async def test_json_request_is_accepted_and_its_reply_subject_gets_the_result(
@@ -85,7 +88,7 @@ async def test_job_with_a_reply_subject_that_is_not_its_tenant_s_fails_and_nothi
     await _publish(gateway, encode(request))
     result = await _result(gateway, request.id)
     assert (result.finish, result.error) == ("failed", "reply must be a subject that begins with 'hr.reply.acme.'")
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)
     await gateway.nats.flush()
     assert forged.pending_msgs == 0
 
@@ -101,21 +104,32 @@ async def test_job_that_claims_another_tenant_fails_for_the_tenant_of_its_subjec
     assert await _results(gateway, request.id, "victim") == []
 
 
-@pytest.mark.parametrize("token", ["_61cme", "_ff", "_00", "x" * 200])
-async def test_job_under_a_malformed_tenant_is_discarded_without_a_result(
+@pytest.mark.parametrize("token", ["_61cme", "_ff", "_00", "x" * 200, "nobody"])
+async def test_job_of_a_tenant_without_a_queue_is_not_stored(
     worker: RunningWorker, gateway: TestGateway, token: str
 ) -> None:
-    request = _request(gateway)
-    await gateway.js.publish(f"hr.req.{gateway.model}.batch.{token}", encode(request))
-    await gateway.wait_until_acknowledged("HR_BATCH")
-    assert await _results(gateway, request.id) == []
+    with pytest.raises(NoStreamResponseError):
+        await gateway.js.publish(f"hr.req.{gateway.model}.batch.{token}", encode(_request(gateway)))
+
+
+@pytest.mark.parametrize("token", ["_61cme", "_ff", "_00", "x" * 200])
+async def test_job_under_a_subject_that_encodes_no_name_is_discarded(
+    worker: RunningWorker, gateway: TestGateway, token: str
+) -> None:
+    acknowledgements = gateway.nats.new_inbox()
+    told = await gateway.nats.subscribe(acknowledgements)
+    await gateway.nats.flush()
+    subject = f"hr.req.{gateway.model}.batch.{token}"
+    # No stream has such a subject but one that an operator has given it.
+    worker.worker.consumer._batch.take(QueuedMessage(subject, encode(_request(gateway)), acknowledgements, 1, 1, 0))
+    assert (await told.next_msg(timeout=2)).data == b"+TERM"
 
 
 async def test_first_result_stays(worker: RunningWorker, gateway: TestGateway) -> None:
     request = _request(gateway)
     await gateway.js.publish(result_subject("acme", request.id), msgspec.json.encode({"first": True}))
     await _publish(gateway, encode(request))
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)
     message = await gateway.js.get_last_msg("HR_RESULTS", result_subject("acme", request.id))
     assert message.data == b'{"first":true}'
 
@@ -137,21 +151,19 @@ async def test_request_that_can_never_run_has_a_failed_result(
     result = await _result(gateway, request_id)
     assert result.finish == "failed"
     assert problem in (result.error or "")
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)
 
 
 async def test_more_bad_messages_than_a_consumer_may_hold_do_not_block_the_lane(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
-    subjects = [f"hr.req.{gateway.model}.batch.{token}" for token in ("_00", "_74_31", "x" * 200)]
-    job = encode(_request(gateway))
-    for index in range(10_050):
-        await gateway.nats.publish(subjects[index % len(subjects)], job)
+    for payload in [b"", b"{", b"\xc1"] * 3350:
+        await gateway.nats.publish(request_subject(gateway.model, "batch", "acme"), payload)
     request = _request(gateway)
     await _publish(gateway, encode(request))
     await make_worker()
     assert (await _result(gateway, request.id, timeout_s=20)).finish == "length"
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xc1", b"[" * 5000, b'{"id": "bad id"}'])
@@ -159,7 +171,7 @@ async def test_payload_that_is_no_request_is_discarded(
     worker: RunningWorker, gateway: TestGateway, payload: bytes
 ) -> None:
     await _publish(gateway, payload)
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)
 
 
 async def test_vanished_worker_leaves_its_batch_request_to_another(
@@ -233,7 +245,7 @@ async def test_sigkilled_worker_leaves_exactly_one_result(
 
     async def are_held() -> bool:
         try:
-            info = await gateway.js.consumer_info("HR_BATCH", f"{gateway.model}-batch")
+            info = await gateway.js.consumer_info(BATCH, f"{gateway.model}-batch")
         except NotFoundError:
             return False
         return bool(info.num_ack_pending == 3)
@@ -245,4 +257,4 @@ async def test_sigkilled_worker_leaves_exactly_one_result(
     for request in requests:
         result = await _result(gateway, request.id, timeout_s=30)
         assert (result.worker, result.attempt) == (second.name, 2)
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(BATCH)

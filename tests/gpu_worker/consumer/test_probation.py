@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from shared.batch_streams import batch_stream
 from shared.messages import Sampling, encode
 from shared.subjects import probe_subject, request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
@@ -89,12 +90,12 @@ async def test_batch_request_does_not_begin_beside_a_suspect(make_worker: MakeWo
     suspect = await gateway.publish(gateway.request(probation=1400, sampling=ENDLESS))
     await suspect.wait_for_tokens(1)
     await wait_until(lambda: queue.outstanding == 0)  # pulls made before have ended
-    batch = gateway.request(lane="batch", reply=None)
+    batch = gateway.request(lane="batch", tenant="t", reply=None)
     await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(batch))
     await asyncio.sleep(0.3)
     assert worker.worker.consumer._held.count("batch") == 0
     await gateway.cancel(*(request_id for request_id, _ in gateway.answers))
-    await gateway.wait_until_acknowledged("HR_BATCH")
+    await gateway.wait_until_acknowledged(batch_stream("t"))
 
 
 async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningWorker, gateway: TestGateway) -> None:

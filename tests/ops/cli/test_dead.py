@@ -12,10 +12,11 @@ import pytest
 from nats.aio.client import Client
 
 from ops.stack.ports import free_port
+from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadAttempt, DeadLetter, publish_dead_letter
 from shared.messages import BatchResult, FinishReason, Lane, Request, decode_request
 from shared.nats_connection import connect
-from shared.streams import BATCH_STREAM, StreamLimits, ensure_streams
+from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import result_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
@@ -121,7 +122,7 @@ def test_retry_makes_a_fresh_batch_job_and_takes_the_letter_away(server: NatsSer
     done = _dead(server, "retry", "one")
     assert json.loads(done.stdout) == {"id": "one", "tenant": "acme", "result": "hr.result.acme.one"}
     assert ("one", "acme", "interactive") not in _listed(server)
-    message = _with_nats(server, lambda client: client.jetstream().get_msg(BATCH_STREAM, 1))
+    message = _with_nats(server, lambda client: client.jetstream().get_msg(batch_stream("acme"), 1))
     assert message.subject == "hr.req.m.batch.acme"
     job = decode_request(message.data or b"")
     assert (job.id, job.lane, job.epoch, job.emitted, job.deadline, job.reply) == ("one", "batch", 0, (), None, None)

@@ -7,7 +7,7 @@ from nats.aio.client import Client
 
 from shared.nats_connection import Role, connect
 from shared.streams import StreamLimits, ensure_streams
-from tests.ops.nats.secured import PASSWORDS, Connection, secured_server
+from tests.ops.nats.secured import OTHER_TENANT, PASSWORDS, Connection, secured_server
 from tests.servers import NatsServer
 
 
@@ -37,7 +37,7 @@ async def as_role(secured_nats: NatsServer) -> AsyncIterator[Callable[..., Await
         return connection
 
     admin = await open_as("admin")
-    await ensure_streams(admin.client.jetstream(), StreamLimits())
+    await ensure_streams(admin.client.jetstream(), StreamLimits(), ["default", OTHER_TENANT])
     yield open_as
     for client in opened:
         await client.close()

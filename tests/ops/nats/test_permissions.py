@@ -56,10 +56,12 @@ SHARED = {
 FORBIDDEN = {
     "gateway": {
         "publish": [
-            "hr.req.m.batch.t", "hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "$JS.API.STREAM.DELETE.HR_BATCH",
-            "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.MSG.DELETE.HR_BATCH", "$JS.ACK.HR_INTERACTIVE.x",
+            "hr.req.m.batch.t", "hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "$JS.API.STREAM.DELETE.HR_BATCH_default",
+            "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
+            "$JS.ACK.HR_INTERACTIVE.x",
             "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.c", "$SYS.REQ.SERVER.PING", "_INBOX_gateway.x",
-            "$JS.API.STREAM.CREATE.HR_BATCH", "$JS.API.STREAM.MSG.GET.HR_RESULTS", "$JS.API.STREAM.MSG.GET.HR_DEAD",
+            "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.STREAM.MSG.GET.HR_RESULTS",
+            "$JS.API.STREAM.MSG.GET.HR_DEAD", "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.NAMES",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "hr.reply.t.x",
             "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.API.STREAM.MSG.DELETE.HR_DEAD",
         ],
@@ -70,8 +72,11 @@ FORBIDDEN = {
     "worker": {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.batch.t", "hr.cancel.m", "hr.gateway.g", "_INBOX_gateway.x",
-            "$JS.API.STREAM.DELETE.HR_BATCH", "$JS.API.STREAM.UPDATE.HR_INTERACTIVE", "$JS.API.STREAM.CREATE.HR_BATCH",
-            "$JS.API.CONSUMER.DELETE.HR_BATCH.c", "$JS.API.STREAM.MSG.DELETE.HR_RESULTS",
+            "$JS.API.STREAM.DELETE.HR_BATCH_default", "$JS.API.STREAM.UPDATE.HR_INTERACTIVE",
+            "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.STREAM.MSG.GET.HR_INTERACTIVE",
+            "$JS.API.STREAM.MSG.DELETE.HR_INTERACTIVE", "$JS.API.CONSUMER.INFO.HR_RESULTS.c", "$JS.API.STREAM.LIST",
+            "$JS.API.CONSUMER.DURABLE.CREATE.HR_DEAD.c", "$JS.API.CONSUMER.MSG.NEXT.HR_DEAD.c",
+            "$JS.API.CONSUMER.DELETE.HR_BATCH_default.c", "$JS.API.STREAM.MSG.DELETE.HR_RESULTS",
             "$JS.API.STREAM.MSG.GET.HR_RESULTS", "$JS.API.STREAM.MSG.GET.HR_DEAD", "$JS.API.STREAM.MSG.DELETE.HR_DEAD",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.CONSUMER.CREATE.HR_RESULTS.c",
             "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "$JS.API.CONSUMER.MSG.NEXT.HR_RESULTS.c", "_INBOX.x", "_INBOX_batch.x",
@@ -82,13 +87,13 @@ FORBIDDEN = {
     "batch": {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
-            "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH",
+            "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
             "hr.req.m.batch.t", "hr.req.m.batch.*", "hr.reply.default.x", "hr.result.default.r", "hr.stored.default.r",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.DIRECT.GET.HR_RESULTS", "$JS.API.INFO",
-            "$JS.API.STREAM.INFO.HR_BATCH", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.MSG.GET.HR_RESULTS",
+            "$JS.API.STREAM.INFO.HR_BATCH_default", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.MSG.GET.HR_RESULTS",
             "$JS.API.CONSUMER.CREATE.HR_RESULTS.c", "$JS.API.CONSUMER.MSG.NEXT.HR_RESULTS.c", "_INBOX_gateway.x",
-            "$JS.API.CONSUMER.CREATE.HR_BATCH.c",
-            "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.ACK.HR_BATCH.x", "$JS.API.STREAM.PURGE.HR_RESULTS",
+            "$JS.API.CONSUMER.CREATE.HR_BATCH_default.c",
+            "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.ACK.HR_BATCH_default.x", "$JS.API.STREAM.PURGE.HR_RESULTS",
         ],
         "subscribe": [
             "hr.tok.>", "hr.req.>", "hr.worker.>", "hr.cancel.>", "hr.dead.>", "hr.result.>", "hr.result.*.*",

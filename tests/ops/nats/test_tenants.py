@@ -18,19 +18,21 @@ from nats.js.errors import APIError, NotFoundError
 
 from ops.cli.tenant import account_block
 from ops.stack.commands import NATS_CONFIG
-from shared.streams import BATCH_STREAM, INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer
+from shared.batch_streams import batch_stream
+from shared.streams import INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer
 from tests.ops.cli.command import headrace
 from tests.ops.nats.secured import OTHER_TENANT, OTHER_TOKEN, PASSWORDS, Connection, secured_server
 from tests.servers import NatsServer
 
 Connect = Callable[..., Awaitable[Connection]]
+BATCH_STREAM = batch_stream("default")
 OTHER_USER = f"batch-{OTHER_TOKEN}"
 FIRST_ONLY = {"Nats-Expected-Last-Subject-Sequence": "0"}
 # What a reply subject or a delivery subject could do harm on in the main account.
 TARGETS = (
     "hr.req.m.interactive", "hr.req.m.batch.victim", "hr.cancel.m", "hr.tok.g", "hr.result.victim.r", "hr.gateway.g",
     "hr.worker.m.w", "hr.dead.m.batch.victim", "_INBOX_gateway.x", "_INBOX_worker.x", "_INBOX_admin.x",
-    "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.DELETE.HR_BATCH",
+    "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.DELETE.HR_BATCH_default",
 )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ async def test_consumers_streams_and_information_of_the_main_account_are_out_of_
     create = {"stream_name": RESULTS_STREAM, "config": {"name": "p", "deliver_subject": "hr.cancel.m"}}
     for subject, body in (
         ("$JS.API.CONSUMER.CREATE.HR_RESULTS.p", create),
-        ("$JS.API.STREAM.INFO.HR_BATCH", {"subjects_filter": ">"}),
+        ("$JS.API.STREAM.INFO.HR_BATCH_default", {"subjects_filter": ">"}),
         ("$JS.API.STREAM.MSG.GET.HR_RESULTS", {"seq": 1}),
         ("$JS.API.DIRECT.GET.HR_RESULTS", {"seq": 1}),
         ("$JS.API.DIRECT.GET.HR_RESULTS", {"multi_last": ["hr.result.*.*"]}),

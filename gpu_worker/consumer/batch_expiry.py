@@ -1,0 +1,142 @@
+"""Jobs that wait for too long, for instance because no worker serves their model, get the result `expired`.
+
+Every worker looks at the oldest job of every tenant's queue, whatever its model. A job counts as waiting from the time
+at which NATS stored it until now by NATS's own clock, so a worker whose clock is wrong expires nothing. One that has
+been given to a worker may take as long again. The result is written where there is none, so a job that has just been
+finished keeps its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import datetime
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, NotFoundError
+
+from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from shared.batch_streams import MAX_WAIT_KEY, batch_stream
+from shared.errors import InvalidNameError
+from shared.messages import BatchResult
+from shared.subjects import decode_name, result_subject
+
+# Jobs expired in one go: other workers, and the next round, see to the rest.
+_MAX_JOBS = 1000
+_TIMEOUT_S = 5.0
+_WRONG_LAST_SEQUENCE = 10071
+
+_log = logging.getLogger(__name__)
+
+
+class _State(msgspec.Struct):
+    messages: int = 0
+    first_seq: int = 0
+
+
+class _Config(msgspec.Struct):
+    metadata: dict[str, str] = {}
+
+
+class _StreamInfo(msgspec.Struct):
+    """What NATS says of a stream; `ts` is the server's own time."""
+
+    ts: str = ""
+    state: _State = msgspec.field(default_factory=_State)
+    config: _Config = msgspec.field(default_factory=_Config)
+
+
+class BatchExpiry:
+    """Expires jobs. Keeps no state: what is to be expired lies in the queues."""
+
+    def __init__(self, nats: Client) -> None:
+        """Work over an open connection."""
+        self._nats = nats
+        self._js = nats.jetstream()
+        self._decode = msgspec.json.Decoder(_StreamInfo).decode
+
+    async def expire(self, tenant: str) -> int:
+        """Expire the jobs of a tenant that have waited too long, and return how many they were.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+        """
+        stream = batch_stream(tenant)
+        for num_expired in range(_MAX_JOBS):
+            info = self._decode((await self._nats.request(f"$JS.API.STREAM.INFO.{stream}", timeout=_TIMEOUT_S)).data)
+            max_wait_s = _seconds(info.config.metadata.get(MAX_WAIT_KEY, ""))
+            if max_wait_s is None or not info.state.messages:
+                return num_expired
+            try:
+                message = await self._js.get_msg(stream, seq=info.state.first_seq)
+            except NotFoundError:
+                return num_expired  # just taken
+            assert message.time is not None
+            waited_s = (_time(info.ts) - message.time).total_seconds()
+            subject = message.subject or ""
+            if waited_s <= max_wait_s or (
+                waited_s <= 2 * max_wait_s and await self._is_taken(stream, subject, message)
+            ):
+                return num_expired
+            if not await self._end(tenant, subject, message.data or b"", max_wait_s):
+                return num_expired
+            await self._js.delete_msg(stream, info.state.first_seq)
+            await asyncio.sleep(0)
+        return _MAX_JOBS
+
+    async def _is_taken(self, stream: str, subject: str, message: RawStreamMsg) -> bool:
+        """Say whether a job has been given to a worker of its model."""
+        model = subject.split(".")[2]
+        try:
+            consumer = await self._js.consumer_info(stream, f"{model}-batch")
+        except NotFoundError:
+            return False
+        assert message.seq is not None
+        return consumer.delivered is not None and consumer.delivered.stream_seq >= message.seq
+
+    async def _end(self, tenant: str, subject: str, payload: bytes, max_wait_s: float) -> bool:
+        """Store that a job has expired; False when that was not possible."""
+        try:
+            request = read_request(payload)
+            model = decode_name(subject.split(".")[2])
+        except (UnreadableRequestError, InvalidNameError):
+            return True  # nobody can be told
+        error = f"no worker took the job within {max_wait_s:g} s"
+        result = BatchResult(
+            id=request.id,
+            model=model,
+            tenant=tenant,
+            text="",
+            finish="expired",
+            error=error,
+            attempt=0,
+            created=request.created,
+            completed=time.time(),
+        )
+        headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+        try:
+            await self._js.publish(result_subject(tenant, request.id), msgspec.json.encode(result), headers=headers)
+        except APIError as failure:
+            return failure.err_code == _WRONG_LAST_SEQUENCE
+        except NatsError as failure:
+            _log.warning("expired job not ended", extra={"id": request.id, "error": repr(failure)})
+            return False
+        _log.info("job expired", extra={"id": request.id, "tenant": tenant, "model": model})
+        return True
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _time(text: str) -> datetime:
+    """Read NATS's time, which has nine digits behind the point."""
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")

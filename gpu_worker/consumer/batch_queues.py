@@ -1,0 +1,139 @@
+"""The batch queues of all tenants, as one worker pulls from them.
+
+Each tenant has a stream of its own, and new ones are looked for while the worker runs. The room that there is for batch
+requests is shared equally among the tenants known to have jobs waiting. At the others' queues a pull for one message
+waits, so that their next job is noticed: so up to one request a tenant may be held beyond the room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+
+from gpu_worker.consumer.batch_expiry import BatchExpiry
+from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.batch_streams import batch_stream, batch_tenants
+from shared.errors import DependencyError
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import StreamLimits, ensure_consumer
+
+SEARCH_INTERVAL_S = 2.0
+EXPIRY_INTERVAL_S = 30.0
+
+_RETRIED: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
+
+_log = logging.getLogger(__name__)
+
+
+class BatchQueues:
+    """Owns a pull queue for each tenant."""
+
+    def __init__(
+        self,
+        nats: Client,
+        model: str,
+        limits: StreamLimits,
+        appetite: Callable[[], int],
+        take: Callable[[QueuedMessage], None],
+    ) -> None:
+        """Pull jobs of `model`; nothing happens before `start`.
+
+        Args:
+            nats: Connection.
+            model: Whose jobs.
+            limits: Of consumers that are made.
+            appetite: How many batch requests there is room for now, those pulled for included.
+            take: Receives each message, on the event loop; must not raise.
+        """
+        self._nats = nats
+        self._js = nats.jetstream()
+        self._model = model
+        self._limits = limits
+        self._appetite = appetite
+        self._take = take
+        self._queues: dict[str, PullQueue] = {}
+        self._expiry = BatchExpiry(nats)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def outstanding(self) -> int:
+        """Messages that the server may still send for pulls made so far."""
+        return sum(queue.outstanding for queue in self._queues.values())
+
+    async def start(self) -> None:
+        """Begin to pull.
+
+        Raises:
+            DependencyError: NATS does not answer.
+        """
+        await self.search()
+        self._tasks = [
+            asyncio.create_task(self._repeat(SEARCH_INTERVAL_S, self.search), name="batch queues"),
+            asyncio.create_task(self._repeat(EXPIRY_INTERVAL_S, self._expire), name="batch expiry"),
+        ]
+
+    def wake(self) -> None:
+        """Look at the appetite again soon."""
+        for queue in self._queues.values():
+            queue.wake()
+
+    def forget(self) -> None:
+        """Start over after a reconnect: the server may have lost pulls and consumers."""
+        for queue in self._queues.values():
+            queue.forget()
+
+    async def drain(self) -> None:
+        """Stop pulling. Messages that are on their way go back to their queues at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(queue.drain() for queue in self._queues.values()))
+
+    async def search(self) -> None:
+        """Begin to pull from queues that are new, and stop with those that are gone.
+
+        Raises:
+            DependencyError: NATS does not answer.
+        """
+        tenants = set(await batch_tenants(self._js, self._model))
+        for tenant in tenants - self._queues.keys():
+            queue = self._queue(tenant)
+            await queue.start()
+            self._queues[tenant] = queue
+        for tenant in self._queues.keys() - tenants:
+            await self._queues.pop(tenant).drain()
+
+    def _queue(self, tenant: str) -> PullQueue:
+        async def ensure() -> str:
+            return await ensure_consumer(self._js, self._model, "batch", self._limits, tenant)
+
+        def share() -> int:
+            return self._share(queue)
+
+        queue = PullQueue(self._nats, batch_stream(tenant), ensure, share, self._take)
+        return queue
+
+    def _share(self, queue: PullQueue) -> int:
+        room = self._appetite()
+        if room <= 0:
+            return 0
+        if not queue.backlog:
+            return 1
+        num_waiting = sum(other.backlog > 0 for other in self._queues.values())
+        return max(1, room // num_waiting)
+
+    async def _expire(self) -> None:
+        for tenant in list(self._queues):
+            await self._expiry.expire(tenant)
+
+    async def _repeat(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await action()
+            except _RETRIED as error:
+                _log.warning("batch queues not looked after", extra={"error": repr(error)})

@@ -1,0 +1,120 @@
+"""The batch queues: a stream for each tenant, so that none can fill, delay, or confuse the queue of another.
+
+`HR_BATCH_<tenant>` holds the jobs `hr.req.*.batch.<tenant>`. Bytes, messages, waiting time and the window in which a
+`Nats-Msg-Id` counts as published already are the tenant's own. Streams are made by an administrator, `headrace setup
+--tenants`; a tenant that has none can store nothing. Workers look for new ones as they run.
+"""
+
+from __future__ import annotations
+
+import json
+
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from shared.errors import DependencyError, InvalidNameError
+from shared.subjects import decode_name, encode_name
+
+DEFAULT_TENANT = "default"
+# Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
+MAX_WAIT_KEY = "headrace_max_wait_s"
+
+_PREFIX = "HR_BATCH_"
+_STREAM_OF_EARLIER_VERSIONS = "HR_BATCH"
+
+
+def batch_stream(tenant: str) -> str:
+    """Return the name of a tenant's stream."""
+    return _PREFIX + encode_name(tenant)
+
+
+def batch_stream_config(
+    tenant: str, *, max_bytes: int, max_msgs: int, max_wait_s: float, duplicate_window_s: float
+) -> StreamConfig:
+    """Return the configuration of a tenant's stream."""
+    return StreamConfig(
+        name=batch_stream(tenant),
+        subjects=[f"hr.req.*.batch.{encode_name(tenant)}"],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_bytes=max_bytes,
+        max_msgs=max_msgs,
+        duplicate_window=duplicate_window_s,
+        metadata={MAX_WAIT_KEY: f"{max_wait_s:g}"},
+    )
+
+
+async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> None:
+    """Make a tenant's stream if it is missing; leave an existing one as its operator configured it.
+
+    Raises:
+        DependencyError: We may not, or there is no storage for it.
+    """
+    assert config.name is not None
+    try:
+        await js.stream_info(config.name)
+    except NotFoundError:
+        try:
+            await _remove_earlier_version(js)
+            await js.add_stream(config)
+        except (APIError, NatsError) as error:
+            raise DependencyError(
+                f"NATS stream {config.name} is missing and could not be created ({error}). Create it with an "
+                "administrator's credentials, `headrace setup --tenants`, or give NATS more storage."
+            ) from error
+    except NatsTimeoutError as error:
+        raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+
+
+async def batch_tenants(js: JetStreamContext, model: str) -> list[str]:
+    """Return the tenants that have a stream in which jobs of this model may wait.
+
+    Raises:
+        DependencyError: NATS does not answer.
+    """
+    request = {"subject": f"hr.req.{encode_name(model)}.batch.*"}
+    names: list[str] = []
+    total = 1
+    try:
+        while len(names) < total:
+            body = json.dumps(request | {"offset": len(names)}).encode()
+            reply = await js._nc.request("$JS.API.STREAM.NAMES", body, timeout=js._timeout)
+            page = json.loads(reply.data)
+            total = page.get("total", 0)
+            names += page.get("streams") or []
+            if not page.get("streams"):
+                break
+    except (NatsError, ValueError) as error:
+        raise DependencyError(f"NATS does not list its streams: {error!r}") from error
+    return sorted(tenant for name in names if (tenant := _tenant_of(name)) is not None)
+
+
+def _tenant_of(stream: str) -> str | None:
+    if not stream.startswith(_PREFIX):
+        return None
+    try:
+        return decode_name(stream.removeprefix(_PREFIX))
+    except InvalidNameError:
+        return None
+
+
+async def _remove_earlier_version(js: JetStreamContext) -> None:
+    """Delete the stream that all tenants shared in earlier versions, once it is empty: its subjects are the same.
+
+    Raises:
+        DependencyError: It holds jobs.
+    """
+    try:
+        found = await js.stream_info(_STREAM_OF_EARLIER_VERSIONS)
+    except NotFoundError:
+        return
+    if found.state.messages:
+        raise DependencyError(
+            f"the stream {_STREAM_OF_EARLIER_VERSIONS} of an earlier version holds {found.state.messages} jobs; let "
+            "that version's workers finish them, or delete it"
+        )
+    await js.delete_stream(_STREAM_OF_EARLIER_VERSIONS)

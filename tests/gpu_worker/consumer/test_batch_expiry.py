@@ -1,0 +1,108 @@
+"""Jobs that wait for too long get the result `expired`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from nats.js.errors import NotFoundError
+
+from gpu_worker.consumer.batch_expiry import BatchExpiry
+from shared.batch_streams import batch_stream
+from shared.messages import BatchResult, Request, encode
+from shared.streams import RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.subjects import request_subject, result_subject
+from tests.gpu_worker.consumer.harness import TestGateway, fresh_name, wait_until
+
+
+@pytest.fixture
+async def tenant(gateway: TestGateway) -> str:
+    """A tenant whose jobs wait for a second at most, and no worker serves the test's model."""
+    name = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(tenant_max_wait_s=1.0), [name])
+    return name
+
+
+async def _publish(gateway: TestGateway, tenant: str) -> Request:
+    job = gateway.request(lane="batch", tenant=tenant, reply=None, created=5.0)
+    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(job))
+    return job
+
+
+async def _result(gateway: TestGateway, tenant: str, job: Request) -> BatchResult | None:
+    try:
+        message = await gateway.js.get_last_msg(RESULTS_STREAM, result_subject(tenant, job.id))
+    except NotFoundError:
+        return None
+    return msgspec.json.decode(message.data or b"", type=BatchResult)
+
+
+async def _num_waiting(gateway: TestGateway, tenant: str) -> int:
+    return (await gateway.js.stream_info(batch_stream(tenant))).state.messages
+
+
+def _expires(gateway: TestGateway, tenant: str, num_jobs: int) -> Callable[[], Awaitable[bool]]:
+    expiry = BatchExpiry(gateway.nats)
+    expired = 0
+
+    async def check() -> bool:
+        nonlocal expired
+        expired += await expiry.expire(tenant)
+        return expired == num_jobs
+
+    return check
+
+
+async def test_jobs_that_no_worker_took_in_time_have_an_expired_result(gateway: TestGateway, tenant: str) -> None:
+    jobs = [await _publish(gateway, tenant) for _ in range(3)]
+    assert await BatchExpiry(gateway.nats).expire(tenant) == 0
+    assert await _num_waiting(gateway, tenant) == 3
+    await wait_until(_expires(gateway, tenant, 3), 15)
+    assert await _num_waiting(gateway, tenant) == 0
+    for job in jobs:
+        result = await _result(gateway, tenant, job)
+        assert result is not None
+        assert (result.finish, result.tenant, result.model, result.created) == ("expired", tenant, gateway.model, 5.0)
+        assert result.error == "no worker took the job within 1 s"
+
+
+async def test_result_that_is_there_already_stays(gateway: TestGateway, tenant: str) -> None:
+    job = await _publish(gateway, tenant)
+    done = BatchResult(id=job.id, model=gateway.model, tenant=tenant, text="done", finish="stop")
+    await gateway.js.publish(result_subject(tenant, job.id), msgspec.json.encode(done))
+    await wait_until(_expires(gateway, tenant, 1), 15)
+    assert await _result(gateway, tenant, job) == done
+
+
+async def test_what_is_no_job_is_removed_too(gateway: TestGateway, tenant: str) -> None:
+    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), b"junk")
+    await wait_until(_expires(gateway, tenant, 1), 15)
+    assert await _num_waiting(gateway, tenant) == 0
+
+
+@pytest.mark.slow
+async def test_job_that_a_worker_has_may_take_as_long_again(gateway: TestGateway) -> None:
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(tenant_max_wait_s=3.0), [tenant])
+    consumer = await ensure_consumer(gateway.js, gateway.model, "batch", StreamLimits(), tenant)
+    job = await _publish(gateway, tenant)
+    puller = await gateway.js.pull_subscribe_bind(consumer, batch_stream(tenant))
+    await puller.fetch(1, timeout=5)
+    await asyncio.sleep(3.2)
+    expiry = BatchExpiry(gateway.nats)
+    assert await expiry.expire(tenant) == 0
+    await wait_until(_expires(gateway, tenant, 1), 15)
+    result = await _result(gateway, tenant, job)
+    assert result is not None
+    assert result.finish == "expired"
+
+
+async def test_queue_without_a_limit_of_waiting_expires_nothing(gateway: TestGateway) -> None:
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(), [tenant])
+    config = (await gateway.js.stream_info(batch_stream(tenant))).config
+    await gateway.js.update_stream(config.evolve(metadata={"headrace_max_wait_s": "never"}))
+    await _publish(gateway, tenant)
+    assert await BatchExpiry(gateway.nats).expire(tenant) == 0

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from shared.batch_streams import batch_stream, batch_tenants
+from shared.errors import DependencyError
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import request_subject
+from tests.servers import NatsServer
+
+
+@pytest.fixture
+async def nats(start_nats: Callable[..., NatsServer]) -> AsyncIterator[Client]:
+    client = await connect(start_nats().url, role="admin", name="test")
+    yield client
+    await client.close()
+
+
+async def test_one_id_of_two_tenants_is_two_jobs_and_of_one_tenant_one(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits(), ["a", "b"])
+    acks = [
+        await js.publish(request_subject("m", "batch", tenant), b"job", headers={"Nats-Msg-Id": "1"})
+        for tenant in ("a", "b", "a")
+    ]
+    assert [(ack.stream, ack.seq, ack.duplicate) for ack in acks] == [
+        ("HR_BATCH_a", 1, None),
+        ("HR_BATCH_b", 1, None),
+        ("HR_BATCH_a", 1, True),
+    ]
+
+
+@pytest.mark.parametrize("limits", [StreamLimits(tenant_max_bytes=2000), StreamLimits(tenant_max_msgs=3)])
+async def test_tenant_that_fills_its_queue_fills_no_other(nats: Client, limits: StreamLimits) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, limits, ["loud", "quiet"])
+
+    async def fill() -> None:
+        for index in range(10):
+            # Several models do not make the queue any larger.
+            await js.publish(request_subject(f"m{index}", "batch", "loud"), b"x" * 500)
+
+    with pytest.raises(APIError, match="maximum"):
+        await fill()
+    await js.publish(request_subject("m", "batch", "quiet"), b"x" * 500)
+
+
+async def test_refused_expectations_tell_nothing_of_other_tenants(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits(), ["a", "b"])
+    for _ in range(5):
+        await js.publish(request_subject("m", "batch", "a"), b"job", headers={"Nats-Msg-Id": "secret"})
+    for header in ("Nats-Expected-Last-Msg-Id", "Nats-Expected-Last-Sequence"):
+        with pytest.raises(APIError) as raised:
+            await js.publish(request_subject("m", "batch", "b"), b"job", headers={header: "7"})
+        assert "secret" not in str(raised.value)
+        assert "5" not in str(raised.value.description)
+
+
+async def test_jobs_of_nobody_are_not_stored(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits(), ["t1"])
+    for token in ("_74_31", "_741", "nobody"):
+        with pytest.raises(NoStreamResponseError):
+            await js.publish(f"hr.req.m.batch.{token}", b"job")
+
+
+async def test_tenants_are_those_with_a_queue(nats: Client) -> None:
+    js = nats.jetstream()
+    assert await batch_tenants(js, "m") == []
+    await ensure_streams(js, StreamLimits(), ["b", "a c"])
+    await js.add_stream(StreamConfig(name="HR_BATCH__74_31", subjects=["hr.req.x.batch._74_31"]))
+    await js.add_stream(StreamConfig(name="OTHER", subjects=["hr.req.m.batch.other"]))
+    assert await batch_tenants(js, "m") == ["a c", "b"]
+    assert await batch_tenants(js, "x") == ["a c", "b"]
+
+
+async def test_queue_that_exists_keeps_what_its_operator_configured(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits(tenant_max_msgs=7, tenant_max_wait_s=60), ["a"])
+    await ensure_streams(js, StreamLimits(tenant_max_msgs=9), ["a"])
+    config = (await js.stream_info(batch_stream("a"))).config
+    assert (config.max_msgs, (config.metadata or {})["headrace_max_wait_s"]) == (7, "60")
+
+
+async def test_stream_of_an_earlier_version_is_replaced_once_it_is_empty(nats: Client) -> None:
+    js = nats.jetstream()
+    await js.add_stream(StreamConfig(name="HR_BATCH", subjects=["hr.req.*.batch.*"]))
+    await js.publish("hr.req.m.batch.a", b"job")
+    with pytest.raises(DependencyError, match="holds 1 jobs"):
+        await ensure_streams(js, StreamLimits(), ["a"])
+    await js.purge_stream("HR_BATCH")
+    await ensure_streams(js, StreamLimits(), ["a"])
+    with pytest.raises(NotFoundError):
+        await js.stream_info("HR_BATCH")
