@@ -20,7 +20,7 @@ from shared.errors import DependencyError
 from shared.messages import PROTOCOL_VERSION, Request, encode
 from shared.subjects import dead_letter_subject
 
-DeadReason = Literal["worker_lost", "step_failed", "attempts_exhausted", "unserved"]
+DeadReason = Literal["worker_lost", "step_failed", "attempts_exhausted"]
 
 # Room beside the payload for the subject and the headers of the publication.
 _MARGIN_BYTES = 1024
@@ -51,8 +51,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dea
     Attributes:
         request: As it would have been sent again: `emitted` holds what the client has received already.
         reason: `worker_lost`: workers died or hung while they ran it. `step_failed`: the engine failed on it when it
-            ran alone. `attempts_exhausted`: given up after too many attempts for other causes. `unserved`: no worker
-            of its model took it in time.
+            ran alone. `attempts_exhausted`: given up after too many attempts for other causes.
         error: What the client was told.
         attempts: The failed attempts, oldest first.
         quarantined_by: Gateway or worker that wrote this.

@@ -35,6 +35,7 @@ class DeadConfig(NatsFiles):
     nats_user: str | None = setting(None, "NATS user of the admin role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
     audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
@@ -43,8 +44,8 @@ class DeadConfig(NatsFiles):
 def command(ctx: click.Context, /, **values: Any) -> None:
     """List, show, retry and drop requests in quarantine.
 
-    A request is quarantined when its attempts took workers down, when the engine failed on it alone, when it was given
-    up, or when no worker served its model. Needs an administrator's credentials.
+    A request is quarantined when its attempts took workers down, when the engine failed on it alone, or when it was
+    given up. Needs an administrator's credentials.
     """
     ctx.obj = resolve(DeadConfig, values, os.environ)
 
@@ -141,7 +142,13 @@ async def _box(config: DeadConfig) -> AsyncIterator[DeadLetterBox]:
 
     url = find_admin_nats(config.nats_url, config.state_dir)
     client = await connect(
-        url, role="admin", name="headrace-dead", user=config.nats_user, password=config.nats_password, files=config
+        url,
+        role="admin",
+        name="headrace-dead",
+        user=config.nats_user,
+        password=config.nats_password,
+        files=config,
+        timeout_s=config.timeout_s,
     )
     try:
         yield DeadLetterBox(client)

@@ -53,6 +53,7 @@ async def _set_up(config: SetupConfig) -> int:
     from shared.streams import StreamLimits, ensure_streams, reshape_streams, stream_configs
 
     tenants = [tenant.strip() for tenant in config.tenants.split(",") if tenant.strip()]
+    streams = list(map(batch_stream, tenants))
     client = await connect(
         config.nats_url,
         role="admin",
@@ -73,8 +74,7 @@ async def _set_up(config: SetupConfig) -> int:
         await reshape_streams(client.jetstream(), StreamLimits())
     finally:
         await client.close()
-    streams = [str(stream.name) for stream in stream_configs(limits)]
-    print("streams ready:", ", ".join([*streams, *map(batch_stream, tenants)]))
+    print("streams ready:", ", ".join([*(str(stream.name) for stream in stream_configs(limits)), *streams]))
     return 0
 
 

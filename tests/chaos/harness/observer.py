@@ -14,13 +14,8 @@ from nats.errors import Error as NatsError
 from shared.batch_streams import DEFAULT_TENANT, batch_stream
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
-<<<<<<< HEAD
-from shared.streams import BATCH_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_streams
-from shared.subjects import ALL_GATEWAYS, ALL_WORKERS
-=======
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
-from shared.subjects import ALL_WORKERS
->>>>>>> ba11e5a (batch: a queue for each tenant, with its own bytes, jobs, waiting time and duplicates; jobs that wait too long expire)
+from shared.subjects import ALL_GATEWAYS, ALL_WORKERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ def test_neither_ids_nor_all_is_refused(server: NatsServer) -> None:
 def test_missing_stream_and_missing_server_are_one_line_each(start_nats: Callable[..., NatsServer]) -> None:
     done = _dead(start_nats(), "list")
     assert (done.returncode, done.stderr) == (2, "headrace: the stream HR_DEAD does not exist; run `headrace setup`\n")
-    done = headrace("dead", "--nats-url", f"nats://127.0.0.1:{free_port()}", "list")
+    done = headrace("dead", "--nats-url", f"nats://127.0.0.1:{free_port()}", "--timeout-s", "0.5", "list")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 

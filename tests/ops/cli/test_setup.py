@@ -21,6 +21,43 @@ async def test_setup_creates_the_streams_and_may_be_repeated(start_nats: Callabl
     await client.close()
 
 
+async def test_tenants_get_queues_with_their_own_limits_and_keep_them(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    limits = ["--tenant-max-bytes", "2000000", "--tenant-max-msgs", "7", "--tenant-max-wait-s", "60"]
+    assert headrace("setup", "--nats-url", server.url, "--tenants", "a, b c", *limits).returncode == 0
+    done = headrace("setup", "--nats-url", server.url, "--tenants", "a,default", "--tenant-max-msgs", "9")
+    assert done.stdout.strip().endswith("HR_BATCH_a, HR_BATCH_default")
+    client = await nats.connect(server.url)
+    found = {stream.config.name: stream.config for stream in await client.jetstream().streams_info()}
+    assert STREAMS | {"HR_BATCH_a", "HR_BATCH_b_20c"} == set(found)
+    config = found["HR_BATCH_a"]
+    assert (config.max_bytes, config.max_msgs, config.subjects) == (2_000_000, 7, ["hr.req.*.batch.a"])
+    assert (config.metadata or {})["headrace_max_wait_s"] == "60"
+    assert found["HR_BATCH_default"].max_msgs == 9
+    await client.close()
+
+
+def test_setup_refuses_a_tenant_that_cannot_be_named_before_it_connects() -> None:
+    done = headrace("setup", "--nats-url", f"nats://127.0.0.1:{free_port()}", "--tenants", "a," + "x" * 200)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "128 bytes" in done.stderr
+
+
+async def test_setup_brings_streams_of_an_earlier_version_up_to_date(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    client = await nats.connect(server.url)
+    js = client.jetstream()
+    await js.add_stream(name="HR_RESULTS", subjects=["hr.result.*.*"], max_msgs_per_subject=1, max_bytes=12345678)
+    await js.publish("hr.result.default.kept", b"old")
+    assert headrace("setup", "--nats-url", server.url).returncode == 0
+    heard = await client.subscribe("hr.stored.*.*")
+    await js.publish("hr.result.default.new", b"new")
+    assert (await heard.next_msg(timeout=2)).subject == "hr.stored.default.new"
+    assert (await js.get_last_msg("HR_RESULTS", "hr.result.default.kept", direct=True)).data == b"old"
+    assert (await js.stream_info("HR_RESULTS")).config.max_bytes == 12345678
+    await client.close()
+
+
 def test_setup_by_a_role_that_may_not_is_one_line_and_exit_code_2(
     start_nats: Callable[..., NatsServer], monkeypatch
 ) -> None:
