@@ -16,6 +16,22 @@ class ClientGoneError(Exception):
     """The client left before its request was complete; there is nobody to answer."""
 
 
+class BodyBudget:
+    """The bytes of all bodies that are on their way in.
+
+    Attributes:
+        max_bytes: How many there may be at once.
+        used: How many there are.
+    """
+
+    __slots__ = ("max_bytes", "used")
+
+    def __init__(self, max_bytes: int) -> None:
+        """Start empty."""
+        self.max_bytes = max_bytes
+        self.used = 0
+
+
 class RequestBody:
     """One request's body. The connection writes to it with `feed`, `complete` and `fail`; one handler reads it.
 
@@ -23,11 +39,22 @@ class RequestBody:
         is_wanted: Whether the connection should take more bytes: a handler waits for them, or they are to be dropped.
     """
 
-    __slots__ = ("_data", "_error", "_is_complete", "_is_dropped", "_max_bytes", "_on_wanted", "_waiting", "is_wanted")
+    __slots__ = (
+        "_budget",
+        "_data",
+        "_error",
+        "_is_complete",
+        "_is_dropped",
+        "_max_bytes",
+        "_on_wanted",
+        "_waiting",
+        "is_wanted",
+    )
 
-    def __init__(self, on_wanted: Callable[[], None]) -> None:
+    def __init__(self, on_wanted: Callable[[], None], budget: BodyBudget) -> None:
         """Expect a body; `on_wanted` makes the connection feed what it has, and go on reading."""
         self._on_wanted = on_wanted
+        self._budget = budget
         self._data = bytearray()
         self._max_bytes = 0
         self._error: Exception | None = None
@@ -44,7 +71,8 @@ class RequestBody:
         """Return the whole body, once.
 
         Raises:
-            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 400 for broken framing.
+            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 400 for broken framing, 503
+                while too many bytes of bodies are on their way.
             ClientGoneError: The client left.
         """
         self._max_bytes = max_bytes
@@ -57,8 +85,9 @@ class RequestBody:
         self.is_wanted = False
         if self._error is not None:
             raise self._take_error()
-        data, self._data = self._data, bytearray()
-        return bytes(data)
+        data = bytes(self._data)
+        self._clear()
+        return data
 
     def feed(self, piece: bytearray) -> None:
         """Take what has arrived."""
@@ -66,8 +95,12 @@ class RequestBody:
             return
         if len(self._data) + len(piece) > self._max_bytes:
             self.fail(too_large(self._max_bytes))
+        elif self._budget.used + len(piece) > self._budget.max_bytes:
+            message = "Too many bytes of request bodies are on their way to this gateway. Try again shortly."
+            self.fail(ApiError(503, message, code="too_many_body_bytes", retry_after_s=1.0))
         else:
             self._data += piece
+            self._budget.used += len(piece)
 
     def complete(self) -> None:
         """Note that everything has arrived."""
@@ -79,13 +112,17 @@ class RequestBody:
         if self._error is None and not self._is_complete:
             self._error = error
             self.is_wanted = False
-            self._data.clear()
+            self._clear()
             self._wake()
 
     def drop(self) -> None:
         """Forget what there is, and whatever may still come: the request has been answered."""
         self._is_dropped = self.is_wanted = True
-        self._data.clear()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._budget.used -= len(self._data)
+        self._data = bytearray()
 
     def _take_error(self) -> Exception:
         # Raised from here it would refer to its reader, whose frame refers to this body, which would keep both.

@@ -34,6 +34,9 @@ class GatewayConfig(NatsFiles):
     api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
 
     max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
+    max_body_bytes_in_flight: int = setting(
+        256 << 20, "Bytes of bodies on their way in, per process; a body beyond gets a 503.", minimum=1 << 20
+    )
     body_timeout_s: float = setting(30.0, "Time a client has to send its request body.", minimum=0.1)
     head_timeout_s: float = setting(15.0, "Time a client has to send a request's head.", minimum=0.1)
     keep_alive_s: float = setting(75.0, "Time a connection may wait for its next request.", minimum=0.1)

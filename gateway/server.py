@@ -44,6 +44,7 @@ from gateway.process_metrics import BoardCollector, MetricsBoard
 from gateway.processes import SLOTS_PER_PROCESS, ProcessGroup
 from gateway.prompt_cache import PromptCache
 from gateway.redis_client import RedisCache
+from gateway.resources import affordable_connections, return_freed_memory
 from gateway.routes import RouteServices
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
@@ -93,6 +94,7 @@ def _configure_logging(**fields: str) -> None:
 def _run(
     config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
 ) -> int:
+    return_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, listeners, slot, link, board))
     return 0
@@ -181,7 +183,8 @@ async def _assemble(
 
 def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
     return ConnectionLimits(
-        max_connections=config.max_connections,
+        max_connections=affordable_connections(config.max_connections),
+        max_body_bytes_in_flight=max(config.max_body_bytes_in_flight, config.max_body_bytes),
         max_per_address=config.max_connections_per_address,
         head_timeout_s=config.head_timeout_s,
         body_timeout_s=config.body_timeout_s,

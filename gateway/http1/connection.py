@@ -237,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start(self, head: RequestHead) -> None:
         self._table.note_busy(self)
-        body = RequestBody(self._want_body)
+        body = RequestBody(self._want_body, self._table.body_budget)
         self._exchange = Exchange(self, head, body)
         if head.content_length == 0:
             self._deadline = None

@@ -7,6 +7,7 @@ does not make it busy. Waiting connections are closed, oldest first, to make roo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,10 +15,15 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Generic, Protocol, TypeVar
 
+from gateway.body import BodyBudget
+
 # Connections beyond the limit: they are served health and refusals, one answer each.
 MAX_EXTRA_CONNECTIONS = 64
 # A sweep that comes later than this was held up itself, together with every client's bytes.
 MAX_SWEEP_DELAY_S = 1.0
+
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class ConnectionLimits:
     Attributes:
         max_connections: Connections that are served; when all are busy, one more is served health checks alone.
         max_per_address: The same for the connections of one client address; None does not limit.
+        max_body_bytes_in_flight: Bytes of bodies that may be on their way in, over all connections.
         head_timeout_s: Time from a connection's accept, or the first byte of a request, to the end of its head.
         body_timeout_s: Time from there to the end of its body.
         keep_alive_s: Time a connection may wait for its next request.
@@ -36,6 +43,7 @@ class ConnectionLimits:
     """
 
     max_connections: int = 4096
+    max_body_bytes_in_flight: int = 256 << 20
     max_per_address: int | None = None
     head_timeout_s: float = 15.0
     body_timeout_s: float = 30.0
@@ -78,6 +86,7 @@ class ConnectionTable(Generic[M]):
 
     Attributes:
         limits: What each may have.
+        body_budget: What the bodies of all of them may have together.
         members: All of them.
         is_draining: Whether every answer is its connection's last.
         default_headers: Headers of every answer, as of the last sweep.
@@ -87,9 +96,11 @@ class ConnectionTable(Generic[M]):
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float]) -> None:
         """Start empty. `clock` gives loop time."""
         self.limits = limits
+        self.body_budget = BodyBudget(limits.max_body_bytes_in_flight)
         self.members: set[M] = set()
         self.is_draining = False
         self.num_evicted = 0
+        self._num_reported = 0
         self._waiting: dict[M, None] = {}
         self._waiting_extra: dict[M, None] = {}
         self._num_per_address: Counter[str] = Counter()
@@ -143,6 +154,10 @@ class ConnectionTable(Generic[M]):
         late = now - self._swept_at
         self._swept_at = now
         self.default_headers = _default_headers()
+        if self.num_evicted > self._num_reported:
+            num = self.num_evicted - self._num_reported
+            self._num_reported = self.num_evicted
+            _logger.warning("waiting connections were closed to make room", extra={"num": num})
         for member in list(self.members):
             if late > MAX_SWEEP_DELAY_S * 2:
                 member.postpone(late)

@@ -44,7 +44,7 @@ async def test_last_answer_on_a_draining_connection_says_close() -> None:
             await draining
 
 
-async def test_stream_that_began_before_the_drain_finishes_and_then_the_connection_ends() -> None:
+async def test_stream_that_began_before_the_drain_finishes_and_the_answer_after_it_says_close() -> None:
     go_on = asyncio.Event()
 
     async def stream(exchange: Exchange) -> None:
@@ -59,6 +59,8 @@ async def test_stream_that_began_before_the_drain_finishes_and_then_the_connecti
         draining = asyncio.create_task(server.server.drain(10))
         await asyncio.sleep(0)
         go_on.set()
+        assert await read_chunked(reader) == b"ab"
+        assert (await read_head(reader))[1]["connection"] == "close"
         assert await read_chunked(reader) == b"ab"
         assert await reader.read() == b""
         await draining
