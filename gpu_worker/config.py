@@ -59,6 +59,13 @@ class WorkerConfig(NatsFiles):
         "Tokens of a step, no fewer than max_num_seqs; 512 on a CPU, 8192 on a GPU if not given.",
         minimum=1,
     )
+    batch_slowdown: float = setting(
+        0.05,
+        "How much longer batch work may make a step that serves people, as a share of it; where that is too little for "
+        "any, one step in 400 is longer. 0 leaves only that one.",
+        minimum=0,
+        maximum=1000,
+    )
     speculative: str = setting(
         "off",
         "Guess tokens ahead and verify several in one step; answers stay the same. ngram looks the guesses up in the "
@@ -85,6 +92,13 @@ class WorkerConfig(NatsFiles):
         "Simulate the engine: one token per sequence every so many milliseconds, no model.",
         minimum=0,
         maximum=60_000,
+    )
+    simulate_growth: float = setting(
+        0.005,
+        "What every further token of a simulated step, of another sequence or of a prompt, adds to it, as a share of "
+        "its time with one.",
+        minimum=0,
+        maximum=100,
     )
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")

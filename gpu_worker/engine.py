@@ -49,6 +49,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: Completed steps.
+        max_batch_seqs: Batch sequences that it is worth having in the engine at present; people set the limit.
         waiting_tokens: Tokens known and not computed yet, of waiting and running sequences.
         free_blocks: Blocks that can be handed out, those with findable content included.
         prefill_rate: Tokens per second; 0 while unknown.
@@ -64,6 +65,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     running_batch: int
     waiting: int
     waiting_batch: int
+    max_batch_seqs: int
     waiting_tokens: int
     free_blocks: int
     total_blocks: int
@@ -110,6 +112,7 @@ class Engine:
             running_batch=counts.running_batch,
             waiting=counts.waiting,
             waiting_batch=counts.waiting_batch,
+            max_batch_seqs=counts.max_batch_seqs,
             waiting_tokens=counts.waiting_tokens,
             free_blocks=counts.free_blocks,
             total_blocks=counts.total_blocks,
@@ -201,6 +204,7 @@ class Engine:
                 self._isolation.is_runner_proven = True
             else:
                 self._time_drafts(plan, result, self._landed_at - began)
+            self._scheduler.observe(plan, result, self._landed_at - began)
         return events
 
     def _undo(self, error: Exception) -> list[SequenceEvent]:
@@ -278,6 +282,6 @@ class Engine:
             num_prefilled=num_prefilled,
             num_generated=num_generated,
             is_full=plan.num_tokens >= config.max_num_batched_tokens,
-            is_batch_full=len(plan.scheduled) >= config.max_num_seqs or self._scheduler.num_waiting > 0,
+            is_batch_full=self._scheduler.is_saturated_by(plan),
             duration_s=duration_s,
         )

@@ -50,7 +50,7 @@ def build_engine(
     check_speculation(config, tokenizer)
     speculation = None if config.speculative == "off" else Speculation(_policy(config))
     if config.simulate is not None:
-        runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids)
+        runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids, growth=config.simulate_growth)
         max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
         scheduler = _scheduler_config(
             config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
@@ -128,6 +128,7 @@ def _scheduler_config(
             max_num_batched_tokens=config.max_num_batched_tokens or max(default_budget, config.max_num_seqs),
             max_model_len=max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
+            batch_slowdown=config.batch_slowdown,
         )
     except ValueError as error:
         raise ConfigError("HEADRACE_MAX_NUM_BATCHED_TOKENS", str(error)) from None

@@ -14,6 +14,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 # Output tokens counted for a running request: the same that the scheduler promises at admission.
 EXPECTED_OUTPUT_TOKENS = 128
 _LOOK_AHEAD_SHARE = 8
+_BATCH_LOOK_AHEAD_SHARE = 4
 _MEMORY = 0.1
 
 
@@ -44,16 +45,19 @@ class Appetite:
         look_ahead = min(backlog, max(1, self._max_num_seqs // _LOOK_AHEAD_SHARE))
         return max(0, self._room(held.count("interactive"), held.num_blocks("interactive")) + look_ahead)
 
-    def batch(self, interactive_backlog: int) -> int:
+    def batch(self, interactive_backlog: int, max_batch_seqs: int) -> int:
         """Return how many batch requests there is room for: none while interactive ones wait.
 
         Args:
             interactive_backlog: Interactive requests known to be left in the queue.
+            max_batch_seqs: Batch sequences that the engine's longest step can hold at present, beside people or alone.
         """
         if interactive_backlog:
             return 0
         held = self._held
-        return max(0, self._room(len(held), held.num_blocks("interactive") + held.num_blocks("batch")))
+        room = self._room(len(held), held.num_blocks("interactive") + held.num_blocks("batch"))
+        look_ahead = max(1, max_batch_seqs // _BATCH_LOOK_AHEAD_SHARE)
+        return max(0, min(room, max_batch_seqs + look_ahead - held.count("batch")))
 
     def _room(self, num_held: int, num_blocks: int) -> int:
         """Return how many more requests fit beside those held; negative when too many are held already."""

@@ -184,8 +184,10 @@ class Consumer:
         return self._appetite.interactive(self._interactive_queue.backlog)
 
     def _batch_appetite(self) -> int:
-        # A batch request that kills its worker must not be taken for the suspect beside it.
-        return 0 if self._interactive.has_suspect else self._appetite.batch(self._interactive_queue.backlog)
+        if self._interactive.has_suspect:
+            # A batch request that kills its worker must not be taken for the suspect beside it.
+            return 0
+        return self._appetite.batch(self._interactive_queue.backlog, self._engine.stats.max_batch_seqs)
 
     def _take_note_of_start(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""

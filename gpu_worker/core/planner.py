@@ -2,10 +2,12 @@
 
 Moves sequences between the waiting queues and the running set; it never ends one. The rules are the scheduler's:
 
-- Decodes go first, one token each; prompts share what is left of the token budget in order of lane, priority and
-  arrival, so a long prompt never delays a running stream by more than the budget allows.
-- Admission is strictly in that order too. Batch sequences are admitted only while no interactive one waits, and are
-  preempted at once when one needs their slot or their blocks.
+- People go first: their decodes, one token each, then their prompts, in order of priority and arrival. So a long prompt
+  never delays a running stream by more than the token budget allows.
+- Batch sequences get what is left of the budget, and no more than `BatchThrottle` allows: decodes, then prompts, then
+  newcomers. Those that get nothing are paused: they keep their blocks and their slot until somebody needs these.
+- Admission is strictly in order of lane, priority and arrival. Batch sequences are admitted only while no interactive
+  one waits, and are preempted at once when one needs their slot or their blocks.
 - When running sequences outgrow the pool, the last in that order is preempted: its blocks go back (findable as long
   as nobody reuses them), and it waits again at its old place and is recomputed.
 - Drafts get what is left of the budget and of the blocks after all this, for one step: they delay and preempt nobody.
@@ -19,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
 
+from gpu_worker.core.batch_throttle import BatchAllowance, BatchThrottle
 from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
@@ -39,20 +42,41 @@ class Planner:
         waiting: dict[Lane, WaitingQueue],
         running: RunningSet,
         in_flight: deque[StepPlan],
+        throttle: BatchThrottle,
         policy: DraftPolicy | None = None,
     ) -> None:
-        """Plan for these; `waiting` lists the lanes in the order in which they are served."""
+        """Plan for these."""
         self._config = config
         self._blocks = blocks
         self._waiting = waiting
         self._running = running
         self._in_flight = in_flight
+        self._throttle = throttle
         self._policy = policy
         self.num_preemptions = 0
 
-    def plan(self, step: int) -> StepPlan | None:
-        """Plan step number `step`, behind those in flight; None when one of these has to land first."""
-        return self._share_out(step) if self._grow() and self._admit() else None
+    def plan(self, step: int, now: float) -> StepPlan | None:
+        """Plan step number `step`, behind those in flight, at `now` in monotonic seconds.
+
+        Returns:
+            None when one of the steps in flight has to land first.
+        """
+        running, budget = self._running, self._config.max_num_batched_tokens
+        people = running.decoding["interactive"]
+        if not self._grow(people.values(), running.catching_up["interactive"].values()) or not self._admit_people():
+            return None
+        decodes, prompts = list(people.values()), running.ordered_catching_up("interactive")
+        num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
+        num_interactive = len(decodes) + len(prompts)
+        num_more_tokens = max(0, num_tokens - num_interactive)
+        allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
+        batch_decodes = self._batch_decodes(allowance, budget - num_tokens)
+        if not self._grow(batch_decodes, running.catching_up["batch"].values()):
+            return None
+        batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
+        chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes)
+        self._throttle.planned(num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
+        return self._share_out(step, decodes + batch_decodes, prompts, chunks, is_throttled=allowance.is_throttled)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
         """Plan step number `step` with shares of one that was rolled back, without drafts.
@@ -64,60 +88,60 @@ class Planner:
         num_tokens = sum(item.num_tokens for item in scheduled)
         return StepPlan(step, scheduled, num_tokens, self._running.take_departed(), num_decodes)
 
-    def _grow(self) -> bool:
-        """Give running sequences the blocks for their new tokens, preempting the last in order while there are none.
+    def _grow(self, decodes: Iterable[Sequence], catching_up: Iterable[Sequence]) -> bool:
+        """Give sequences the blocks for their new tokens, preempting the last in order while there are none.
 
         Returns:
             False when somebody would have to be preempted while a step is in flight.
         """
-        block_size = self._config.block_size
+        block_size, blocks = self._config.block_size, self._blocks
         # A decode can lack a block only where its next token starts one.
-        growing = [s for s in self._running.decoding.values() if s.num_computed_tokens % block_size == 0]
-        growing = [s for s in (*growing, *self._running.catching_up.values()) if self._blocks.num_missing(s) > 0]
-        while growing and sum(map(self._blocks.num_missing, growing)) > self._blocks.pool.num_available:
+        growing = [sequence for sequence in decodes if sequence.num_computed_tokens % block_size == 0]
+        growing = [sequence for sequence in (*growing, *catching_up) if blocks.num_missing(sequence) > 0]
+        while growing and sum(map(blocks.num_missing, growing)) > blocks.pool.num_available:
             if self._in_flight:
                 return False
             victim = self._running.worst()
             self._preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         for sequence in growing:
-            self._blocks.grow(sequence)
+            blocks.grow(sequence)
         return True
 
-    def _admit(self) -> bool:
-        """Start waiting sequences in order, as long as this step has tokens for them and the pool has blocks.
+    def _admit_people(self) -> bool:
+        """Start waiting interactive sequences in order, as long as this step has tokens and the pool has blocks.
 
         Returns:
             False when somebody would have to be preempted while a step is in flight.
         """
-        for lane, queue in self._waiting.items():
-            if not queue:
-                continue
-            if len(self._running) >= self._config.max_num_seqs and (lane == "batch" or not self._running.num_batch):
-                return True
-            num_tokens_left = self._config.max_num_batched_tokens - self._running.num_tokens_before(lane)
-            while (sequence := queue.peek()) is not None:
-                if num_tokens_left <= 0:
+        queue, running = self._waiting["interactive"], self._running
+        if not queue or (len(running) >= self._config.max_num_seqs and not running.num_batch):
+            return True
+        num_tokens_left = self._config.max_num_batched_tokens - len(running.decoding["interactive"])
+        num_tokens_left -= sum([s.num_uncomputed_tokens for s in running.catching_up["interactive"].values()])
+        while num_tokens_left > 0 and (sequence := queue.peek()) is not None:
+            if not self._fits(sequence):
+                victims = self._victims(sequence)
+                if not victims:
                     return True
-                if not self._fits(sequence):
-                    victims = self._victims(sequence)
-                    if not victims:
-                        return True
-                    if self._in_flight:
-                        return False
-                    if not self._make_room(sequence, victims):
-                        return True
-                queue.pop()
-                self._blocks.admit(sequence)
-                sequence.status = SequenceStatus.RUNNING
-                self._running.add(sequence)
-                num_tokens_left -= sequence.num_uncomputed_tokens
+                if self._in_flight:
+                    return False
+                if not self._make_room(sequence, victims):
+                    return True
+            self._start(queue)
+            num_tokens_left -= sequence.num_uncomputed_tokens
         return True
 
+    def _start(self, queue: WaitingQueue) -> Sequence:
+        """Start the first sequence of a queue, which fits."""
+        sequence = queue.pop()
+        self._blocks.admit(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        self._running.add(sequence)
+        return sequence
+
     def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """Return the batch work, best first, that may be preempted for this sequence; none when all is not enough."""
-        if sequence.lane == "batch":
-            return []
+        """Return the batch work, best first, that may be preempted for this one of people; none if not enough."""
         victims = sorted(self._running.batch(), key=attrgetter("order"))
         enough = self._blocks.admission_shortage(sequence) <= sum(map(self._blocks.num_counted, victims))
         return victims if enough else []
@@ -136,32 +160,75 @@ class Planner:
             return True
         return num_running < self._config.max_num_seqs and self._blocks.admission_shortage(sequence) <= 0
 
-    def _share_out(self, step: int) -> StepPlan:
-        """Give decodes one token each, and the rest of the budget to those that catch up, in order."""
-        scheduled = self._decodes(step)
-        budget = self._config.max_num_batched_tokens
+    def _batch_decodes(self, allowance: BatchAllowance, num_tokens_left: int) -> list[Sequence]:
+        """Return the batch sequences that decode in this step; the others of them are paused."""
+        decoding = self._running.decoding["batch"]
+        count = allowance.take_decodes(min(len(decoding), num_tokens_left))
+        return list(decoding.values()) if count == len(decoding) else self._running.first_decoding_batch(count)
+
+    def _batch_chunks(
+        self, allowance: BatchAllowance, num_left: int, batch_decodes: list[Sequence]
+    ) -> list[tuple[Sequence, int]]:
+        """Return which batch prompts get how many of `num_left` tokens: those that run, then those that start now.
+
+        What starts with a single token to compute is appended to `batch_decodes`.
+        """
+        chunks: list[tuple[Sequence, int]] = []
+        for sequence in self._running.ordered_catching_up("batch"):
+            num_tokens = allowance.take_chunk(min(sequence.num_uncomputed_tokens, num_left)) if num_left else 0
+            if num_tokens == 0:
+                return chunks
+            chunks.append((sequence, num_tokens))
+            num_left -= num_tokens
+        queue = self._waiting["batch"]
+        if self._waiting["interactive"]:
+            return chunks
+        while num_left and allowance.has_room and (waiting := queue.peek()) is not None and self._fits(waiting):
+            sequence = self._start(queue)
+            num_tokens = allowance.take_chunk(min(sequence.num_uncomputed_tokens, num_left))
+            num_left -= num_tokens
+            if sequence.id in self._running.decoding["batch"]:
+                batch_decodes.append(sequence)
+            else:
+                chunks.append((sequence, num_tokens))
+        return chunks
+
+    def _share_out(
+        self,
+        step: int,
+        decodes: list[Sequence],
+        prompts: list[Sequence],
+        batch_chunks: list[tuple[Sequence, int]],
+        *,
+        is_throttled: bool,
+    ) -> StepPlan:
+        """Schedule the decodes, what the budget leaves for the prompts of people, and the chunks of batch prompts."""
+        scheduled = self._decodes(step, decodes)
         num_decodes = len(scheduled)
-        left = budget - num_decodes
-        for sequence in self._running.ordered_catching_up():
-            if left == 0:
-                break
-            num_tokens = min(sequence.num_uncomputed_tokens, left)
-            left -= num_tokens
+        left = self._config.max_num_batched_tokens - num_decodes
+        num_batch_tokens = sum([num_tokens for _, num_tokens in batch_chunks])
+        for sequence in prompts:
+            num_tokens = min(sequence.num_uncomputed_tokens, left - num_batch_tokens)
+            if num_tokens > 0:
+                scheduled.append(self._take(sequence, num_tokens, step))
+                left -= num_tokens
+        for sequence, num_tokens in batch_chunks:
             scheduled.append(self._take(sequence, num_tokens, step))
+            left -= num_tokens
         departed = self._running.take_departed() if scheduled else []
         if self._policy is not None:
             is_changing = num_decodes < len(scheduled) or bool(departed)
             if self._policy.may_draft(num_decodes, is_changing=is_changing):
-                self._add_drafts(self._policy, scheduled, num_decodes, left)
-        return StepPlan(step, scheduled, budget - left, departed, num_decodes)
+                limits = _draft_limits(scheduled[:num_decodes], is_throttled=is_throttled)
+                self._add_drafts(self._policy, scheduled, limits, left)
+        num_tokens = self._config.max_num_batched_tokens - left
+        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled)
 
     def _add_drafts(
-        self, policy: DraftPolicy, scheduled: list[ScheduledSequence], num_decodes: int, num_left: int
+        self, policy: DraftPolicy, scheduled: list[ScheduledSequence], limits: list[int], num_left: int
     ) -> None:
         """Let decodes, which are the first items, verify drafts with the `num_left` tokens that nobody else wants."""
-        decodes = scheduled[:num_decodes]
-        # The last token that a sequence may have is sampled, never drafted.
-        limits = [item.sequence.max_num_tokens - item.start - 2 for item in decodes]
+        decodes = scheduled[: len(limits)]
         depths = policy.depths([item.sequence for item in decodes], limits)
         for place, (item, limit, depth) in enumerate(zip(decodes, limits, depths, strict=True)):
             depth = min(depth, limit, num_left)
@@ -171,10 +238,10 @@ class Planner:
                 num_left -= depth
                 scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, depth)
 
-    def _decodes(self, step: int) -> list[ScheduledSequence]:
-        """Schedule every decode. The hot loop of planning: no properties, no calls but the one that makes the item."""
+    def _decodes(self, step: int, sequences: list[Sequence]) -> list[ScheduledSequence]:
+        """Schedule decodes. The hot loop of planning: no properties, no calls but the one that makes the item."""
         scheduled, last = [], []
-        for sequence in self._running.decoding.values():
+        for sequence in sequences:
             start = sequence.num_computed_tokens
             scheduled.append(ScheduledSequence(sequence, start, 1, True))
             sequence.num_computed_tokens = start + 1
@@ -204,3 +271,12 @@ class Planner:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting[sequence.lane].push(sequence)
+
+
+def _draft_limits(decodes: list[ScheduledSequence], *, is_throttled: bool) -> list[int]:
+    """Return how many drafts each decode may verify: none of batch sequences while people set the pace."""
+    # The last token that a sequence may have is sampled, never drafted.
+    return [
+        0 if is_throttled and item.sequence.lane == "batch" else item.sequence.max_num_tokens - item.start - 2
+        for item in decodes
+    ]

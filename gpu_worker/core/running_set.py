@@ -3,11 +3,13 @@
 A *decoding* sequence has exactly one token to compute and samples after it, so it costs one token of every step's
 budget. Sequences are *catching up* with a prompt, a prompt recomputed after preemption, several tokens accepted at
 once. A *landing* sequence needs nothing more: a step in flight computes the last that it may have, and ends it.
+A batch sequence that no step names for a while is paused: it keeps its blocks, its slot and its side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import nsmallest
 from itertools import chain
 from operator import attrgetter
 
@@ -18,7 +20,7 @@ _order = attrgetter("order")
 
 
 class RunningSet:
-    """Running sequences by id. Only the scheduler changes it.
+    """Running sequences by id, decoding and catching up ones by lane too. Only the scheduler changes it.
 
     Attributes:
         departed: Sequences that have left since the last plan took this list, or of which the runner must know
@@ -26,17 +28,23 @@ class RunningSet:
     """
 
     def __init__(self) -> None:
-        self.decoding: dict[str, Sequence] = {}
-        self.catching_up: dict[str, Sequence] = {}
+        self.decoding: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
+        self.catching_up: dict[Lane, dict[str, Sequence]] = {"interactive": {}, "batch": {}}
         self.landing: dict[str, Sequence] = {}
+        self._sides = (*self.decoding.values(), *self.catching_up.values(), self.landing)
         self.num_batch = 0
         self.departed: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self.decoding) + len(self.catching_up) + len(self.landing)
+        return sum(map(len, self._sides))
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain(self.decoding.values(), self.catching_up.values(), self.landing.values())
+        return chain.from_iterable(side.values() for side in self._sides)
+
+    @property
+    def num_tokens_behind(self) -> int:
+        """Tokens that the sequences that are catching up have not computed."""
+        return sum(s.num_uncomputed_tokens for side in self.catching_up.values() for s in side.values())
 
     def add(self, sequence: Sequence) -> None:
         """Add an admitted sequence."""
@@ -61,14 +69,13 @@ class RunningSet:
         departed, self.departed = self.departed, []
         return list(dict.fromkeys(departed)) if departed else departed
 
-    def ordered_catching_up(self) -> list[Sequence]:
-        """Return the sequences that are catching up, in the order in which they get the step's tokens."""
-        return sorted(self.catching_up.values(), key=_order)
+    def first_decoding_batch(self, count: int) -> list[Sequence]:
+        """Return so many batch sequences that decode, best first."""
+        return nsmallest(count, self.decoding["batch"].values(), key=_order)
 
-    def num_tokens_before(self, lane: Lane) -> int:
-        """Return how many tokens of a step the running sequences want before a newcomer of this lane gets any."""
-        growing = chain(self.decoding.values(), self.catching_up.values())
-        return sum(s.num_uncomputed_tokens for s in growing if lane == "batch" or s.lane == "interactive")
+    def ordered_catching_up(self, lane: Lane) -> list[Sequence]:
+        """Return the sequences of a lane that are catching up, in the order in which they get the step's tokens."""
+        return sorted(self.catching_up[lane].values(), key=_order)
 
     def batch(self) -> list[Sequence]:
         """Return the sequences of the batch lane."""
@@ -85,7 +92,7 @@ class RunningSet:
         assert self.num_batch == sum(sequence.lane == "batch" for sequence in self)
 
     def _take(self, sequence: Sequence) -> None:
-        for side in (self.decoding, self.catching_up, self.landing):
+        for side in self._sides:
             if side.pop(sequence.id, None) is not None:
                 return
         raise AssertionError(f"{sequence.id} does not run")
@@ -94,4 +101,4 @@ class RunningSet:
         num_uncomputed, wants_token = sequence.num_uncomputed_tokens, sequence.wants_token
         if num_uncomputed == 0 or (sequence.num_pending_tokens and not wants_token):
             return self.landing
-        return self.decoding if num_uncomputed == 1 and wants_token else self.catching_up
+        return (self.decoding if num_uncomputed == 1 and wants_token else self.catching_up)[sequence.lane]

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from operator import attrgetter
 
+from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.deadlines import Deadlines
 from gpu_worker.core.planner import Planner
 from gpu_worker.core.running_set import RunningSet
@@ -26,6 +27,7 @@ from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.step_time import StepTimeModel
 from gpu_worker.core.stopping import extend, finish_reason
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import BadRequestError, PromptTooLongError
@@ -51,7 +53,11 @@ class Scheduler:
         self._waiting: dict[Lane, WaitingQueue] = {"interactive": WaitingQueue(), "batch": WaitingQueue()}
         self._in_flight: deque[StepPlan] = deque()
         policy = None if speculation is None else speculation.policy
-        self._planner = Planner(config, self._blocks, self._waiting, self._running, self._in_flight, policy)
+        self._step_time = StepTimeModel()
+        self._throttle = BatchThrottle(self._step_time, config.batch_slowdown)
+        self._planner = Planner(
+            config, self._blocks, self._waiting, self._running, self._in_flight, self._throttle, policy
+        )
         self._deadlines = Deadlines()
         self._events: list[SequenceEvent] = []
         self._num_added = 0
@@ -61,13 +67,13 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Count what runs, waits and is free."""
         interactive, batch = self._waiting["interactive"], self._waiting["batch"]
-        uncomputed = sum(sequence.num_uncomputed_tokens for sequence in self._running.catching_up.values())
         return SchedulerStats(
             running=len(self._running),
             running_batch=self._running.num_batch,
             waiting=len(interactive) + len(batch),
             waiting_batch=len(batch),
-            waiting_tokens=interactive.num_tokens + batch.num_tokens + uncomputed,
+            max_batch_seqs=self._throttle.max_batch_seqs(self.config.max_num_seqs),
+            waiting_tokens=interactive.num_tokens + batch.num_tokens + self._running.num_tokens_behind,
             free_blocks=self._blocks.pool.num_available,
             total_blocks=self.config.num_blocks,
             num_preemptions=self._planner.num_preemptions,
@@ -75,10 +81,11 @@ class Scheduler:
             num_prefix_hits=self._blocks.num_prefix_hits,
         )
 
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that found no place in the batch yet."""
-        return sum(map(len, self._waiting.values()))
+    def is_saturated_by(self, plan: StepPlan) -> bool:
+        """Say whether no more sequences could have run in a step: not where batch work waits for the sake of people."""
+        if len(plan.scheduled) >= self.config.max_num_seqs or self._waiting["interactive"]:
+            return True
+        return bool(self._waiting["batch"]) and not plan.is_throttled
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -152,7 +159,7 @@ class Scheduler:
         for sequence in self._deadlines.pop_expired(now):
             self._finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
-        plan = self._planner.plan(self._num_planned + 1)
+        plan = self._planner.plan(self._num_planned + 1, now)
         if plan is None or (self._in_flight and not plan.scheduled):
             return None
         self._in_flight.append(plan)
@@ -264,13 +271,18 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
+    def observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
+        """Learn how long a step took that has landed."""
+        num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
+        self._step_time.observe_step(plan, num_drafted, duration_s)
+
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""
         flying = {item.sequence for plan in self._in_flight for item in plan.scheduled}
         ended = {sequence for sequence in flying if sequence.status is SequenceStatus.FINISHED}
         self._blocks.check_integrity([*self._running, *ended])
         self._running.check_integrity()
-        assert len(self._running) + self.num_waiting == len(self._sequences)
+        assert len(self._running) + sum(map(len, self._waiting.values())) == len(self._sequences)
         assert all(sequence.block_table for sequence in flying), "blocks went back while a step uses them"
         assert flying == ended | {sequence for sequence in self._running if self._is_flying(sequence)}
         for sequence in self._sequences.values():

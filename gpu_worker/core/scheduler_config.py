@@ -15,6 +15,7 @@ class SchedulerConfig:
         max_model_len: Prompt and output tokens of a sequence at most.
         headroom_tokens: Output tokens that admission counts blocks for. The default is long enough that a short answer
             is never preempted, and short enough that a large `max_tokens` does not empty the batch.
+        batch_slowdown: How much longer batch work may make a step of interactive sequences, as a share of it.
     """
 
     block_size: int
@@ -24,6 +25,7 @@ class SchedulerConfig:
     max_model_len: int
     enable_prefix_caching: bool = True
     headroom_tokens: int = 128
+    batch_slowdown: float = 0.05
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -43,6 +45,7 @@ class SchedulerStats:
     """A snapshot. `waiting_tokens` counts tokens known and not computed, of waiting and running prompts.
 
     Attributes:
+        max_batch_seqs: Batch sequences that it is worth having in the engine at present.
         free_blocks: Blocks that can be handed out, those with findable content included.
         num_prefix_queries: Prompt tokens admitted so far, and of these `num_prefix_hits` found in the prefix cache.
     """
@@ -51,6 +54,7 @@ class SchedulerStats:
     running_batch: int
     waiting: int
     waiting_batch: int
+    max_batch_seqs: int
     waiting_tokens: int
     free_blocks: int
     total_blocks: int

@@ -46,6 +46,7 @@ class StepPlan(Struct, frozen=True, gc=False):
             preempted. What the runner keeps for them goes first: one that was preempted may be scheduled again at
             once, as if it were new. Some the runner may never have seen.
         num_decodes: How many of `scheduled` are decodes.
+        is_throttled: Batch work was allowed only as far as people permit.
     """
 
     step: int
@@ -53,6 +54,7 @@ class StepPlan(Struct, frozen=True, gc=False):
     num_tokens: int
     departed: list[Sequence] = msgspec.field(default_factory=list)
     num_decodes: int = 0
+    is_throttled: bool = False
 
 
 class LogprobEntry(Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""A model runner without a model: one token per sampling sequence every `step_ms`.
+"""A model runner without a model: one token per sampling sequence every `step_ms`, and longer steps for more work.
 
 It leaves everything else real (scheduler, blocks, frames, queue, gateway), so that their cost and their behaviour under
 load can be measured on any machine. Imports no torch.
@@ -13,6 +13,9 @@ from collections.abc import Sequence as Values
 
 from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 
+DEFAULT_GROWTH = 0.005
+"""About what another sequence or prompt token adds to a step of an 8B model on an H100: 0.03 ms to 6 ms."""
+
 _NO_TOKENS = SampledTokens()
 _MASK = 2**64 - 1
 
@@ -20,8 +23,9 @@ _MASK = 2**64 - 1
 class SimulatedRunner:
     """Paces steps by an absolute schedule and makes tokens that depend only on the request's seed and the position.
 
-    A step that is late is followed by a shorter one, so the rate holds; after a pause (idle, or more than one step
-    late) the schedule starts anew.
+    A step of one decode takes `step_ms`; every further token of the step, of another sequence or of a prompt, adds the
+    share `growth` of that. A step that is late is followed by a shorter one, so the rate holds; after a pause (idle, or
+    more than one step late) the schedule starts anew.
     """
 
     max_steps_in_flight = 1
@@ -32,11 +36,15 @@ class SimulatedRunner:
         token_ids: Values[int],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        growth: float = DEFAULT_GROWTH,
     ) -> None:
         """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait."""
         assert step_ms >= 0
+        assert growth >= 0
         assert len(token_ids) > 0
         self._step_s = step_ms / 1000
+        self._growth = growth
         self._clock = clock
         self._sleep = sleep
         self._due = -math.inf
@@ -47,7 +55,7 @@ class SimulatedRunner:
         """Make one token for each sampling sequence, and return when the step is due."""
         sampled = [self._sample(item) for item in plan.scheduled]
         if self._step_s:
-            self._wait()
+            self._wait(self._step_s * (1.0 + self._growth * max(0, plan.num_tokens - 1)))
         return CompletedStep(StepResult(plan.step, sampled))
 
     def _sample(self, item: ScheduledSequence) -> SampledTokens:
@@ -80,9 +88,9 @@ class SimulatedRunner:
         top = tuple((other.token_ids[0], self._logprob) for other in self._sampled[:num_top])
         return LogprobEntry(token_id, self._logprob, top)
 
-    def _wait(self) -> None:
+    def _wait(self, step_s: float) -> None:
         now = self._clock()
-        is_late = now - self._due > self._step_s
-        self._due = (now if is_late else self._due) + self._step_s
+        is_late = now - self._due > step_s
+        self._due = (now if is_late else self._due) + step_s
         if self._due > now:
             self._sleep(self._due - now)

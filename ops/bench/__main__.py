@@ -7,6 +7,7 @@ worker's consumer. `python -m ops.bench.gateway --ready-file FILE` loads a syste
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def main() -> int:
         command = [sys.executable, "-m", "ops.cli", "up", "--port", "0", "--state-dir", str(directory / "state")]
         command += ["--simulate", options.step_ms, "--gateways", options.gateways, "--ready-file", str(ready)]
         with (directory / "up.log").open("wb") as log:
-            system = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
+            environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
+            system = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
         try:
             if not _is_ready(system, ready):
                 print((directory / "up.log").read_text(), file=sys.stderr)

@@ -156,7 +156,7 @@ def test_rates_are_measured_over_busy_steps() -> None:
         now[0] += duration_s
 
     scheduler = make_scheduler(max_num_seqs=1)
-    engine = Engine(scheduler, SimulatedRunner(100, TOKENS, lambda: now[0], sleep), clock=lambda: now[0])
+    engine = Engine(scheduler, SimulatedRunner(100, TOKENS, lambda: now[0], sleep, growth=0), clock=lambda: now[0])
     engine.add(make_sequence(64, max_tokens=20))
     engine.step()
     assert engine.stats.prefill_rate == pytest.approx(320)

@@ -73,11 +73,20 @@ async def test_batch_work_does_not_count_for_interactive_requests_but_the_other_
     for index in range(10):
         _hold(held, f"b{index}", 5, "batch")
     assert appetite.interactive(0) == 16
-    assert appetite.batch(0) == 6
-    assert appetite.batch(3) == 0
+    assert appetite.batch(0, 16) == 6
+    assert appetite.batch(3, 16) == 0
     for index in range(6):
         _hold(held, f"i{index}", 5)
-    assert appetite.batch(0) == 0
+    assert appetite.batch(0, 16) == 0
+
+
+async def test_no_more_batch_requests_are_held_than_can_run_soon() -> None:
+    held = HeldRequests()
+    appetite = _appetite(held, max_num_seqs=64)
+    assert [appetite.batch(0, limit) for limit in (1, 8, 64)] == [2, 10, 64]
+    for index in range(9):
+        _hold(held, f"b{index}", 1, "batch")
+    assert [appetite.batch(0, limit) for limit in (1, 8, 64)] == [0, 1, 55]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["interactive", "batch"]), st.integers(0, 9))))

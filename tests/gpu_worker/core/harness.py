@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
@@ -11,6 +12,19 @@ from shared.messages import FinishReason
 from tests.gpu_worker.core.paged_oracle import Drafter, OracleRunner, OracleStep, reference_tokens
 
 BLOCK = 4
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds that steps are said to take: a fixed part, one for each sequence, one for each further token."""
+
+    fixed_s: float
+    sequence_s: float
+    token_s: float
+
+    def of(self, plan: StepPlan) -> float:
+        num_sequences = len(plan.scheduled)
+        return self.fixed_s + self.sequence_s * num_sequences + self.token_s * (plan.num_tokens - num_sequences)
 
 
 class Harness:
@@ -29,7 +43,10 @@ class Harness:
         max_steps_in_flight: int = 1,
         policy: DraftPolicy | None = None,
         drafter: Drafter | None = None,
+        cost: StepCost | None = None,
+        batch_slowdown: float = 0.05,
     ) -> None:
+        self.cost = cost
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=BLOCK,
@@ -39,6 +56,7 @@ class Harness:
                 max_model_len=max_model_len,
                 enable_prefix_caching=enable_prefix_caching,
                 headroom_tokens=headroom_tokens,
+                batch_slowdown=batch_slowdown,
             ),
             None if policy is None else Speculation(policy),
         )
@@ -83,7 +101,10 @@ class Harness:
         """Settle the oldest step."""
         plan, step = self.in_flight.popleft()
         result = step.result() if plan.scheduled else StepResult(plan.step, [])
-        return self.collect(self.scheduler.settle(plan, result))
+        events = self.scheduler.settle(plan, result)
+        if self.cost is not None and plan.scheduled:
+            self.scheduler.observe(plan, result, self.cost.of(plan))
+        return self.collect(events)
 
     def lose(self) -> list[ScheduledSequence]:
         """Let the oldest step fail; the steps are undone, and what the oldest did can be planned again."""

@@ -1,8 +1,8 @@
 import pytest
 
-from gpu_worker.core.sequence import SequenceStatus
+from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import StepPlan
-from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
 from tests.gpu_worker.core.sequences import make_sequence
 
 
@@ -235,3 +235,121 @@ def test_resumed_sequence_catches_up_with_a_budget_of_one_token() -> None:
     harness.run()
     harness.assert_reference(whole, resumed)
     assert harness.output[resumed.id] == harness.output[whole.id]
+
+
+CPU = StepCost(0.75e-3, 0.18e-3, 0.06e-3)
+
+
+def test_prompt_of_a_person_gets_the_budget_before_batch_decodes() -> None:
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=8, num_blocks=256)
+    background = [make_sequence(1, lane="batch", max_tokens=100) for _ in range(7)]
+    harness.add(*background)
+    harness.step()
+    assert all(sequence.num_output_tokens == 1 for sequence in background)
+    person = make_sequence(100, max_tokens=4)
+    harness.add(person)
+    num_steps = 0
+    while person.num_output_tokens == 0:
+        harness.step()
+        num_steps += 1
+        harness.scheduler.check_integrity()
+    assert num_steps == 13
+    harness.run()
+    harness.assert_reference(person, *background)
+
+
+def test_batch_decodes_are_paused_with_their_blocks_while_a_person_sets_the_pace() -> None:
+    harness = Harness(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=512, cost=CPU)
+    background = [make_sequence(20, lane="batch", max_tokens=60) for _ in range(8)]
+    harness.add(*background)
+    for _ in range(6):
+        harness.step()
+    before = {s: (list(s.block_table), s.num_tokens) for s in background}
+    person = make_sequence(4, max_tokens=50)
+    harness.add(person)
+    while person.id not in harness.finish:
+        plan = harness.schedule()
+        assert shares(plan)[0][0] == person.id
+        assert len(plan.scheduled) == 1
+        assert plan.is_throttled
+        harness.settle(plan)
+        harness.scheduler.check_integrity()
+    assert {s: (s.block_table, s.num_tokens) for s in background} == before
+    assert [sequence.num_preemptions for sequence in background] == [0] * 8
+    harness.run()
+    harness.assert_reference(person, *background)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_batch_goes_on_beside_a_person_who_never_stops(depth: int) -> None:
+    harness = Harness(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=2000, cost=CPU, max_steps_in_flight=depth)
+    person = make_sequence(4, max_tokens=2500, ignore_eos=True)
+    harness.add(person)
+    harness.step()
+    background = [make_sequence(20, lane="batch", max_tokens=2, ignore_eos=True) for _ in range(3)]
+    harness.add(*background)
+    while person.id not in harness.finish:
+        harness.step()
+    assert all(sequence.id in harness.finish for sequence in background)
+    num_mixed = sum(len(plan.scheduled) > 1 for plan in harness.runner.plans)
+    assert num_mixed <= 2500 // 400
+    harness.run()
+    harness.assert_reference(person, *background)
+
+
+def test_machine_is_filled_again_when_people_have_been_away_for_a_while() -> None:
+    harness = Harness(max_num_seqs=64, max_num_batched_tokens=256, num_blocks=4000, cost=CPU)
+    background = [make_sequence(4, lane="batch", max_tokens=400, ignore_eos=True) for _ in range(64)]
+    harness.add(make_sequence(4, max_tokens=20), *background)
+    num_batch = []
+    for _ in range(60):
+        plan = harness.schedule()
+        num_batch.append(sum(item.sequence.lane == "batch" for item in plan.scheduled))
+        harness.settle(plan)
+        harness.now += 0.5
+    assert num_batch[25:35] == [1] * 10
+    assert num_batch[-1] > 40
+
+
+def test_only_what_can_run_soon_is_started_of_the_batch_lane() -> None:
+    harness = Harness(max_num_seqs=64, max_num_batched_tokens=256, num_blocks=4000, cost=CPU)
+    person = make_sequence(4, max_tokens=300, ignore_eos=True)
+    harness.add(person)
+    harness.step()
+    harness.add(*[make_sequence(4, lane="batch", max_tokens=10) for _ in range(50)])
+    for _ in range(100):
+        harness.step()
+    assert harness.scheduler.stats.running_batch == 0
+    assert harness.scheduler.stats.waiting_batch == 50
+
+
+def test_batch_drafts_nothing_while_people_set_the_pace() -> None:
+    class Deep:
+        def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
+            return True
+
+        def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+            return [min(3, limit) for limit in limits]
+
+        def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None: ...
+
+        def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None: ...
+
+    gpu = StepCost(6e-3, 0.03e-3, 0.03e-3)
+    harness = Harness(cost=gpu, policy=Deep(), drafter=lambda right: right, batch_slowdown=0.5)
+    person, background = make_sequence(4, max_tokens=40), make_sequence(4, max_tokens=40, lane="batch")
+    harness.add(background)
+    harness.step()
+    plan = harness.schedule()
+    assert [item.num_draft_tokens for item in plan.scheduled] == [3]
+    harness.settle(plan)
+    harness.add(person)
+    depths = []
+    while person.id not in harness.finish:
+        plan = harness.schedule()
+        depths += [(item.sequence.lane, item.num_draft_tokens) for item in plan.scheduled[: plan.num_decodes]]
+        harness.settle(plan)
+    assert ("interactive", 3) in depths
+    assert {depth for lane, depth in depths if lane == "batch"} == {0}
+    harness.run()
+    harness.assert_reference(person, background)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from shared.messages import Lane
-from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import EOS, make_sequence
 
@@ -68,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_steps_in_flight=st.sampled_from([1, 2, 2, 3]),
         drafting=st.sampled_from([None, None, 0.0, 0.5, 0.9, 1.0]),
         draft_seed=st.integers(0, 1000),
+        cost=st.sampled_from([None, StepCost(1.0, 0.3, 0.1), StepCost(1.0, 0.01, 0.001)]),
     )
     def start(
         self,
@@ -79,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_steps_in_flight: int,
         drafting: float | None,
         draft_seed: int,
+        cost: StepCost | None,
     ) -> None:
         drafts = None if drafting is None else RandomDrafts(draft_seed, drafting)
         self.harness = Harness(
@@ -92,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_steps_in_flight=max_steps_in_flight if drafts is None else 1,
             policy=drafts,
             drafter=None if drafts is None else drafts.guess,
+            cost=cost,
         )
         self.scheduler = self.harness.scheduler
         self.sequences: list[Sequence] = []
@@ -227,6 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not is_idle, "nothing is in flight that could land first"
             return False
         self._check_budget(plan)
+        self._check_people_first(plan)
         self._check_lanes(plan)
         if self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED) or not is_idle:
             assert plan.scheduled, "there is work, and nothing is scheduled"
@@ -250,9 +254,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduled = {item.sequence for item in plan.scheduled}
         again = scheduled & set(plan.departed) - self.rolled_back
         assert all(sequence.num_preemptions for sequence in again)
-        for sequence in self._with(SequenceStatus.RUNNING):
+        for sequence in self._with(SequenceStatus.RUNNING, lane="interactive"):
             # Only a sequence with more than one token to compute may have to wait for the budget, or one that lands.
             assert sequence.id in names or sequence.num_uncomputed_tokens > 1 or not sequence.wants_token
+
+    def _check_people_first(self, plan: StepPlan) -> None:
+        """Batch work gets no token of a step that has too few for people; what is paused keeps its blocks."""
+        given = {item.sequence for item in plan.scheduled}
+        people = self._with(SequenceStatus.RUNNING, lane="interactive")
+        if any(sequence.num_computed_tokens < len(sequence.token_ids) for sequence in people):
+            assert all(sequence.lane == "interactive" for sequence in given)
+        is_full = plan.num_tokens == self.scheduler.config.max_num_batched_tokens
+        for sequence in self._with(SequenceStatus.RUNNING, lane="batch"):
+            assert sequence.block_table
+            is_decoding = sequence.num_uncomputed_tokens == 1 and sequence.wants_token
+            assert sequence in given or not is_decoding or is_full or plan.is_throttled or self.harness.cost is not None
 
     def _check_order(self, waiting_before: list[Sequence]) -> None:
         for lane in ("interactive", "batch"):

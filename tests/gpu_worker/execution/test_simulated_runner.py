@@ -92,6 +92,15 @@ def test_step_after_a_pause_takes_its_full_time_and_does_not_catch_up() -> None:
         assert clock.now - before == pytest.approx(0.010)
 
 
+@pytest.mark.parametrize(("growth", "expected_s"), [(0.0, 0.010), (0.005, 0.01275), (0.1, 0.065)])
+def test_step_grows_with_sequences_and_prompt_tokens(growth: float, expected_s: float) -> None:
+    clock = Clock()
+    runner = SimulatedRunner(10, TOKENS, clock, clock.sleep, growth=growth)
+    decodes = [ScheduledSequence(make_sequence(3), 2, 1, True) for _ in range(16)]
+    runner.submit(StepPlan(1, [*decodes, ScheduledSequence(make_sequence(40), 0, 40, True)], 56))
+    assert clock.now - 50.0 == pytest.approx(expected_s)
+
+
 def test_zero_step_time_never_sleeps() -> None:
     clock = Clock()
     runner = SimulatedRunner(0, TOKENS, clock, clock.sleep)

@@ -1,0 +1,120 @@
+import math
+
+import pytest
+
+from gpu_worker.core.batch_throttle import MIN_CHUNK_TOKENS, BatchAllowance, BatchThrottle
+from gpu_worker.core.step_time import StepTimeModel
+
+
+def model_of(fixed_s: float, sequence_s: float, token_s: float) -> StepTimeModel:
+    """A model that has learned these costs."""
+    model = StepTimeModel()
+    for _ in range(400):
+        for interactive, batch, more in ((1, 0, 0), (0, 1, 0), (0, 60, 0), (0, 1, 300), (30, 0, 0)):
+            model.observe(interactive, batch, more, fixed_s + sequence_s * (interactive + batch) + token_s * more)
+    return model
+
+
+@pytest.fixture(scope="module")
+def cpu() -> StepTimeModel:
+    return model_of(0.75e-3, 0.18e-3, 0.06e-3)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> StepTimeModel:
+    return model_of(6e-3, 0.03e-3, 0.03e-3)
+
+
+def num_decodes(throttle: BatchThrottle, now: float, num_interactive: int) -> int:
+    """Batch decodes of a step that is planned with so many people, when any number is to be had."""
+    count = throttle.allowance(now, num_interactive, 0).take_decodes(1000)
+    throttle.planned(num_interactive, 0, count)
+    return count
+
+
+def test_nothing_is_limited_before_the_first_step_was_measured() -> None:
+    throttle = BatchThrottle(StepTimeModel(), 0.05)
+    allowance = throttle.allowance(0.0, 3, 0)
+    assert allowance.take_decodes(1000) == 1000
+    assert allowance.take_chunk(10_000) == 10_000
+    assert throttle.max_batch_seqs(256) == 256
+
+
+def test_steps_of_people_become_longer_by_the_slowdown_at_most(gpu: StepTimeModel) -> None:
+    for people in (1, 8, 64):
+        count = num_decodes(BatchThrottle(gpu, 0.05), 0.0, people)
+        alone_s = gpu.predict(people, 0, 0)
+        assert gpu.predict(people, count, 0) <= 1.05 * alone_s < gpu.predict(people, count + 1, 0)
+        assert count >= 4
+
+
+def test_one_step_in_400_goes_on_where_no_step_of_people_has_room(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    counts = [num_decodes(throttle, float(step), 1) for step in range(2005)]
+    long_steps = [step for step, count in enumerate(counts) if count]
+    assert long_steps == [400, 801, 1202, 1603, 2004]
+    assert {counts[step] for step in long_steps} == {math.floor(10 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)}
+    assert throttle.max_batch_seqs(256) == pytest.approx(counts[400], abs=1)
+
+
+def test_long_step_is_bounded_in_seconds_too() -> None:
+    slow = model_of(0.1, 0.01, 0.001)
+    throttle = BatchThrottle(slow, 0.0)
+    counts = [num_decodes(throttle, 0.0, 1) for _ in range(401)]
+    assert counts[-1] * slow.batch_sequence_s <= slow.predict(1, 0, 0)
+
+
+def test_one_step_of_people_in_65_goes_without_batch_work(gpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(gpu, 0.05)
+    counts = [num_decodes(throttle, 0.0, 8) for _ in range(200)]
+    assert [step for step, count in enumerate(counts) if not count] == [64, 129, 194]
+
+
+def test_batch_steps_are_short_for_ten_seconds_after_people(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    throttle.allowance(100.0, 1, 20)
+    throttle.planned(1, 20, 0)
+    assert num_decodes(throttle, 109.9, 0) == 1
+    assert throttle.allowance(109.9, 0, 0).is_throttled
+    assert num_decodes(throttle, 110.1, 0) > 50
+    assert not throttle.allowance(110.1, 0, 0).is_throttled
+
+
+def test_people_whose_first_token_takes_long_allow_longer_batch_steps(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    throttle.allowance(0.0, 1, 500)
+    throttle.planned(1, 500, 0)
+    count = num_decodes(throttle, 1.0, 0)
+    assert cpu.predict(0, count, 0) <= 0.2 * cpu.predict(1, 0, 500) < cpu.predict(0, count + 1, 0)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_step_without_people_reaches_95_percent_of_the_highest_throughput(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    model: StepTimeModel = request.getfixturevalue(kind)
+    throttle = BatchThrottle(model, 0.05)
+    count = throttle.allowance(0.0, 0, 0).take_decodes(100_000)
+    assert count / model.predict(0, count, 0) == pytest.approx(0.95 / model.batch_sequence_s, rel=0.01)
+    assert throttle.max_batch_seqs(100_000) == pytest.approx(count, abs=1)
+
+
+def test_chunk_shrinks_to_what_is_left_but_not_below_what_is_worth_a_step(gpu: StepTimeModel) -> None:
+    def allowance(seconds: float, *, is_first_free: bool = False) -> BatchAllowance:
+        return BatchAllowance(seconds, gpu, is_first_free=is_first_free)
+
+    enough = gpu.batch_sequence_s + 100 * gpu.token_s
+    assert allowance(enough).take_chunk(1000) in (100, 101)
+    assert allowance(enough).take_chunk(50) == 50
+    assert allowance(gpu.batch_sequence_s + 3 * gpu.token_s).take_chunk(1000) == 0
+    assert allowance(gpu.batch_sequence_s + 3 * gpu.token_s).take_chunk(4) in (0, 4)
+    assert allowance(0.0, is_first_free=True).take_chunk(1000) == MIN_CHUNK_TOKENS
+    assert allowance(-1.0, is_first_free=True).take_chunk(5) == 5
+
+
+def test_one_sequence_at_most_is_free(cpu: StepTimeModel) -> None:
+    allowance = BatchAllowance(-1.0, cpu, is_first_free=True)
+    assert allowance.has_room
+    assert allowance.take_decodes(8) == 1
+    assert not allowance.has_room
+    assert (allowance.take_decodes(7), allowance.take_chunk(20)) == (0, 0)
