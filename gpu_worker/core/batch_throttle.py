@@ -58,6 +58,11 @@ class BatchAllowance:
         self.is_throttled = is_throttled
 
     @property
+    def is_spent(self) -> bool:
+        """Say whether not even one more sequence may be in the step."""
+        return not self._is_first_free and self._seconds < self._sequence_s
+
+    @property
     def has_room(self) -> bool:
         """Say whether a prompt may begin."""
         return self._is_first_free or self._seconds >= self._sequence_s + (MIN_CHUNK_TOKENS - 1) * self._token_s
@@ -156,7 +161,8 @@ class BatchThrottle:
         alone_s = self._model.predict(num_interactive, 0, num_more_tokens)
         if self._num_steps_with >= _PROBE_INTERVAL:
             return 0.0
-        if self._num_steps_without >= _LONG_STEP_INTERVAL:
+        # Never a step with a prompt: the first token is what people wait for most.
+        if self._num_steps_without >= _LONG_STEP_INTERVAL and not num_more_tokens:
             return self._long_step_s(alone_s)
         return self._slowdown * alone_s
 

@@ -70,11 +70,14 @@ class Planner:
         num_interactive = len(decodes) + len(prompts)
         num_more_tokens = max(0, num_tokens - num_interactive)
         allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
-        batch_decodes = self._batch_decodes(allowance, budget - num_tokens)
-        if not self._grow(batch_decodes, running.catching_up["batch"].values()):
-            return None
-        batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
-        chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes)
+        batch_decodes: list[Sequence] = []
+        chunks: list[tuple[Sequence, int]] = []
+        if num_tokens < budget and not allowance.is_spent:
+            batch_decodes = self._batch_decodes(allowance, budget - num_tokens)
+            if not self._grow(batch_decodes, running.catching_up["batch"].values()):
+                return None
+            batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
+            chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes)
         self._throttle.planned(num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
         return self._share_out(step, decodes + batch_decodes, prompts, chunks, is_throttled=allowance.is_throttled)
 

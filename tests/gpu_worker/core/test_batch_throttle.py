@@ -57,6 +57,14 @@ def test_one_step_in_400_goes_on_where_no_step_of_people_has_room(cpu: StepTimeM
     assert throttle.max_batch_seqs(256) == pytest.approx(counts[400], abs=1)
 
 
+def test_step_with_a_prompt_of_people_is_never_the_long_one(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    for _ in range(500):
+        assert throttle.allowance(0.0, 2, 20).take_decodes(1000) <= 0.05 * cpu.predict(2, 0, 20) / cpu.batch_sequence_s
+        throttle.planned(2, 20, 0)
+    assert num_decodes(throttle, 0.0, 2) > 5
+
+
 def test_long_step_is_bounded_in_seconds_too() -> None:
     slow = model_of(0.1, 0.01, 0.001)
     throttle = BatchThrottle(slow, 0.0)
@@ -115,6 +123,8 @@ def test_chunk_shrinks_to_what_is_left_but_not_below_what_is_worth_a_step(gpu: S
 def test_one_sequence_at_most_is_free(cpu: StepTimeModel) -> None:
     allowance = BatchAllowance(-1.0, cpu, is_first_free=True)
     assert allowance.has_room
+    assert not allowance.is_spent
     assert allowance.take_decodes(8) == 1
     assert not allowance.has_room
+    assert allowance.is_spent
     assert (allowance.take_decodes(7), allowance.take_chunk(20)) == (0, 0)

@@ -1,0 +1,193 @@
+"""What a backlog of batch jobs costs the people beside it, and how fast it is done when nobody is there.
+
+Run as `python -m ops.bench.batch_lane`. The whole system serves the demo model on this machine's CPU. First the backlog
+runs alone. Then a number of connections ask for one stream after the other, in turns without and beside a backlog that
+never ends; a turn without is the baseline of the turn beside it. Ratios of the pooled turns are what counts. Loopback
+only, bounded; results are appended to `results/batch_lane.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from ops.bench.batch_backlog import Backlog
+from ops.bench.record import append_record
+from ops.bench.stream_client import Samples, run_streams
+
+START_TIMEOUT_S = 60.0
+_SETTLE_S = 14.0
+"""The worker fills the machine when nobody has been there for ten seconds; starting it asks for an answer."""
+
+_MARKER = b'"text":"'
+_PROMPT = "Once upon a time there was a"
+
+
+def main() -> None:
+    """Measure, print a table, and record it."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.batch_lane")
+    parser.add_argument("--num-threads", type=int, default=1, help="Threads of the engine.")
+    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
+    parser.add_argument("--turns", type=int, default=4, help="Turns of each kind.")
+    parser.add_argument("--requests", type=int, default=25, help="Streams of a connection in a turn.")
+    parser.add_argument("--tokens", type=int, default=100, help="Tokens of a stream.")
+    parser.add_argument("--alone-s", type=float, default=8.0, help="Seconds for which the backlog runs alone.")
+    options = parser.parse_args()
+    with _system(options.num_threads) as info:
+        asyncio.run(_measure(info, options))
+
+
+@contextmanager
+def _system(num_threads: int) -> Iterator[dict[str, str]]:
+    """Run `headrace up` on free ports until the block ends; yield what its ready file says."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        directory = Path(name)
+        ready, log = directory / "ready.json", directory / "up.log"
+        command = [sys.executable, "-m", "ops.cli", "up", "--port", "0", "--state-dir", str(directory / "state")]
+        environ = os.environ | {"HEADRACE_NUM_THREADS": str(num_threads)}
+        with log.open("wb") as output:
+            system = subprocess.Popen(
+                [*command, "--ready-file", str(ready)], stdout=output, stderr=subprocess.STDOUT, env=environ
+            )
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not ready.exists():
+                if system.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"the system did not start:\n{log.read_text()[-2000:]}")
+                time.sleep(0.05)
+            info = json.loads(ready.read_text())
+            yield info | {"model": _model(info)}
+        finally:
+            system.send_signal(signal.SIGINT)
+            system.wait(30)
+
+
+def _model(info: dict[str, str]) -> str:
+    """Return the name of the model that is served."""
+    headers = {"Authorization": f"Bearer {info['api_key']}"}
+    with urlopen(Request(f"{info['url']}/v1/models", headers=headers), timeout=START_TIMEOUT_S) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+async def _measure(info: dict[str, str], options: argparse.Namespace) -> None:
+    url = urlsplit(info["url"])
+    assert url.hostname is not None
+    assert url.port is not None
+    backlog = await Backlog.connect(info["nats_url"], info["admin_nats_url"], info["model"])
+    command = f"python -m ops.bench.batch_lane {' '.join(sys.argv[1:])}".strip()
+    try:
+        rate = await _alone(backlog, options.alone_s)
+        print(f"backlog alone: {rate:.0f} tokens/s\n\n{_HEAD}")
+        append_record("batch_lane", command, {"load": "batch alone", "batch_tokens_per_s": round(rate, 1)})
+        for concurrency in options.concurrency:
+            request = _request(info, options.tokens)
+            turns: dict[bool, list[tuple[Samples, float]]] = {False: [], True: []}
+            for number in range(-1, options.turns):
+                for is_beside in (False, True) if number % 2 else (True, False):
+                    turn = await _turn(backlog, (url.hostname, url.port), [request] * concurrency, options, is_beside)
+                    if number >= 0:  # the first pair warms up
+                        turns[is_beside].append(turn)
+            for row in _rows(concurrency, turns):
+                print(_line(row), flush=True)
+                append_record("batch_lane", command, row | {"num_threads": options.num_threads})
+    finally:
+        await backlog.close()
+
+
+async def _alone(backlog: Backlog, duration_s: float) -> float:
+    """Return the tokens per second of the backlog with nobody beside it."""
+    async with backlog.kept_up():
+        await asyncio.sleep(_SETTLE_S)
+        rate = await backlog.rate(duration_s)
+    return rate
+
+
+async def _turn(
+    backlog: Backlog, address: tuple[str, int], requests: list[bytes], options: argparse.Namespace, is_beside: bool
+) -> tuple[Samples, float]:
+    """Return what the streams of one turn saw, and the tokens per second of the backlog meanwhile."""
+    if not is_beside:
+        return await run_streams(*address, requests, options.requests, _MARKER), 0.0
+    async with backlog.kept_up():
+        await asyncio.sleep(0.5)
+        before, started = backlog.num_tokens, time.monotonic()
+        samples = await run_streams(*address, requests, options.requests, _MARKER)
+        rate = (backlog.num_tokens - before) / (time.monotonic() - started)
+    return samples, rate
+
+
+def _request(info: dict[str, str], num_tokens: int) -> bytes:
+    body = json.dumps(
+        {
+            "model": info["model"],
+            "prompt": _PROMPT,
+            "max_tokens": num_tokens,
+            "temperature": 1.0,
+            "stream": True,
+            "ignore_eos": True,
+        }
+    ).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {info['api_key']}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_HEAD = (
+    f"{'streams':>7} {'backlog':>8} {'ITL p50':>8} {'p99 ms':>8} {'TTFT p50':>9} {'p99 ms':>8} {'batch tokens/s':>15}"
+)
+
+
+def _rows(concurrency: int, turns: dict[bool, list[tuple[Samples, float]]]) -> list[dict[str, object]]:
+    """Return the pooled figures without and beside the backlog, and their ratios."""
+    figures = {is_beside: _figures([samples for samples, _ in taken]) for is_beside, taken in turns.items()}
+    rate = statistics.mean(rate for _, rate in turns[True])
+    ratios = {name: figures[True][name] / value for name, value in figures[False].items()}
+    shown = [("without", figures[False], 3), ("beside", figures[True], 3), ("ratio", ratios, 3)]
+    return [
+        {"load": load, "concurrency": concurrency}
+        | {name: round(value, digits) for name, value in values.items()}
+        | ({"batch_tokens_per_s": round(rate, 1)} if load == "beside" else {})
+        for load, values, digits in shown
+    ]
+
+
+def _figures(turns: list[Samples]) -> dict[str, float]:
+    failures = sum(samples.num_failures for samples in turns)
+    if failures:
+        raise SystemExit(f"{failures} streams failed")
+    gaps = sorted(gap for samples in turns for gap in samples.gaps_s)
+    waits = sorted(wait for samples in turns for wait in samples.ttft_s)
+    return {
+        "itl_p50_ms": statistics.median(gaps) * 1e3,
+        "itl_p99_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
+        "ttft_p50_ms": statistics.median(waits) * 1e3,
+        "ttft_p99_ms": waits[int(len(waits) * 0.99)] * 1e3,
+    }
+
+
+def _line(row: dict[str, object]) -> str:
+    cells = [f"{row['concurrency']:>7} {row['load']:>8}"]
+    cells += [f"{row[name]:>{width}.2f}" for name, width in zip(_COLUMNS, (8, 8, 9, 8), strict=True)]
+    return " ".join([*cells, f"{row.get('batch_tokens_per_s', ''):>15}"])
+
+
+_COLUMNS = ("itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
+
+
+if __name__ == "__main__":
+    main()
