@@ -12,7 +12,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from shared.streams import BATCH_STREAM
+from shared.batch_streams import batch_stream
 from shared.subjects import request_subject, result_subject
 
 TENANT = "default"
@@ -67,7 +67,7 @@ class Backlog:
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-            await self._admin.jetstream().purge_stream(BATCH_STREAM)
+            await self._admin.jetstream().purge_stream(batch_stream(TENANT))
             self._last_done = time.monotonic()
             while (left := self._last_done + _QUIET_S - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(left)
