@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chaos.harness.outcome import NotPossibleHereError
 from tests.chaos.harness.scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -11,5 +12,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(240)]
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_scenario_keeps_its_promise(name: str) -> None:
-    outcome = await SCENARIOS[name](200)
+    try:
+        outcome = await SCENARIOS[name](200)
+    except NotPossibleHereError as error:
+        pytest.skip(str(error))
     assert outcome.problems == []

@@ -9,6 +9,10 @@ from typing import Any
 from tests.chaos.harness.ledger import Entry, Ledger, Verdict
 
 
+class NotPossibleHereError(Exception):
+    """This machine lacks what a scenario needs; the message says what."""
+
+
 @dataclass
 class Outcome:
     """What a scenario measured and what it found broken.

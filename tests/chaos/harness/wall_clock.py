@@ -7,6 +7,8 @@ import struct
 import subprocess
 from pathlib import Path
 
+from tests.chaos.harness.outcome import NotPossibleHereError
+
 _SOURCE = Path(__file__).with_name("clock_shim.c")
 
 
@@ -17,11 +19,11 @@ class WallClock:
         """Build the shim in `directory`.
 
         Raises:
-            RuntimeError: There is no C compiler.
+            NotPossibleHereError: There is no C compiler.
         """
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
-            raise RuntimeError("moving the wall clock of a process needs a C compiler")
+            raise NotPossibleHereError("moving the wall clock of a process needs a C compiler")
         library = directory / "clock_shim.so"
         self._file = directory / "clock_offset"
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)

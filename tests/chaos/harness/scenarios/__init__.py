@@ -50,4 +50,15 @@ SCENARIOS: dict[str, Scenario] = {
     "idle-streams": clients.idle_streams,
 }
 
-QUICK = ("worker-sigkill",)
+# What CI runs, in about three minutes, and with how many requests.
+QUICK: dict[str, int | None] = {
+    "worker-sigkill": 300,
+    "worker-sigstop": 300,
+    "nats-restart": 200,
+    "redis-faults": 200,
+    "poison": None,
+    "batch-kills": 60,
+    "clock-jump": 200,
+    "aborts": 1000,
+    "malformed": 8000,
+}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 from tests.chaos.harness import aftermath
 from tests.chaos.harness.load import Load
 from tests.chaos.harness.mix import plain_bodies
-from tests.chaos.harness.outcome import Outcome
+from tests.chaos.harness.outcome import NotPossibleHereError, Outcome
 from tests.chaos.harness.scenarios.batch import NUM_KINDS, Publisher, judge, learn_results
 from tests.chaos.harness.system import System, SystemOptions
 
@@ -20,20 +22,16 @@ FULL_S = 6.0
 RECOVERY_S = 30.0
 # NATS sees a small file system of its own, mounted where its directory is; this works without root where users may
 # make namespaces.
-_PREFIX = (
-    "unshare",
-    "--mount",
-    "--map-root-user",
-    "sh",
-    "-c",
-    f'mount -t tmpfs -o size={DISK_BYTES} disk "$0" && exec "$@"',
-)
+_UNSHARE = ("unshare", "--mount", "--map-root-user")
+_PREFIX = (*_UNSHARE, "sh", "-c", f'mount -t tmpfs -o size={DISK_BYTES} disk "$0" && exec "$@"')
 
 
 async def full(num_requests: int | None) -> Outcome:
     """The disk is full for six seconds while jobs and people come."""
     outcome = Outcome("full-disk", "0 people failed, batch back by itself")
-    directory = Path("/tmp") / f"headrace-chaos-disk-{os.getpid()}"
+    if not _can_mount():
+        raise NotPossibleHereError("a small disk needs `unshare --mount --map-root-user`")
+    directory = Path(tempfile.gettempdir()) / f"headrace-chaos-disk-{os.getpid()}"
     directory.mkdir()
     options = SystemOptions(num_workers=2, nats_command_prefix=(*_PREFIX, str(directory)), store_directory=directory)
     try:
@@ -73,6 +71,10 @@ async def _fill_and_free(system: System, directory: Path, outcome: Outcome, numb
     outcome.count(load.ledger, [(began, freed)])
     await publisher.die()
     await aftermath.check(system, load, outcome)
+
+
+def _can_mount() -> bool:
+    return subprocess.run([*_UNSHARE, "true"], check=False, capture_output=True).returncode == 0
 
 
 def _fill(path: Path) -> int:

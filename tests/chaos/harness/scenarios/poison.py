@@ -16,7 +16,7 @@ from tests.chaos.harness.system import API_KEY, System, SystemOptions
 
 NUM_NEIGHBOURS = 40
 _RESTART_S = 0.3
-_OPTIONS = SystemOptions(num_workers=3, worker_module="tests.chaos.harness.poisoned_worker")
+_OPTIONS = SystemOptions(num_workers=3, simulate_ms=5.0, worker_module="tests.chaos.harness.poisoned_worker")
 
 
 async def poison(num_requests: int | None) -> Outcome:
