@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self, *, close: bool) -> None:
         """Go on after an answer: with the rest of its request, the next one, or the end."""
-        if close:
+        if close or self._is_broken:
             self._linger()
         elif self._framing is None:
             self._wait()

@@ -402,3 +402,36 @@ async def test_ended_connection_is_freed_without_the_collector(no_collector: Non
     await asyncio.sleep(0)
     assert len(freed) == 4
     assert [reference() for reference in freed] == [None] * 4
+
+
+async def test_body_that_never_ends_does_not_outlive_an_answer_that_had_begun() -> None:
+    go_on = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        exchange.start(200, [])
+        exchange.write(b"a")
+        await go_on.wait()
+        exchange.finish(b"b")
+
+    async with served(answer) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST[:-1])
+        await read_head(reader)
+        server.pass_time(LIMITS.body_timeout_s + 1)
+        go_on.set()
+        assert await read_chunked(reader) == b"ab"
+        assert await reader.read() == b""
+
+
+async def test_client_that_half_closes_is_taken_to_have_left() -> None:
+    gone = asyncio.Event()
+
+    async def hang(exchange: Exchange) -> None:
+        exchange.on_disconnect = gone.set
+        await gone.wait()
+
+    async with served(hang) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            await gone.wait()
+            assert await reader.read() == b""

@@ -1,0 +1,63 @@
+"""ASGI applications behind connections of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.http1.asgi import AsgiHandler
+from tests.gateway.http1.raw_server import REQUEST, connected, read_head, read_whole, served
+
+MAX_BODY_BYTES = 100
+
+
+async def test_application_sees_the_request_and_its_answer_is_sent_whole() -> None:
+    scopes: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        event = await receive()
+        await send(
+            {"type": "http.response.start", "status": 201, "headers": [(b"content-length", b"9"), (b"x-a", b"b")]}
+        )
+        await send({"type": "http.response.body", "body": event["body"], "more_body": True})
+        await send({"type": "http.response.body", "body": b"!"})
+
+    async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server, connected(server) as (reader, writer):
+        for _ in range(2):
+            writer.write(REQUEST.replace(b"/x", b"/x%20y?a=b"))
+            status, headers = await read_head(reader)
+            assert (status, headers["content-length"], headers["x-a"]) == (201, "3", "b")
+            assert await reader.readexactly(3) == b"hi!"
+    scope = scopes[0]
+    assert (scope["type"], scope["method"], scope["http_version"]) == ("http", "POST", "1.1")
+    assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/x y", b"/x%20y", b"a=b")
+    assert (b"host", b"t") in scope["headers"]
+
+
+async def test_large_body_is_refused_where_the_application_asks_for_it() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        raise AssertionError("the body was accepted")
+
+    async with served(AsgiHandler(app, 1)) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        assert (await read_whole(reader))[0] == 413
+
+
+async def test_application_is_told_when_its_client_leaves() -> None:
+    events: list[str] = []
+    is_told = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        events.append((await receive())["type"])
+        events.append((await receive())["type"])
+        is_told.set()
+
+    async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server:
+        async with connected(server) as (_, writer):
+            writer.write(REQUEST)
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(5):
+            await is_told.wait()
+    assert events == ["http.request", "http.disconnect"]
