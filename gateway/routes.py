@@ -138,7 +138,7 @@ class Routes:
             raise model_not_found(model)
         lease = await self._services.limiter.admit(principal, 1, 0)
         try:
-            return await self._services.tokenizer.call(model, call)
+            return await self._services.tokenizer.call(model, principal.tenant, call)
         finally:
             lease.release()
 

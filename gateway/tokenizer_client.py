@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -23,13 +25,15 @@ class TokenizerClient:
         self._nats = nats
         self._timeout_s = timeout_s
 
-    async def call(self, model: str, call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
-        """Return a worker's reply.
+    async def call(self, model: str, tenant: str, call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
+        """Return a worker's reply to a tenant's call.
 
         Raises:
             ApiError: 400 when the worker finds the input bad, 413 when it is too large for the queue, 503 when no
-                worker is there, 504 when none answers in time.
+                worker is there or it has too many calls, 504 when none answers in time.
         """
+        # A worker drops what nobody waits for any more.
+        call = msgspec.structs.replace(call, tenant=tenant, deadline=time.time() + self._timeout_s)
         payload = encode(call)
         if len(payload) > self._nats.max_payload:
             message = f"The input is larger than the {self._nats.max_payload} bytes that fit through the queue."
@@ -45,6 +49,9 @@ class TokenizerClient:
             raise ApiError(503, message, code="no_worker", retry_after_s=2.0) from None
         except msgspec.DecodeError as error:
             raise ApiError(502, "A worker's reply could not be read.", code="bad_reply") from error
+        if reply.retry_after_s is not None:
+            message = reply.error or "The tokenizer is busy."
+            raise ApiError(503, message, code="tokenizer_busy", retry_after_s=reply.retry_after_s)
         if reply.error is not None:
             raise ApiError(400, reply.error, code="invalid_value")
         return reply

@@ -55,8 +55,8 @@ class Worker:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         relay = StepRelay(asyncio.get_running_loop())
         self._engine = EngineThread(setup.engine, relay.deliver)
-        self._encoder = PromptEncoder(tokenizer)
         sizes = setup.scheduler
+        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len)
         held = HeldRequests()
         appetite = Appetite(
             held, max_num_seqs=sizes.max_num_seqs, num_blocks=sizes.num_blocks, block_size=sizes.block_size

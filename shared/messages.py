@@ -32,6 +32,7 @@ from shared.bounds import (
     Seed,
     StopString,
     Temperature,
+    TenantName,
     TokenId,
     TokenIds,
     TopK,
@@ -110,7 +111,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
 
     id: RequestId
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    tenant: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
+    tenant: TenantName = "default"
     version: Version = PROTOCOL_VERSION
     epoch: Epoch = 0
     lane: Lane = "interactive"
@@ -265,27 +266,41 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
-    """Ask any worker of a model for the token ids of a text or a conversation."""
+    """Ask any worker of a model for the token ids of a text or a conversation.
+
+    Attributes:
+        tenant: Who asks; tenants take turns.
+        deadline: Unix seconds after which nobody waits for the answer.
+    """
 
     text: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    tenant: TenantName = "default"
+    deadline: UnixSeconds | None = None
 
 
 class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
-    """Ask any worker of a model for the text of token ids."""
+    """Ask any worker of a model for the text of token ids. `tenant` and `deadline` are as in `TokenizeCall`."""
 
     token_ids: TokenIds
+    tenant: TenantName = "default"
+    deadline: UnixSeconds | None = None
 
 
 class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
-    """Answer to a tokenizer call: `error` is set when the input was bad."""
+    """Answer to a tokenizer call: `error` is set when the input was bad, `retry_after_s` too when it was not.
+
+    Attributes:
+        retry_after_s: The tokenizer is busy; seconds until it can be expected to take more.
+    """
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     max_model_len: int = 0
     error: str | None = None
+    retry_after_s: float | None = None
 
 
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):

@@ -12,6 +12,7 @@ from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.errors import BadRequestError, PromptTooLongError
+from shared.messages import ChatMessage
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class Intake:
 
     async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: Prompt, prediction: str | None) -> None:
         try:
-            prompt_ids = prompt if isinstance(prompt, list) else await self._encoder.encode(prompt)
-            prediction_ids = await self._encoder.encode(prediction, add_special_tokens=False) if prediction else []
+            prompt_ids = prompt if isinstance(prompt, list) else await self._encode(held, prompt)
+            prediction_ids = await self._encode(held, prediction, add_special_tokens=False) if prediction else []
             if held.probation and self._held.is_current(held):
                 await lane.announce(held, len(prompt_ids))
             if self._held.is_current(held):
@@ -80,6 +81,16 @@ class Intake:
         except Exception as error:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
+
+    async def _encode(
+        self, held: HeldRequest, prompt: str | tuple[ChatMessage, ...], *, add_special_tokens: bool = True
+    ) -> list[int]:
+        return await self._encoder.encode(
+            prompt,
+            tenant=held.request.tenant,
+            is_wanted=lambda: self._held.is_current(held),
+            add_special_tokens=add_special_tokens,
+        )
 
     def _reject(self, held: HeldRequest, lane: Lane, error: Exception) -> None:
         if isinstance(error, BadRequestError):

@@ -1,27 +1,38 @@
-"""Answers `/tokenize` and `/detokenize` for the gateways, any one worker of a model each call."""
+"""Answers `/tokenize` and `/detokenize` for the gateways, any one worker of a model each call.
+
+The calls wait in the encoder's lane for calls: tenants take turns, a full lane is answered at once, and a call that the
+gateway no longer waits for is dropped. Answers are encoded in that lane's thread too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from gpu_worker.text.prompt_encoder import PromptEncoder
+from gpu_worker.text.fair_lane import LaneBusyError
+from gpu_worker.text.prompt_encoder import PromptEncoder, num_characters
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
-from shared.messages import TokenizeCall, TokenizerCall, TokenizerReply, encode
+from shared.messages import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
+from shared.nats_connection import SEND_ERRORS
 from shared.subjects import tokenizer_subject
 
 QUEUE_GROUP = "tokenizers"
-MAX_CALLS = 64
+MAX_CALLS = 256
+# What a token id costs in the lane, beside characters.
+_BYTES_PER_TOKEN_ID = 4
 
 _decode = msgspec.msgpack.Decoder(TokenizerCall).decode
+_log = logging.getLogger(__name__)
 
 
 class TokenizerService:
-    """Owns the calls in progress; more than a bound are refused, so that they cannot starve generation."""
+    """Owns the calls in progress."""
 
     def __init__(
         self, nats: Client, model: str, max_model_len: int, tokenizer: ModelTokenizer, encoder: PromptEncoder
@@ -42,7 +53,7 @@ class TokenizerService:
         if not message.reply:
             return
         if len(self._tasks) >= MAX_CALLS:
-            await self._respond(message, TokenizerReply(error="The tokenizer is busy; try again."))
+            await self._respond(message, encode(_busy(LaneBusyError(1.0))))
             return
         task = asyncio.create_task(self._answer(message))
         self._tasks.add(task)
@@ -50,33 +61,60 @@ class TokenizerService:
 
     async def _answer(self, message: Msg) -> None:
         try:
-            reply = await self._call(_decode(message.data))
+            call = _decode(message.data)
+            size = self._checked_size(call)
+            payload = await self._encoder.calls.run(
+                call.tenant,
+                size,
+                lambda: self._reply(call),
+                lambda: call.deadline is None or time.time() < call.deadline,
+            )
+        except LaneBusyError as error:
+            payload = encode(_busy(error))
         except (BadRequestError, msgspec.MsgspecError, RecursionError, ValueError) as error:
-            reply = TokenizerReply(error=str(error)[:500])
-        await self._respond(message, reply)
+            payload = encode(TokenizerReply(error=str(error)[:500]))
+        await self._respond(message, payload)
 
-    async def _respond(self, message: Msg, reply: TokenizerReply) -> None:
-        payload = encode(reply)
+    async def _respond(self, message: Msg, payload: bytes) -> None:
         if len(payload) > self._nats.max_payload:
             payload = encode(TokenizerReply(error="The answer is too large for one message; send less at once."))
-        await self._nats.publish(message.reply, payload)
+        try:
+            await self._nats.publish(message.reply, payload)
+        except SEND_ERRORS as error:
+            _log.warning("tokenizer call not answered", extra={"error": repr(error)})
 
-    async def _call(self, call: TokenizerCall) -> TokenizerReply:
-        if not isinstance(call, TokenizeCall):
-            return TokenizerReply(text=await self._detokenize(call.token_ids), max_model_len=self._max_model_len)
+    def _checked_size(self, call: TokenizerCall) -> int:
+        """Return how much work a call is, after what can be checked without doing it.
+
+        Raises:
+            BadRequestError: It cannot be answered.
+        """
+        if isinstance(call, DetokenizeCall):
+            if call.token_ids and max(call.token_ids) >= self._vocab_size:
+                limit = self._vocab_size - 1
+                wrong = max(call.token_ids)
+                raise BadRequestError(f"Token id {wrong} is not one of this model's, 0 to {limit}.", "tokens")
+            return _BYTES_PER_TOKEN_ID * len(call.token_ids)
         if (call.text is None) == (call.messages is None):
             raise BadRequestError("Give either a text or messages.", "prompt")
         prompt = call.messages if call.text is None else call.text
         assert prompt is not None
-        if prompt == "":
-            return TokenizerReply(max_model_len=self._max_model_len)
-        token_ids = await self._encoder.encode(
-            prompt, add_special_tokens=call.add_special_tokens, add_generation_prompt=call.add_generation_prompt
-        )
-        return TokenizerReply(token_ids=tuple(token_ids), max_model_len=self._max_model_len)
+        self._encoder.check_length(prompt, self._encoder.max_call_characters)
+        return num_characters(prompt)
 
-    async def _detokenize(self, token_ids: tuple[int, ...]) -> str:
-        if token_ids and max(token_ids) >= self._vocab_size:
-            limit = self._vocab_size - 1
-            raise BadRequestError(f"Token id {max(token_ids)} is not one of this model's, 0 to {limit}.", "tokens")
-        return await self._encoder.decode(token_ids)
+    def _reply(self, call: TokenizerCall) -> bytes:
+        """Return the encoded answer. Runs in the lane's thread."""
+        if not isinstance(call, TokenizeCall):
+            text = self._encoder.decode_now(call.token_ids)
+            return encode(TokenizerReply(text=text, max_model_len=self._max_model_len))
+        prompt = call.messages if call.text is None else call.text
+        token_ids: list[int] = []
+        if prompt is not None and prompt != "":
+            token_ids = self._encoder.encode_now(
+                prompt, add_special_tokens=call.add_special_tokens, add_generation_prompt=call.add_generation_prompt
+            )
+        return encode(TokenizerReply(token_ids=tuple(token_ids), max_model_len=self._max_model_len))
+
+
+def _busy(error: LaneBusyError) -> TokenizerReply:
+    return TokenizerReply(error=str(error), retry_after_s=error.retry_after_s)

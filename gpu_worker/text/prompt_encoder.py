@@ -1,14 +1,15 @@
-"""Encodes the prompts of requests without stalling the event loop.
+"""Encodes texts without stalling the event loop, and without one client's texts delaying another's prompt.
 
-Short prompts are encoded at once. Long ones go to a small pool of threads, where the tokenizer works without the
-interpreter lock; the pool's size bounds how much of the machine that may take.
+A text that cannot fit into the model's context is refused by its length, before it is encoded. Short prompts are
+encoded at once. Long ones wait in a lane of their own, in turns by tenant. Calls of `/tokenize` have another lane, with
+one thread that yields to everything else: nobody's prompt ever waits for them.
 """
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
+from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.messages import ChatMessage
@@ -16,26 +17,55 @@ from shared.messages import ChatMessage
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
 INLINE_CHARACTERS = 2048
 INLINE_MESSAGES = 64
-NUM_THREADS = 2
+NUM_PROMPT_THREADS = 2
+# A text may be tokenized to be cut up afterwards, so this much is allowed whatever the model's context holds.
+MIN_CALL_CHARACTERS = 256 << 10
+MAX_WAITING_CALL_BYTES = 8 << 20
+
+PromptText = str | tuple[ChatMessage, ...]
 
 
 class PromptEncoder:
-    """Owns the threads. Used from the event loop only."""
+    """Owns the lanes. Used from the event loop only.
 
-    def __init__(self, tokenizer: ModelTokenizer) -> None:
-        """Encode with this tokenizer."""
+    Attributes:
+        max_characters: A prompt of more cannot fit into the context, even if each token were the longest there is.
+        max_call_characters: The same for calls.
+        prompts: Where long prompts of requests are encoded.
+        calls: Where calls of `/tokenize` are answered.
+    """
+
+    def __init__(self, tokenizer: ModelTokenizer, max_model_len: int) -> None:
+        """Encode with this tokenizer, for a model whose context holds `max_model_len` tokens."""
         self._tokenizer = tokenizer
-        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._max_model_len = max_model_len
+        self.max_characters = max_model_len * tokenizer.max_token_bytes
+        self.max_call_characters = max(MIN_CALL_CHARACTERS, self.max_characters)
+        self.prompts = FairLane("prompts", NUM_PROMPT_THREADS)
+        self.calls = FairLane("tokenize", 1, MAX_WAITING_CALL_BYTES, yields=True)
 
-    def is_short(self, prompt: str | tuple[ChatMessage, ...]) -> bool:
+    def is_short(self, prompt: PromptText) -> bool:
         """Say whether `encode_now` will not stall the loop."""
-        if isinstance(prompt, str):
-            return len(prompt) <= INLINE_CHARACTERS
-        return len(prompt) <= INLINE_MESSAGES and sum(map(_size, prompt)) <= INLINE_CHARACTERS
+        if not isinstance(prompt, str) and len(prompt) > INLINE_MESSAGES:
+            return False
+        return num_characters(prompt) <= INLINE_CHARACTERS
+
+    def check_length(self, prompt: PromptText, max_characters: int | None = None) -> None:
+        """Refuse a text by its length alone.
+
+        Raises:
+            BadRequestError: It cannot fit.
+        """
+        limit = self.max_characters if max_characters is None else max_characters
+        length = num_characters(prompt)
+        if length > limit:
+            param = "prompt" if isinstance(prompt, str) else "messages"
+            message = f"The prompt has {length} characters; at most {limit} can fit into {self._max_model_len} tokens."
+            raise BadRequestError(message, param, "context_length_exceeded")
 
     def encode_now(
         self,
-        prompt: str | tuple[ChatMessage, ...],
+        prompt: PromptText,
         *,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
@@ -53,31 +83,47 @@ class PromptEncoder:
 
     async def encode(
         self,
-        prompt: str | tuple[ChatMessage, ...],
+        prompt: PromptText,
         *,
+        tenant: str = "",
+        is_wanted: Callable[[], bool] = lambda: True,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Return the token ids of a text or a conversation of any length.
+        """Return the token ids of a request's text or conversation.
+
+        Args:
+            prompt: Of any length.
+            tenant: Tenants take turns.
+            is_wanted: Asked when it is its turn; a prompt that nobody wants any more is not encoded.
+            add_special_tokens: For a text, those that the tokenizer itself adds.
+            add_generation_prompt: For a conversation, the opening of the answer.
 
         Raises:
-            BadRequestError: The prompt cannot be encoded.
+            BadRequestError: The prompt cannot be encoded, or cannot fit.
+            asyncio.CancelledError: It was not wanted any more.
         """
         options = {"add_special_tokens": add_special_tokens, "add_generation_prompt": add_generation_prompt}
         if self.is_short(prompt):
             return self.encode_now(prompt, **options)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: self.encode_now(prompt, **options))
+        self.check_length(prompt)
+        return await self.prompts.run(
+            tenant, num_characters(prompt), lambda: self.encode_now(prompt, **options), is_wanted
+        )
 
-    async def decode(self, token_ids: tuple[int, ...]) -> str:
+    def decode_now(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of token ids, special tokens left out."""
-        if len(token_ids) <= INLINE_CHARACTERS:
-            return self._tokenizer.decode(token_ids)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._tokenizer.decode, token_ids)
+        return self._tokenizer.decode(token_ids)
 
     def close(self) -> None:
         """End the threads; encodings that have not started are dropped."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.prompts.close()
+        self.calls.close()
+
+
+def num_characters(prompt: PromptText) -> int:
+    """Return the length of all texts in a prompt."""
+    return len(prompt) if isinstance(prompt, str) else sum(map(_size, prompt))
 
 
 def _size(message: ChatMessage) -> int:

@@ -25,6 +25,7 @@ from shared.errors import BadRequestError, ConfigError
 from shared.messages import ChatMessage
 
 _REPLACEMENT = "\ufffd"
+_MIN_LONGEST_TOKEN = 32
 
 
 class ModelTokenizer:
@@ -32,6 +33,7 @@ class ModelTokenizer:
 
     Attributes:
         vocab_size: Token ids are smaller than this.
+        max_token_bytes: No token stands for more bytes of text.
     """
 
     def __init__(self, directory: ModelDirectory) -> None:
@@ -51,6 +53,7 @@ class ModelTokenizer:
         self.vocab_size = directory.vocab_size
         self._bos_token_id = directory.bos_token_id
         self._table = build_table(self._tokenizer, content, directory.vocab_size)
+        self.max_token_bytes = self._longest_token()
         self._template: ChatTemplate | None = load_chat_template(directory)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
@@ -129,6 +132,12 @@ class ModelTokenizer:
     def plain_token_ids(self) -> list[int]:
         """Ids of the tokens that are printable text by themselves."""
         return [token_id for token_id in range(self.vocab_size) if self._is_plain(token_id)]
+
+    def _longest_token(self) -> int:
+        """Return the bytes of the longest token, and no less than one of a tokenizer that merges what it drops."""
+        if self._table is not None:
+            return max(_MIN_LONGEST_TOKEN, *map(len, self._table.raw))
+        return max(_MIN_LONGEST_TOKEN, *(len(text.encode()) for text in self._tokenizer.get_vocab()))
 
     def _is_plain(self, token_id: int) -> bool:
         text = self.token_text(token_id)

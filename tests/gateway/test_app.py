@@ -205,7 +205,9 @@ async def test_tokenize_and_detokenize_ask_a_worker(http: httpx2.AsyncClient, co
     calls: list[Any] = []
 
     def reply(call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
-        calls.append(call)
+        assert call.deadline is not None
+        assert 0 < call.deadline - time.time() <= 0.2
+        calls.append(msgspec.structs.replace(call, deadline=None))
         if isinstance(call, DetokenizeCall):
             return TokenizerReply(text="abc")
         return TokenizerReply(token_ids=(1, 2, 3), max_model_len=512)
@@ -225,6 +227,13 @@ async def test_input_a_worker_refuses_is_a_400(http: httpx2.AsyncClient, connect
     await respond(connection, "org/demo", lambda call: TokenizerReply(error="token 99999 is not in the vocabulary"))
     error = assert_error(await http.post("/detokenize", json={"tokens": [99999]}), 400)
     assert "99999" in error["message"]
+
+
+async def test_busy_tokenizer_is_a_503_that_says_when_to_return(http: httpx2.AsyncClient, connection: Client) -> None:
+    await respond(connection, "org/demo", lambda call: TokenizerReply(error="The tokenizer is busy.", retry_after_s=7))
+    answer = await http.post("/tokenize", json={"prompt": "abc"})
+    assert_error(answer, 503, "tokenizer_busy")
+    assert answer.headers["retry-after"] == "7"
 
 
 async def test_no_worker_is_a_503_and_a_silent_worker_a_504(http: httpx2.AsyncClient, connection: Client) -> None:

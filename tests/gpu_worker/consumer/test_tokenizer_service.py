@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import msgspec
+import asyncio
+import time
 
+import msgspec
+import pytest
+
+from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
 from shared.messages import ChatMessage, DetokenizeCall, TokenizeCall, TokenizerReply, encode
 from shared.subjects import tokenizer_subject
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
@@ -40,3 +45,31 @@ async def test_bad_call_is_answered_with_an_error(worker: RunningWorker, gateway
 
 async def test_empty_text_has_no_tokens(worker: RunningWorker, gateway: TestGateway) -> None:
     assert await _call(gateway, TokenizeCall(text="")) == TokenizerReply(max_model_len=2048)
+
+
+async def test_text_too_long_is_refused_by_its_length(worker: RunningWorker, gateway: TestGateway) -> None:
+    limit = MIN_CALL_CHARACTERS
+    reply = await _call(gateway, TokenizeCall(text="x" * (limit + 1)))
+    assert reply.error is not None
+    assert f"at most {limit}" in reply.error
+    assert reply.retry_after_s is None
+
+
+async def test_full_lane_is_answered_at_once_and_says_when_to_return(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    text = "x = 1\n" * (MIN_CALL_CHARACTERS // 6)
+    replies = await asyncio.gather(*(_call(gateway, TokenizeCall(text=text, tenant="greedy")) for _ in range(40)))
+    served = [reply for reply in replies if reply.error is None]
+    busy = [reply for reply in replies if reply.retry_after_s is not None]
+    assert len(served) + len(busy) == 40
+    # One tenant may fill half of the lane.
+    assert MAX_WAITING_CALL_BYTES // 2 // len(text) <= len(served) < 30
+    assert all(reply.retry_after_s and reply.retry_after_s >= 1 for reply in busy)
+
+
+async def test_call_that_the_gateway_has_given_up_is_dropped(worker: RunningWorker, gateway: TestGateway) -> None:
+    payload = encode(TokenizeCall(text="x", deadline=time.time() - 1))
+    with pytest.raises(TimeoutError):
+        await gateway.nats.request(tokenizer_subject(gateway.model), payload, timeout=0.5)
+    assert (await _call(gateway, TokenizeCall(text="x", deadline=time.time() + 60))).token_ids

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 
@@ -10,11 +11,15 @@ from gpu_worker.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
+from shared.messages import ChatMessage
+
+# Long enough for the longest texts here.
+MAX_MODEL_LEN = 131_072
 
 
 @pytest.fixture
 def encoder(demo_directory: ModelDirectory) -> Iterator[PromptEncoder]:
-    encoder = PromptEncoder(ModelTokenizer(demo_directory))
+    encoder = PromptEncoder(ModelTokenizer(demo_directory), MAX_MODEL_LEN)
     yield encoder
     encoder.close()
 
@@ -49,6 +54,38 @@ async def test_bad_prompt_raises_from_the_pool_too(encoder: PromptEncoder) -> No
         await encoder.encode(())
 
 
-async def test_long_decoding_equals_the_same_in_parts(encoder: PromptEncoder) -> None:
+def test_long_decoding_equals_the_text(encoder: PromptEncoder) -> None:
     token_ids = tuple(encoder.encode_now("x = 1\n" * 5_000))
-    assert await encoder.decode(token_ids) == "x = 1\n" * 5_000
+    assert encoder.decode_now(token_ids) == "x = 1\n" * 5_000
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    demo_directory: ModelDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ModelTokenizer(demo_directory)
+    encoder = PromptEncoder(tokenizer, 100)
+    limit = 100 * tokenizer.max_token_bytes
+    assert len(await encoder.encode("x" * limit)) > 100
+    monkeypatch.setattr(encoder, "encode_now", None)
+    for prompt in ("x" * (limit + 1), (ChatMessage(role="user", content="x" * limit),)):
+        with pytest.raises(BadRequestError, match=f"at most {limit}") as raised:
+            await encoder.encode(prompt)
+        assert raised.value.code == "context_length_exceeded"
+    encoder.close()
+
+
+def test_longest_token_is_at_least_as_long_as_any(demo_directory: ModelDirectory) -> None:
+    tokenizer = ModelTokenizer(demo_directory)
+    longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+    assert tokenizer.max_token_bytes == max(32, longest)
+
+
+async def test_prompt_never_waits_for_calls(encoder: PromptEncoder) -> None:
+    release = threading.Event()
+    blocked = asyncio.create_task(encoder.calls.run("a", 1, release.wait))
+    try:
+        assert await asyncio.wait_for(encoder.encode("x = 1\n" * 2_000), 10)
+        assert not blocked.done()
+    finally:
+        release.set()
+        await blocked

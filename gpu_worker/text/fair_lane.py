@@ -1,0 +1,157 @@
+"""Work for a few threads that many clients wait for: in turns by owner, bounded, and dropped when nobody waits.
+
+Owners take turns, so that one who brings a thousand texts waits for itself. Work begins on the event loop's word, one
+piece a thread: what still waits can be dropped until then. A lane that is full says when to come back, by the bytes
+that wait and the rate at which they were worked off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from shared.errors import HeadraceError
+
+Result = TypeVar("Result")
+
+# Bytes a second, before anything was measured; a slow tokenizer on a busy core.
+_FIRST_RATE = 500_000.0
+_SMOOTHING = 0.2
+# A thread that yields to all others runs only while they leave a core to it.
+_LOWEST_PRIORITY = 19
+
+
+class LaneBusyError(HeadraceError):
+    """The lane is full.
+
+    Attributes:
+        retry_after_s: Until about a quarter of what waits has been worked off.
+    """
+
+    def __init__(self, retry_after_s: float) -> None:
+        """Say when to come back."""
+        super().__init__(f"The tokenizer is busy. Try again in {max(1.0, retry_after_s):.0f} s.")
+        self.retry_after_s = max(1.0, retry_after_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """One piece of work: its size in bytes, what to do, whether anybody still waits, and where the result goes."""
+
+    size: int
+    work: Callable[[], Any]
+    is_wanted: Callable[[], bool]
+    done: asyncio.Future[Any]
+
+
+class FairLane:
+    """Owns its threads and its queue. Used from one event loop."""
+
+    def __init__(self, name: str, num_threads: int, max_bytes: int | None = None, *, yields: bool = False) -> None:
+        """Prepare the threads; they start with the first work.
+
+        Args:
+            name: Of the threads.
+            num_threads: How many pieces are worked on at once.
+            max_bytes: How much may wait, half of it of one owner; None sets no bound.
+            yields: The threads run at the lowest priority, where the system has priorities for threads.
+        """
+        self._pool = ThreadPoolExecutor(num_threads, name, initializer=_yield_to_others if yields else None)
+        self._num_idle = num_threads
+        self._max_bytes = max_bytes
+        # In the order of whose turn it is.
+        self._queues: dict[str, deque[_Piece]] = {}
+        self._waiting_bytes: dict[str, int] = {}
+        self._rate = _FIRST_RATE
+
+    async def run(
+        self, owner: str, size: int, work: Callable[[], Result], is_wanted: Callable[[], bool] = lambda: True
+    ) -> Result:
+        """Return the result of `work`, which runs in a thread when it is this owner's turn.
+
+        Args:
+            owner: Who shares turns.
+            size: Bytes of the text.
+            work: May run at the same time as other work.
+            is_wanted: Asked before it begins; work that nobody wants any more is cancelled.
+
+        Raises:
+            LaneBusyError: Too much waits already.
+            asyncio.CancelledError: It was not wanted any more.
+        """
+        self._check_room(owner, size)
+        piece = _Piece(size, work, is_wanted, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(owner, deque()).append(piece)
+        self._waiting_bytes[owner] = self._waiting_bytes.get(owner, 0) + size
+        self._begin()
+        result: Result = await piece.done
+        return result
+
+    def close(self) -> None:
+        """End the threads; what has not begun is cancelled."""
+        for queue in self._queues.values():
+            for piece in queue:
+                piece.done.cancel()
+        self._queues.clear()
+        self._waiting_bytes.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _check_room(self, owner: str, size: int) -> None:
+        if self._max_bytes is None:
+            return
+        total, own = sum(self._waiting_bytes.values()), self._waiting_bytes.get(owner, 0)
+        # One piece may always wait, whatever its size.
+        if (total and total + size > self._max_bytes) or (own and own + size > self._max_bytes // 2):
+            raise LaneBusyError(total / 4 / self._rate)
+
+    def _begin(self) -> None:
+        """Give idle threads what is next."""
+        while self._num_idle and self._queues:
+            owner, queue = next(iter(self._queues.items()))
+            piece = queue.popleft()
+            del self._queues[owner]
+            if queue:
+                self._queues[owner] = queue
+            self._waiting_bytes[owner] -= piece.size
+            if not self._waiting_bytes[owner]:
+                del self._waiting_bytes[owner]
+            if piece.done.done():
+                continue
+            if not piece.is_wanted():
+                piece.done.cancel()
+                continue
+            self._num_idle -= 1
+            started = time.monotonic()
+            running = asyncio.get_running_loop().run_in_executor(self._pool, piece.work)
+            running.add_done_callback(partial(self._finish, piece, started))
+
+    def _finish(self, piece: _Piece, started: float, running: asyncio.Future[Any]) -> None:
+        self._num_idle += 1
+        elapsed_s = max(1e-6, time.monotonic() - started)
+        self._rate += _SMOOTHING * (piece.size / elapsed_s - self._rate)
+        error = None if running.cancelled() else running.exception()
+        if running.cancelled():
+            piece.done.cancel()
+        elif piece.done.done():
+            pass  # Nobody waits any more.
+        elif error is not None:
+            piece.done.set_exception(error)
+        else:
+            piece.done.set_result(running.result())
+        self._begin()
+
+
+def _yield_to_others() -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
