@@ -74,7 +74,9 @@ class BatchClient:
         result = result_subject(request.tenant, request.id)
         payload = msgspec.msgpack.encode(request)
         try:
-            await self._unless_refused(self._client.jetstream().publish(subject, payload))
+            # A publication repeated within the tenant's duplicate window is stored once.
+            publication = self._client.jetstream().publish(subject, payload, headers={"Nats-Msg-Id": request.id})
+            await self._unless_refused(publication)
         except NoStreamResponseError as error:
             raise DependencyError(
                 f"tenant {request.tenant[:64]!r} has no batch queue; an administrator makes one: `headrace setup "
