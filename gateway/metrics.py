@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -44,6 +45,25 @@ class Histogram:
         return result
 
 
+class ConnectionCounts(Protocol):
+    """What a server counts of its connections."""
+
+    @property
+    def members(self) -> Collection[object]:
+        """The open ones."""
+        ...
+
+    @property
+    def num_evicted(self) -> int:
+        """Waiting ones closed to make room, since the start."""
+        ...
+
+    @property
+    def num_limited(self) -> int:
+        """Those beyond the limit, since the start."""
+        ...
+
+
 class GatewayMetrics:
     """The numbers of one gateway process. Add to the attributes directly.
 
@@ -55,6 +75,8 @@ class GatewayMetrics:
         redispatches: Sequences sent to another worker, by reason (`worker_dead`, `gap`, `handoff`, ...).
         sequences: Sequences that were dispatched, by how they ended (`completed`, `failed`, `cancelled`).
         cache_hits, cache_misses, cache_shared: Response cache lookups; `shared` joined a generation in flight.
+        connections: Open client connections, and how many were `connections_evicted` or `connections_limited` since the
+            start, as of the last sweep.
         disconnects: Requests whose client left early; `slow_readers` were cut by us.
         redis_failures: Redis calls that failed or came too late; `is_redis_open` while the breaker is open.
         ttft_s: Time to first token, from the complete request to the first token's arrival.
@@ -68,6 +90,9 @@ class GatewayMetrics:
         "cache_shared",
         "cached_prompt_tokens",
         "completion_tokens",
+        "connections",
+        "connections_evicted",
+        "connections_limited",
         "disconnects",
         "duration_s",
         "is_redis_open",
@@ -100,6 +125,9 @@ class GatewayMetrics:
         self.cache_hits = 0
         self.cache_misses = 0
         self.cache_shared = 0
+        self.connections = 0
+        self.connections_evicted = 0
+        self.connections_limited = 0
         self.disconnects = 0
         self.slow_readers = 0
         self.redis_failures = 0
@@ -109,6 +137,12 @@ class GatewayMetrics:
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
         self.prediction_error_s = Histogram(ERROR_BUCKETS_S)
 
+    def count_connections(self, table: ConnectionCounts) -> None:
+        """Take over what the server of the public port has counted."""
+        self.connections = len(table.members)
+        self.connections_evicted = table.num_evicted
+        self.connections_limited = table.num_limited
+
 
 _SCALARS = {
     "prompt_tokens": "Prompt tokens of answered requests.",
@@ -117,10 +151,17 @@ _SCALARS = {
     "cache_hits": "Answers taken from the response cache.",
     "cache_misses": "Response cache lookups that found nothing.",
     "cache_shared": "Requests that joined an identical generation in flight.",
+    "connections_evicted": "Waiting connections closed to make room for others.",
+    "connections_limited": "Connections beyond the limit, which were served health alone.",
     "disconnects": "Requests whose client left early.",
     "slow_readers": "Clients cut because they did not read.",
     "redis_failures": "Redis calls that failed or came too late.",
     "key_reload_failures": "Times the changed key file could not be read.",
+}
+_GAUGES = {
+    "active_streams": "Requests being answered.",
+    "connections": "Open client connections.",
+    "is_redis_open": "1: Redis is away.",
 }
 _BY_REASON = {
     "shed": "Requests refused for lack of capacity.",
@@ -160,7 +201,7 @@ class MetricsCollector(Collector):
             scalar = CounterMetricFamily(f"headrace_{name}", text, labels=["process"])
             scalar.add_metric([process], getattr(metrics, name))
             yield scalar
-        for name, text in {"active_streams": "Requests being answered.", "is_redis_open": "1: Redis is away."}.items():
+        for name, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"headrace_{name}", text, labels=["process"])
             gauge.add_metric([process], getattr(metrics, name))
             yield gauge

@@ -168,7 +168,7 @@ async def _assemble(
     )
     entrance = Entrance(completions, AsgiHandler(create_app(services), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED)
+    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections)
     registry = await stack.enter_async_context(_registry(metrics, slot, board))
     registry.register(FleetCollector(fleet))
     operator_app = create_operator_app(

@@ -91,6 +91,7 @@ class ConnectionTable(Generic[M]):
         is_draining: Whether every answer is its connection's last.
         default_headers: Headers of every answer, as of the last sweep.
         num_evicted: Connections closed to make room, since the start.
+        num_limited: Connections that were one too many, since the start.
     """
 
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float]) -> None:
@@ -100,6 +101,7 @@ class ConnectionTable(Generic[M]):
         self.members: set[M] = set()
         self.is_draining = False
         self.num_evicted = 0
+        self.num_limited = 0
         self._num_reported = 0
         self._waiting: dict[M, None] = {}
         self._waiting_extra: dict[M, None] = {}
@@ -127,6 +129,7 @@ class ConnectionTable(Generic[M]):
             limits.max_per_address is not None and num_of_address > limits.max_per_address
         )
         (self._waiting_extra if is_limited else self._waiting)[member] = None
+        self.num_limited += is_limited
         return is_limited
 
     def remove(self, member: M) -> None:

@@ -29,12 +29,26 @@ class HttpServer:
         table: The connections.
     """
 
-    def __init__(self, handler: Handler, limits: ConnectionLimits, exempt_paths: frozenset[str] = frozenset()) -> None:
-        """Answer with `handler`. `exempt_paths` are answered on connections beyond the limit, too."""
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ConnectionLimits,
+        exempt_paths: frozenset[str] = frozenset(),
+        on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
+    ) -> None:
+        """Answer with `handler`.
+
+        Args:
+            handler: Answers one exchange.
+            limits: What connections may have.
+            exempt_paths: Answered on connections beyond the limit, too.
+            on_sweep: Called twice a second, to count connections.
+        """
         self._loop = asyncio.get_running_loop()
         self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
         self._runner = HandlerRunner(handler, exempt_paths)
         self._receive_buffer = memoryview(bytearray(MAX_HEAD_BYTES))
+        self._on_sweep = on_sweep
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -82,3 +96,4 @@ class HttpServer:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.table.sweep()
+            self._on_sweep(self.table)

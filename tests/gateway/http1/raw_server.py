@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from gateway.exchange import Exchange
 from gateway.http1.connection import Connection
-from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.handler_runner import Handler
 from gateway.http1.server import HttpServer
 
@@ -39,11 +39,14 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    handler: Handler, limits: ConnectionLimits | None = None, exempt_paths: frozenset[str] = frozenset()
+    handler: Handler,
+    limits: ConnectionLimits | None = None,
+    exempt_paths: frozenset[str] = frozenset(),
+    on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
 ) -> AsyncIterator[Served]:
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = HttpServer(handler, limits or ConnectionLimits(), exempt_paths)
+    server = HttpServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep)
     await server.start(bound)
     try:
         yield Served(server, bound.getsockname()[1])

@@ -83,6 +83,7 @@ def test_busy_connections_are_never_evicted(table: Table) -> None:
         table.table.note_busy(member)
     extra = [table.add() for _ in range(MAX_EXTRA_CONNECTIONS + 1)]
     assert all(member.is_limited for member in extra)
+    assert table.table.num_limited == len(extra)
     assert [member.told for member in members] == [[]] * 4
     assert [member.told for member in extra[:2]] == [["evict"], []]
     assert len(table.table.members) == 4 + MAX_EXTRA_CONNECTIONS

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.exchange import Exchange
 from gateway.http1.connection_table import ConnectionLimits
+from gateway.metrics import GatewayMetrics
 from tests.gateway.http1.raw_server import REQUEST, connected, echo, read_chunked, read_head, read_whole, served
 from tests.gateway.wire_worker import until
 
@@ -166,3 +167,13 @@ async def test_connection_is_one_too_many_for_one_answer_alone() -> None:
             assert (await read_head(second))[0] == 503
         writer.write(REQUEST)
         assert await read_whole(first) == (200, b"hi")
+
+
+async def test_connections_are_counted() -> None:
+    metrics = GatewayMetrics()
+    limits = ConnectionLimits(max_connections=2)
+    async with served(echo, limits, on_sweep=metrics.count_connections) as server, AsyncExitStack() as stack:
+        for _ in range(5):
+            await stack.enter_async_context(connected(server))
+        await until(lambda: metrics.connections == 2 and metrics.connections_evicted == 3)
+        assert metrics.connections_limited == 0
