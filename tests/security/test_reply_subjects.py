@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from shared.batch_streams import batch_stream
 from shared.messages import Sampling, encode
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name
@@ -40,7 +41,7 @@ async def test_worker_says_nothing_on_a_forged_subject(worker: RunningWorker, ga
     for subject in FORGED:
         if " " not in subject and not subject.endswith("."):
             await gateway.nats.subscribe(subject, cb=hear)
-    tenant = fresh_name("t")
+    tenant = "acme"
     for subject in [*FORGED, *UNUSABLE]:
         fields = msgspec.to_builtins(gateway.request(sampling=SHORT, tenant=tenant, reply=subject))
         payload = msgspec.msgpack.encode({**fields, "type": "request", "lane": lane})
@@ -48,7 +49,7 @@ async def test_worker_says_nothing_on_a_forged_subject(worker: RunningWorker, ga
         # Nor where the request cannot be read but for its sender.
         broken = msgspec.msgpack.encode({**fields, "id": fresh_name("b"), "type": "request", "sampling": 7})
         await gateway.js.publish(request_subject(gateway.model, lane, tenant), broken)
-    stream = "HR_INTERACTIVE" if lane == "interactive" else "HR_BATCH"
+    stream = "HR_INTERACTIVE" if lane == "interactive" else batch_stream(tenant)
     await gateway.wait_until_acknowledged(stream)
     assert (await gateway.ask(sampling=SHORT)).finish.reason == "length"
     await gateway.nats.flush()
