@@ -34,7 +34,7 @@ FAST_RECOVERY = RecoveryLimits(
     ack_timeout_s=0.5,
     claim_patience_s=0.5,
     disturbed_patience_s=0.3,
-    reconnect_patience_s=0.3,
+    reconnect_patience_s=1.0,
 )
 
 
