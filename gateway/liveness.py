@@ -35,7 +35,8 @@ class FleetLimits:
         silence_s: Silence, probes included, after which a worker is dead although its connection stands.
         stall_s: Time for which a worker's step counter may stand still while it has work.
         hearing_grace_s: Time after this gateway could not hear during which nobody is declared dead.
-        disturbance_s: Time after a death during which requests may still go to the dead worker's last pull.
+        disturbance_s: Time after a death, an absence of NATS or a pause during which requests may still be lost on
+            their way to a worker.
     """
 
     heartbeat_s: float = 0.25
@@ -95,6 +96,7 @@ class Liveness:
         self._graves: dict[str, _Grave] = {}
         self._is_disconnected = False
         self._judge_after = 0.0
+        self._disturbed_until = -math.inf
         self._swept_at = -math.inf
         self.on_dead: Callable[[Death], None] = lambda death: None
 
@@ -139,6 +141,7 @@ class Liveness:
         """Judge again, after a grace period in which everybody can be heard."""
         self._is_disconnected = False
         self._judge_after = now + self._limits.hearing_grace_s
+        self._disturbed_until = now + self._limits.disturbance_s
 
     def forgive(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as anybody's silence: this process stood still."""
@@ -147,6 +150,7 @@ class Liveness:
             worker.stepped_at = min(now, worker.stepped_at + lost_s)
             worker.unanswered_since = None
         self._judge_after = max(self._judge_after, now + self._limits.probe_after_s)
+        self._disturbed_until = now + self._limits.disturbance_s
 
     def take_probes(self, now: float) -> list[str]:
         """Return the workers to probe now: all, as soon as one is silent, to see whether it is alone with that."""
@@ -185,9 +189,8 @@ class Liveness:
         return self._can_judge(self._swept_at) and (worker is None or worker.is_stalled)
 
     def is_disturbed(self, now: float) -> bool:
-        """Whether a worker is silent or has died lately, so that requests may have gone to one that is not there."""
-        latest = max((grave.death.found_at for grave in self._graves.values()), default=-math.inf)
-        return self._is_anyone_silent(now) or now - latest < self._limits.disturbance_s
+        """Whether a worker is silent, or something was lately, so that requests may have gone where nobody is."""
+        return self._is_anyone_silent(now) or now < self._disturbed_until
 
     def deaths_since(self, model: str, since: float) -> list[Death]:
         """Return the deaths of a model's workers that were found after a loop time."""
@@ -239,6 +242,7 @@ class Liveness:
             del self._graves[old]
         if len(self._graves) >= _MAX_REMEMBERED:
             del self._graves[next(iter(self._graves))]
+        self._disturbed_until = now + self._limits.disturbance_s
         self._graves[name] = _Grave(death, heartbeat.started, worker.heard_at)
         _logger.warning("worker %s is dead: %s", name, why)
         self.on_dead(death)

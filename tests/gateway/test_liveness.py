@@ -219,6 +219,18 @@ def test_pause_after_which_heartbeats_were_read_first_does_not_delay_the_next_de
     assert watched.dead == ["a"]
 
 
+@pytest.mark.parametrize("cause", ["pause", "reconnect"])
+def test_fleet_is_disturbed_for_a_while_after_it_could_not_be_heard(watched: Watched, cause: str) -> None:
+    if cause == "pause":
+        watched.liveness.forgive(1.0, watched.now)
+    else:
+        watched.liveness.nats_reconnected(watched.now)
+    watched.run(2.0)
+    assert watched.liveness.is_disturbed(watched.now)
+    watched.run(1.0)
+    assert not watched.liveness.is_disturbed(watched.now)
+
+
 def test_fleet_is_disturbed_by_silence_and_for_a_while_after_a_death(watched: Watched) -> None:
     assert not watched.liveness.is_disturbed(watched.now)
     watched.workers["a"].state = "gone"

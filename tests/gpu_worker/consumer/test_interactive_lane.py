@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages import ChatMessage, Sampling, Usage
+from shared.messages import ChatMessage, Sampling, Usage, encode
 from shared.nats_connection import connect
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name
 
@@ -176,6 +176,20 @@ async def test_request_that_can_never_run_fails_naming_the_field(
     assert answer.finish.error_param == param
     assert (await gateway.ask()).finish.reason == "length"
     await gateway.wait_until_acknowledged()
+
+
+@pytest.mark.parametrize("reply", ["$X.{}", "hr.cancel.{}", "hr.tok.{}.x", "_INBOX_gateway.{}", "x.{}"])
+async def test_reply_subject_that_is_no_gateways_hears_nothing(
+    worker: RunningWorker, gateway: TestGateway, reply: str
+) -> None:
+    forged = reply.format(fresh_name("forged"))
+    heard = await gateway.nats.subscribe(forged)
+    await gateway.nats.flush()
+    await gateway.publish(gateway.request(reply=forged))
+    await gateway.publish_raw(encode(gateway.request(reply=forged)).replace(b"\xa4text", b"\xa4texu"))
+    await gateway.ask()
+    await gateway.wait_until_acknowledged()
+    assert heard.pending_msgs == 0
 
 
 async def test_chat_request_is_answered(worker: RunningWorker, gateway: TestGateway) -> None:

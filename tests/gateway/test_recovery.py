@@ -1,0 +1,234 @@
+"""What a move does to the old attempt and to the next one; queue, workers and NATS are in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.death import Death
+from gateway.errors import ApiError
+from gateway.fleet import Fleet
+from gateway.inflight import Flight, FlightTable
+from gateway.liveness import FleetLimits
+from gateway.recovery import Recovery, RecoveryLimits
+from shared.messages import Request
+from tests.gateway.dispatch_bench import ListSink
+
+LIMITS = RecoveryLimits(max_moves=12)
+
+
+@dataclass
+class Wire:
+    """Publisher, revoker and quarantine of a gateway; keeps what they are asked for."""
+
+    published: list[tuple[str, int]] = field(default_factory=list)
+    cancelled: list[tuple[str, int | None]] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    quarantined: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, int]] = field(default_factory=list)
+    refusal: ApiError | None = None
+
+    async def publish(self, flight: Flight) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.published.append((flight.id, flight.epoch))
+
+    def forget(self, flight: Flight) -> None:
+        flight.ack = None
+
+    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
+        self.cancelled.append((request_id, epoch))
+
+    def delete(self, stream_seq: int) -> None:
+        self.deleted.append(stream_seq)
+
+    async def send_cancels(self) -> None:
+        pass
+
+    def take(self, flight: Flight, reason: str, why: str) -> ApiError:
+        self.quarantined.append((flight.id, reason))
+        return ApiError(500, why)
+
+    async def close(self) -> None:
+        pass
+
+
+class Moves:
+    """A recovery, its flights, and the wire."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.flights = FlightTable()
+        self.fleet = Fleet("g", FleetLimits(), self.flights.unshown)
+        self.recovery = Recovery(
+            self.flights,
+            self.fleet,
+            self.wire,  # type: ignore[arg-type]
+            self.wire,  # type: ignore[arg-type]
+            self.wire,  # type: ignore[arg-type]
+            self.fail,
+            LIMITS,
+        )
+
+    def fail(self, flight: Flight, error: ApiError) -> None:
+        if self.flights.remove(flight):
+            self.wire.failed.append((flight.id, error.status))
+
+    def flight(self, request_id: str, worker: str | None = None) -> Flight:
+        """Add a flight that was published long ago, and that `worker` holds, if given."""
+        flight = Flight(Request(id=request_id, model="m", text="x"), ListSink(), 1, published_at=-1000.0)
+        self.flights.add(flight)
+        if worker is not None:
+            self.flights.claim(flight, worker)
+        return flight
+
+    async def settle(self) -> None:
+        await self.recovery.close()
+
+    async def die(self, worker: str, *, is_blamed: bool = True) -> None:
+        self.recovery.lose_worker(Death(worker, "m", "it is not there any more", 0.0, is_blamed))
+        await self.settle()
+
+
+@pytest.fixture
+async def moves() -> Moves:
+    return Moves()
+
+
+async def test_move_cancels_exactly_the_old_attempt_and_deletes_its_message(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    flight.epoch, flight.stream_seq = 4, 77
+    moves.recovery.move([flight], "gap")
+    await moves.settle()
+    assert moves.wire.cancelled == [("a", 4)]
+    assert moves.wire.deleted == [77]
+    assert moves.wire.published == [("a", 5)]
+    assert (flight.worker, flight.stream_seq, flight.epoch) == (None, None, 5)
+
+
+async def test_moves_without_progress_end_in_quarantine_and_progress_begins_anew(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    for _ in range(LIMITS.max_moves):
+        moves.recovery.move([flight], "gap")
+    flight.emitted.append(1)
+    for _ in range(LIMITS.max_moves):
+        moves.recovery.move([flight], "handoff")
+    assert moves.wire.failed == []
+    moves.recovery.move([flight], "silent")
+    assert moves.wire.failed == [("a", 500)]
+    assert moves.wire.quarantined == [("a", "attempts_exhausted")]
+    await moves.settle()
+
+
+async def test_moves_that_are_no_workers_fault_have_no_limit(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for _ in range(20):
+        moves.recovery.move([flight], "nats_restart")
+        moves.recovery.move([flight], "unclaimed")
+    assert moves.wire.failed == []
+    await moves.settle()
+
+
+async def test_suspects_are_published_one_per_worker(moves: Moves) -> None:
+    for name in "abc":
+        moves.flight(name, "w")
+    await moves.die("w")
+    assert moves.wire.published == [("a", 1)]
+    first = moves.flights.by_id["a"]
+    assert first.probation == 1
+    first.emitted.append(1)
+    moves.recovery.sweep(-1000.0)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1), ("b", 1)]
+    moves.flights.remove(moves.flights.by_id["b"])
+    moves.recovery.sweep(-1000.0)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1), ("b", 1), ("c", 1)]
+
+
+async def test_suspect_that_is_the_only_one_at_two_deaths_is_quarantined(moves: Moves) -> None:
+    poison, neighbour = moves.flight("a", "w0"), moves.flight("b", "w0")
+    neighbour.emitted += range(40)
+    await moves.die("w0")
+    for number in (1, 2):
+        assert moves.wire.quarantined == []
+        for flight in (poison, neighbour):
+            moves.flights.claim(flight, f"w{number}")
+        neighbour.emitted += range(40)
+        await moves.die(f"w{number}")
+    assert moves.wire.quarantined == [("a", "worker_lost")]
+    assert list(moves.flights) == [neighbour]
+
+
+async def test_stream_with_progress_between_deaths_is_never_a_suspect(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for number in range(10):
+        moves.flights.claim(flight, f"w{number}")
+        flight.emitted += range(100)
+        await moves.die(f"w{number}")
+        assert flight.probation == 0
+    assert flight.losses == []
+
+
+async def test_death_without_blame_makes_nobody_a_suspect(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for number in range(10):
+        moves.flights.claim(flight, f"w{number}")
+        await moves.die(f"w{number}", is_blamed=False)
+        assert flight.probation == 0
+    assert moves.wire.failed == []
+
+
+async def test_blame_is_taken_back_when_the_worker_is_heard_again(moves: Moves) -> None:
+    flight = moves.flight("a", "w0")
+    await moves.die("w0")
+    for number in (1, 2, 3):
+        moves.flights.claim(flight, f"w{number}")
+        for loss in flight.losses:
+            loss.death.is_blamed = False
+        await moves.die(f"w{number}")
+    assert moves.wire.quarantined == []
+
+
+async def test_refused_publication_is_repeated_and_one_that_is_too_large_fails(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    moves.wire.refusal = ApiError(503, "full")
+    moves.recovery.move([flight], "gap")
+    await moves.settle()
+    assert moves.wire.published == []
+    moves.wire.refusal = None
+    moves.recovery.sweep(flight.published_at + LIMITS.refused_retry_s + 0.01)
+    await moves.settle()
+    assert moves.wire.published == [("a", 2)]
+    moves.wire.refusal = ApiError(413, "too large")
+    moves.recovery.move([flight], "gap")
+    await moves.settle()
+    assert moves.wire.failed == [("a", 413)]
+
+
+async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
+    now = 5000.0
+    silent, unclaimed = moves.flight("a", "w"), moves.flight("b")
+    silent.emitted, silent.progressed_at = [1], now - 1
+    unclaimed.published_at, unclaimed.stream_seq = now - 1, 5
+    moves.recovery.forgive(600.0, now + 600)
+    assert (silent.progressed_at, unclaimed.published_at) == (now + 599, now + 599)
+    moves.recovery.sweep(now + 600)
+    await moves.settle()
+    assert moves.wire.published == []
+    # What was read before the pause was noticed is not moved into the future.
+    silent.progressed_at = now + 600
+    moves.recovery.forgive(600.0, now + 600)
+    assert silent.progressed_at == now + 600
+
+
+async def test_deadline_ends_a_flight_that_waits_on_probation(moves: Moves) -> None:
+    moves.flight("a", "w")
+    parked = moves.flight("b", "w")
+    await moves.die("w")
+    assert parked.is_parked
+    parked.expires_at = -1000.5
+    moves.recovery.sweep(-1000.0)
+    await moves.settle()
+    assert ("b", 408) in moves.wire.failed

@@ -1,0 +1,74 @@
+"""What happens to requests whose prompt is still being encoded: cancelled, drained, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+
+
+class SlowEncoder:
+    """Holds encodings back until the test lets them go on."""
+
+    def __init__(self, worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_started = 0
+        self.may_go_on = asyncio.Event()
+        self._encode = worker.worker._encoder.encode
+        monkeypatch.setattr(worker.worker._encoder, "is_short", lambda prompt: False)
+        monkeypatch.setattr(worker.worker._encoder, "encode", self.encode)
+
+    async def encode(self, *arguments: Any, **options: Any) -> list[int]:
+        self.num_started += 1
+        await self.may_go_on.wait()
+        return await self._encode(*arguments, **options)
+
+
+async def test_request_cancelled_while_it_is_encoded_never_runs(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SlowEncoder(worker, monkeypatch)
+    added: list[object] = []
+    engine = worker.worker._engine
+    monkeypatch.setattr(engine, "add", added.append)
+    request = gateway.request()
+    answer = await gateway.publish(request)
+    await wait_until(lambda: encoder.num_started == 1)
+    await gateway.cancel(request.id)
+    await gateway.wait_until_acknowledged()
+    encoder.may_go_on.set()
+    await asyncio.gather(*worker.worker.consumer._interactive._intake._tasks, return_exceptions=True)
+    assert added == []
+    assert answer.deltas == []
+
+
+async def test_newer_epoch_that_comes_while_the_older_is_encoded_runs_alone(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SlowEncoder(worker, monkeypatch)
+    request = gateway.request()
+    old = await gateway.publish(request)
+    await wait_until(lambda: encoder.num_started == 1)
+    new = await gateway.publish(gateway.request(id=request.id, epoch=1))
+    await wait_until(lambda: encoder.num_started == 2)
+    encoder.may_go_on.set()
+    assert (await new.wait()).finish.reason == "length"
+    assert old.deltas == []
+
+
+async def test_drain_hands_over_a_request_that_is_being_encoded(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SlowEncoder(worker, monkeypatch)
+    answer = await gateway.publish(gateway.request())
+    await wait_until(lambda: encoder.num_started == 1)
+    await asyncio.wait_for(worker.drain(timeout_s=30.0), 5.0)
+    encoder.may_go_on.set()
+    await answer.wait()
+    assert [delta.finish is not None and delta.finish.reason for delta in answer.deltas] == ["handoff"]
+    await gateway.wait_until_acknowledged()

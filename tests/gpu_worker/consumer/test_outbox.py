@@ -1,0 +1,100 @@
+"""What is sent in which order, and what is acknowledged; the connection is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.queued_message import ACK, QueuedMessage
+from shared.messages import Delta, Finish, Frame
+
+MAX_PAYLOAD = 2000
+
+
+@dataclass
+class Connection:
+    """A NATS connection on which some subjects cannot be reached."""
+
+    broken: set[str] = field(default_factory=set)
+    sent: list[tuple[str, bytes]] = field(default_factory=list)
+    max_payload: int = MAX_PAYLOAD
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if subject in self.broken:
+            raise OSError("the connection is away")
+        self.sent.append((subject, payload))
+
+    def frames(self, subject: str) -> list[Frame]:
+        return [msgspec.msgpack.decode(payload, type=Frame) for to, payload in self.sent if to == subject]
+
+    @property
+    def acknowledged(self) -> list[str]:
+        return [subject for subject, payload in self.sent if payload == ACK]
+
+
+@pytest.fixture
+def connection() -> Connection:
+    return Connection()
+
+
+@pytest.fixture
+def outbox(connection: Connection) -> Outbox:
+    return Outbox(connection, "w")  # type: ignore[arg-type]
+
+
+def message(name: str) -> QueuedMessage:
+    return QueuedMessage("hr.req.m.interactive", b"", f"ack.{name}", 1, 1, 0)
+
+
+async def test_message_is_acknowledged_after_its_last_delta_was_sent(outbox: Outbox, connection: Connection) -> None:
+    outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x", Finish("length")), message("a"))
+    await outbox.flush()
+    assert [subject for subject, _ in connection.sent] == ["hr.tok.a", "ack.a"]
+
+
+async def test_what_was_not_sent_is_not_acknowledged_and_its_neighbours_are(
+    outbox: Outbox, connection: Connection
+) -> None:
+    unsent: list[Delta] = []
+    outbox.on_unsent = unsent.extend
+    connection.broken.add("hr.tok.a")
+    lost = Delta("a", 0, 0, (1,), "x", Finish("length"))
+    outbox.put("hr.tok.a", lost, message("a"))
+    outbox.put("hr.tok.b", Delta("b", 0, 0, (1,), "x", Finish("length")), message("b"))
+    await outbox.flush()
+    assert connection.acknowledged == ["ack.b"]
+    assert unsent == [lost]
+
+
+async def test_frame_that_is_too_large_is_sent_in_parts_in_order(outbox: Outbox, connection: Connection) -> None:
+    for position in range(20):
+        outbox.put("hr.tok.a", Delta("a", 0, position, (position,), "x" * 400))
+    await outbox.flush()
+    frames = connection.frames("hr.tok.a")
+    assert len(frames) > 4
+    assert [delta.seq for frame in frames for delta in frame.deltas] == list(range(20))
+    assert all(len(payload) <= MAX_PAYLOAD for _, payload in connection.sent)
+
+
+async def test_delta_that_no_frame_holds_is_reported_and_its_neighbours_are_sent(
+    outbox: Outbox, connection: Connection
+) -> None:
+    refused: list[Delta] = []
+    outbox.on_too_large = refused.append
+    huge = Delta("b", 0, 0, (1,), "x" * 5000)
+    for delta in (Delta("a", 0, 0, (1,), "x"), huge, Delta("c", 0, 0, (1,), "x")):
+        outbox.put("hr.tok.a", delta)
+    await outbox.flush()
+    assert [delta.id for frame in connection.frames("hr.tok.a") for delta in frame.deltas] == ["a", "c"]
+    assert refused == [huge]
+
+
+async def test_answers_to_the_queue_follow_the_deltas(outbox: Outbox, connection: Connection) -> None:
+    outbox.acknowledge(message("b"), b"-NAK")
+    outbox.put("hr.tok.a", Delta("b", 0, 0, finish=Finish("handoff")))
+    await outbox.flush()
+    assert [(subject, payload) for subject, payload in connection.sent][-1] == ("ack.b", b"-NAK")
+    assert connection.frames("hr.tok.a")
