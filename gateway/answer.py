@@ -23,15 +23,16 @@ class ResponseHead:
     """Headers of an answer.
 
     Attributes:
+        request_id: The answer's `x-request-id`.
         started: `time.perf_counter()` when the request arrived.
         limits: The `x-ratelimit-*` headers, once they are known.
     """
 
-    __slots__ = ("_request_id", "limits", "started")
+    __slots__ = ("limits", "request_id", "started")
 
     def __init__(self, request_id: str, started: float) -> None:
         """Name the request."""
-        self._request_id = request_id
+        self.request_id = request_id
         self.started = started
         self.limits: Mapping[str, str] = {}
 
@@ -40,7 +41,7 @@ class ResponseHead:
         elapsed_ms = round((time.perf_counter() - self.started) * 1000)
         return [
             *more,
-            (b"x-request-id", self._request_id.encode()),
+            (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", b"%d" % elapsed_ms),
             *((name.encode(), value.encode()) for name, value in self.limits.items()),
         ]

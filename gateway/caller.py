@@ -21,14 +21,18 @@ class Caller:
 
     Attributes:
         key_id, tenant: Whose request it is.
+        request_id: Names the request in log lines.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.
     """
 
-    def __init__(self, key_id: str, tenant: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    def __init__(
+        self, key_id: str, tenant: str, headers: Iterable[tuple[bytes, bytes]], body: bytes, request_id: str = ""
+    ) -> None:
         """Read the headers; the body is hashed only when somebody asks."""
         self.key_id = key_id
         self.tenant = tenant
+        self.request_id = request_id
         self.ticket: str | None = None
         self.is_retry: bool | None = None
         self._body = body

@@ -25,7 +25,7 @@ from gateway.generation import Generation
 from gateway.generator import Generator, Ticket
 from gateway.limits import RateLimiter, reserved_tokens
 from gateway.metrics import GatewayMetrics
-from gateway.request_id import new_request_id
+from gateway.request_id import request_id_of
 from gateway.schemas import parse_chat, parse_completion
 from gateway.shedding import Shedder
 from gateway.sinks import Outcome
@@ -82,7 +82,7 @@ class Completions:
                     _logger.exception("a stream could not be looked after")
 
     async def _serve(self, route: str, parse: Callable[[bytes], Generation], exchange: Exchange) -> None:
-        head = ResponseHead(new_request_id(), time.perf_counter())
+        head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter())
         self._metrics.active_streams += 1
         try:
             status = await self._answer(parse, exchange, head)
@@ -93,7 +93,7 @@ class Completions:
             status = error.status
             exchange.respond(status, head.headers(error.response_headers()), error.body())
         except Exception:
-            _logger.exception("a request failed")
+            _logger.exception("a request failed", extra={"request_id": head.request_id})
             status = 500
             _report_internal_error(exchange, head)
         finally:
@@ -113,7 +113,7 @@ class Completions:
         lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
         head.limits = lease.headers
         answer = self._new_answer(exchange, generation, head)
-        caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body)
+        caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
         tokens_used: int | None = None
         try:
             ticket = await self._generator.start(generation, caller, answer.sinks, _wants_fresh(exchange.head.headers))

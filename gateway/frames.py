@@ -89,7 +89,7 @@ class FrameReceiver:
                 else:
                     self._accept_unusual(worker, flight, delta, now)
             except Exception:
-                _logger.exception("delta of request %s could not be delivered", delta.id)
+                _logger.exception("delta of request %s could not be delivered", delta.id, extra=flight.log_fields)
                 self._endings.fail(flight, ApiError(500, "The answer could not be delivered.", code="internal_error"))
 
     def _accept_unusual(self, worker: str, flight: Flight, delta: Delta, now: float) -> None:
@@ -100,7 +100,13 @@ class FrameReceiver:
             self._flights.claim(flight, worker)
         elif flight.worker != worker:
             # Delivered twice by JetStream. Two workers' tokens must not be mixed: their arithmetic may differ.
-            _logger.info("request %s is held by %s; a delta from %s was dropped", flight.id, flight.worker, worker)
+            _logger.info(
+                "request %s is held by %s; a delta from %s was dropped",
+                flight.id,
+                flight.worker,
+                worker,
+                extra=flight.log_fields,
+            )
             return
         position = len(flight.emitted)
         if delta.seq < position and delta.seq + len(delta.token_ids) <= position:
@@ -138,7 +144,7 @@ class FrameReceiver:
             code = finish.error_code or "invalid_value"
             self._endings.fail(flight, ApiError(400, message, param=finish.error_param, code=code))
         elif finish.reason == "failed":
-            _logger.error("request %s failed in its worker: %s", flight.id, finish.error)
+            _logger.error("request %s failed in its worker: %s", flight.id, finish.error, extra=flight.log_fields)
             self._endings.fail(flight, ApiError(500, "The worker failed at this request.", code="worker_failed"))
         else:
             self._endings.lose(flight, "cancelled", "the worker cancelled it, but nobody here did")

@@ -69,7 +69,7 @@ class Generator:
         """
         if not generation.deterministic or is_fresh:
             prediction = self._admit(generation, caller)
-            flights = await self._dispatch(generation, caller.tenant, sinks)
+            flights = await self._dispatch(generation, caller, sinks)
             return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
         load = self._dispatcher.fleet.load(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
@@ -100,7 +100,7 @@ class Generator:
             self._metrics.cache_misses += 1
             prediction = self._admit(generation, caller)
             shared.on_complete = partial(self._keep, shared, key)
-            flights = await self._dispatch(generation, caller.tenant, shared.sequences)
+            flights = await self._dispatch(generation, caller, shared.sequences)
         except ApiError as error:
             shared.fail(error)
             return None
@@ -115,9 +115,10 @@ class Generator:
     def _admit(self, generation: Generation, caller: Caller) -> Prediction:
         return self._shedder.admit(self._dispatcher.fleet.load(generation.model), generation, caller)
 
-    async def _dispatch(self, generation: Generation, tenant: str, sinks: Sequence[Sink]) -> list[Flight]:
+    async def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
         flights: list[Flight] = []
-        requests = wire_requests(generation, tenant, self._dispatcher.reply, generation.timeout_s or self._timeout_s)
+        timeout_s = generation.timeout_s or self._timeout_s
+        requests = wire_requests(generation, caller.tenant, self._dispatcher.reply, timeout_s, caller.request_id)
         try:
             for index, (request, sink) in enumerate(zip(requests, sinks, strict=True)):
                 prompt, choice = divmod(index, generation.n)

@@ -91,6 +91,11 @@ class Flight:
         return self.num_produced < self.probation
 
     @property
+    def log_fields(self) -> dict[str, str]:
+        """What names the request in log lines, beside its own id."""
+        return {"request_id": self.request.trace or ""}
+
+    @property
     def usage(self) -> Usage:
         """Usage as far as the gateway itself knows it."""
         return Usage(self.prompt_tokens, len(self.emitted))

@@ -114,7 +114,7 @@ class Publisher:
         if ack.error is None:
             self.on_stored(flight, epoch, ack.seq)
             return
-        _logger.warning("request %s was refused: %s", flight.id, ack.error.description)
+        _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
         is_full = "exceeded" in ack.error.description
         self.on_refused(flight, epoch, _queue_full() if is_full else queue_unavailable())
 

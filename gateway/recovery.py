@@ -98,7 +98,7 @@ class Recovery:
 
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
         """Dispatch a lost attempt again. Nobody is blamed for it."""
-        _logger.warning("request %s lost its attempt %d: %s", flight.id, flight.epoch, why)
+        _logger.warning("request %s lost its attempt %d: %s", flight.id, flight.epoch, why, extra=flight.log_fields)
         self.move([flight], reason)
 
     def lose_worker(self, death: Death) -> None:
@@ -217,7 +217,12 @@ class Recovery:
         return waited_s > patience_s and self._fleet.can_claim(flight.request.model)
 
     def _move_unclaimed(self, flight: Flight, now: float) -> None:
-        _logger.warning("request %s is published again: unclaimed for %.1f s", flight.id, now - flight.published_at)
+        _logger.warning(
+            "request %s is published again: unclaimed for %.1f s",
+            flight.id,
+            now - flight.published_at,
+            extra=flight.log_fields,
+        )
         if flight.stream_seq is not None:
             model = flight.request.model
             blame.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
@@ -265,7 +270,9 @@ class Recovery:
                     self._fail(flight, error)
                     continue
                 # It stays unclaimed; the sweep, or the return of NATS, publishes it again.
-                _logger.warning("request %s could not be published again: %s", flight.id, error)
+                _logger.warning(
+                    "request %s could not be published again: %s", flight.id, error, extra=flight.log_fields
+                )
 
 
 def timeout_error() -> ApiError:

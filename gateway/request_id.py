@@ -1,15 +1,33 @@
-"""The id that every answer carries in `x-request-id`, for the routes that answer through Starlette."""
+"""The id that every answer carries in `x-request-id`, and that names a request in every log line down to the engine's.
+
+A client may choose it, so that its own logs agree with ours. It identifies nothing: wire requests have ids of our own
+that nobody can guess, so two clients with one id do each other no harm.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = b"x-request-id"
+# What is safe in headers, log lines and URLs alike.
+_VALID = re.compile(rb"[A-Za-z0-9._:@+=/-]{1,128}")
 
 
 def new_request_id() -> str:
     """Return a fresh id."""
     return f"req_{secrets.token_hex(12)}"
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the id that a client has chosen, or a fresh one where it chose none, several, or one that will not do."""
+    chosen = [value for name, value in headers if name == HEADER]
+    if len(chosen) == 1 and _VALID.fullmatch(chosen[0]):
+        return chosen[0].decode()
+    return new_request_id()
 
 
 class RequestIdMiddleware:
@@ -24,10 +42,11 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        request_id = request_id_of(scope["headers"]).encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", new_request_id().encode())]
+                message["headers"] = [*message["headers"], (HEADER, request_id)]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -19,7 +19,7 @@ def answer_id(generation: Generation) -> str:
     return ("chatcmpl-" if generation.kind == "chat" else "cmpl-") + secrets.token_hex(12)
 
 
-def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: float) -> list[Request]:
+def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: float, request_id: str) -> list[Request]:
     """Return the requests of all choices, in their order.
 
     Args:
@@ -27,6 +27,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
         tenant: Owner of the request.
         reply: Subject for the frames.
         timeout_s: Time until the deadline.
+        request_id: Names them all in log lines.
     """
     now = time.time()
     base = secrets.token_urlsafe(12)
@@ -51,6 +52,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     reply=reply,
                     echo=generation.echo,
                     created=now,
+                    trace=request_id,
                     prediction=generation.prediction,
                 )
             )

@@ -137,6 +137,10 @@ class EngineThread:
         error = self._engine.last_error
         if error is not None:
             _log.error("step failed: %s", error, exc_info=error)
+            for event in events:
+                if event.finish == "failed":
+                    names = {"id": event.sequence.id, "request_id": event.sequence.trace}
+                    _log.error("sequence failed", extra=names | {"error": event.error})
         self._report(events, error)
 
     def _report(self, events: list[SequenceEvent], error: Exception | None) -> None:

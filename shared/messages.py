@@ -103,7 +103,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         emitted: Tokens that an earlier attempt has already delivered; generation continues after them.
         echo: Send the prompt's text before the first generated token.
         created: Unix seconds at the sender, for queue-time metrics.
-        trace: W3C `traceparent`, when there is one.
+        trace: Names the request in every log line: the gateway's `x-request-id`. Two requests may have the same.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.

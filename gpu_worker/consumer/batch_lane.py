@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, tell
@@ -173,14 +173,14 @@ class BatchLane:
             await tell(self._nats, message, ACK)
         except APIError as error:
             if error.err_code == _WRONG_LAST_SEQUENCE:
-                _log.info("batch request has a result already", extra={"id": request.id})
+                _log.info("batch request has a result already", extra=log_fields(request))
                 await tell(self._nats, message, ACK)
                 return
-            _log.warning("batch result not stored", extra={"id": request.id, "error": repr(error)})
+            _log.warning("batch result not stored", extra=log_fields(request) | {"error": repr(error)})
             await tell(self._nats, message, _REDELIVERY_DELAY)
         except SEND_ERRORS as error:
             # Not acknowledged, so the queue delivers it again.
-            _log.warning("batch result not stored", extra={"id": request.id, "error": repr(error)})
+            _log.warning("batch result not stored", extra=log_fields(request) | {"error": repr(error)})
 
     def _refuse_unreadable(
         self, message: QueuedMessage, error: UnreadableRequestError, model: str, tenant: str

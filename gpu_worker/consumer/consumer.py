@@ -22,7 +22,7 @@ from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
-from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_queue import PullQueue
@@ -122,7 +122,7 @@ class Consumer:
                 else:
                     self._interactive.advance(held, delta)
             except Exception:
-                _log.exception("answer failed", extra={"id": held.request.id})
+                _log.exception("answer failed", extra=log_fields(held.request))
                 self._fail(held, "the worker could not write the answer")
         if len(by_sequence) < num_held:
             self._interactive_queue.wake()

@@ -52,6 +52,11 @@ class HeldRequest:
     probation: int = 0
 
 
+def log_fields(request: Request) -> dict[str, str]:
+    """Return what names a request in log lines."""
+    return {"id": request.id, "request_id": request.trace or ""}
+
+
 class HeldRequests:
     """All held requests, by key and by the engine's sequence id.
 

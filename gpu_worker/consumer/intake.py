@@ -7,7 +7,7 @@ import logging
 from typing import Protocol
 
 from gpu_worker.consumer.appetite import Appetite
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
@@ -96,7 +96,7 @@ class Intake:
         if isinstance(error, BadRequestError):
             lane.refuse(held, error)
             return
-        _log.error("request not admitted", extra={"id": held.request.id}, exc_info=error)
+        _log.error("request not admitted", extra=log_fields(held.request), exc_info=error)
         lane.fail(held, "the worker could not read the request")
 
     def _admit(self, held: HeldRequest, lane: Lane, prompt_ids: list[int], prediction_ids: list[int]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from gpu_worker.consumer.answer import claim, ending
 from gpu_worker.consumer.cancellations import Cancellations
 from gpu_worker.consumer.gateway_watch import GatewayWatch
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
@@ -59,7 +59,7 @@ class InteractiveLane:
             self._refuse_unreadable(message, error)
             return
         if request.reply is None or not _FRAME_SUBJECT.fullmatch(request.reply):
-            _log.warning("request without a gateway's reply subject", extra={"id": request.id})
+            _log.warning("request without a gateway's reply subject", extra=log_fields(request))
             self._outbox.acknowledge(message)
             return
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
@@ -103,7 +103,7 @@ class InteractiveLane:
             reply = held.request.reply
             if held.request.lane != "interactive" or reply is None or not self.gateways.is_silent(reply, now):
                 continue
-            _log.warning("dropped request of a silent gateway", extra={"id": held.request.id})
+            _log.warning("dropped request of a silent gateway", extra=log_fields(held.request))
             self._put(held, ending(held, Finish("handoff")))
             self._remove(held)
             self._outbox.acknowledge(held.message, REDELIVER_LATER)
@@ -118,7 +118,7 @@ class InteractiveLane:
         try:
             await self._outbox.deliver()
         except SEND_ERRORS as error:
-            _log.warning("request on probation not announced", extra={"id": held.request.id, "error": repr(error)})
+            _log.warning("request on probation not announced", extra=log_fields(held.request) | {"error": repr(error)})
             if self._held.is_current(held):
                 self.abandon(held)
 

@@ -71,6 +71,7 @@ class RequestReader:
             arrival=now,
             deadline=None if request.deadline is None else now + request.deadline - time.time(),
             salt=request.tenant.encode(),
+            trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),
         )
 

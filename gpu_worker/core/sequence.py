@@ -37,6 +37,7 @@ class Sequence:
         arrival: Monotonic seconds; orders sequences of equal lane and priority.
         deadline: Monotonic seconds after which the sequence is expired, or None.
         salt: Tenant salt of the prefix cache.
+        trace: Names the request in log lines.
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
         num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
@@ -69,6 +70,7 @@ class Sequence:
     arrival: float = 0.0
     deadline: float | None = None
     salt: bytes = b""
+    trace: str = ""
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0

@@ -52,3 +52,12 @@ def test_two_gateways_in_one_process_do_not_share_numbers() -> None:
     first, second = GatewayMetrics(), GatewayMetrics()
     first.prompt_tokens += 1
     assert scrape(second)["headrace_prompt_tokens_total", ""] == 0
+
+
+def test_no_metric_names_a_tenant_or_a_key() -> None:
+    metrics = GatewayMetrics()
+    metrics.requests[("chat", 200)] += 1
+    for name in ("shed", "promises", "limited", "redispatches", "sequences"):
+        getattr(metrics, name)["why"] += 1
+    labels = {label for family in make_registry(metrics).collect() for each in family.samples for label in each.labels}
+    assert labels <= {"process", "route", "status", "reason", "le"}

@@ -151,6 +151,17 @@ def test_runner_exception_is_delivered_and_the_thread_goes_on(start: Start) -> N
     assert running.events_until_finished(1)[-1].finish == "length"
 
 
+def test_sequence_that_fails_is_named_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    running = start(PoisonedRunner({"poison"}))
+    for name in ("poison", "neighbour"):
+        sequence = make_sequence(5, id=name, max_tokens=2)
+        sequence.trace = f"req_{name}"
+        running.thread.add(sequence)
+    running.events_until_finished(2)
+    named = [(r.__dict__["id"], r.__dict__["request_id"]) for r in caplog.records if r.message == "sequence failed"]
+    assert named == [("poison", "req_poison")]
+
+
 def test_runner_that_computes_nothing_any_more_ends_the_engine_without_events(start: Start) -> None:
     running = start(BrokenRunner())
     running.thread.add(make_sequence(5))

@@ -1,0 +1,64 @@
+"""What tenants can learn of each other at a worker, and the id under which a request appears in its log lines."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.prefix_cache import PrefixCache
+from shared.messages import Sampling
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, read_model_directory
+
+LONG = "x = 1\n" * 200
+
+
+async def test_prefix_that_another_tenant_computed_is_no_hit(worker: RunningWorker, gateway: TestGateway) -> None:
+    sampling = Sampling(max_tokens=1, ignore_eos=True)
+    cached = []
+    for tenant in ("one", "one", "other", "other"):
+        answer = await gateway.ask(LONG, tenant=tenant, sampling=sampling)
+        cached.append(answer.finish.usage.cached_tokens)
+    assert cached[0] == cached[2] == 0
+    assert cached[1] == cached[3] > 500
+
+
+def test_tenant_is_in_the_hash_of_every_block(gateway: TestGateway) -> None:
+    reader = RequestReader(gateway.model, read_model_directory(DEMO_MODEL), 2048, TOKENIZER)
+    prompt_ids = TOKENIZER.encode_text(LONG)
+    digests = []
+    for tenant in ("one", "other"):
+        sequence = reader.sequence(gateway.request(LONG, tenant=tenant), tenant, prompt_ids, [])
+        pool = BlockPool(256)
+        sequence.block_table = pool.allocate(len(prompt_ids) // 16)
+        PrefixCache(pool, 16).publish(sequence, len(prompt_ids) // 16 * 16)
+        digests.append(set(sequence.block_digests))
+    assert len(digests[0]) == len(digests[1]) == len(prompt_ids) // 16
+    assert not digests[0] & digests[1]
+
+
+async def test_request_is_named_in_log_lines_by_the_id_of_its_http_answer(
+    worker: RunningWorker, gateway: TestGateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(RequestReader, "sequence", broken)
+    with caplog.at_level(logging.ERROR):
+        answer = await gateway.ask(trace="req_from_the_client")
+    assert answer.finish.reason == "failed"
+    assert [record.request_id for record in caplog.records if hasattr(record, "request_id")] == ["req_from_the_client"]
+
+
+async def test_engine_is_given_the_id_for_its_log_lines(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces: list[str] = []
+    engine = worker.worker._engine
+    add = engine.add
+    monkeypatch.setattr(engine, "add", lambda sequence: (traces.append(sequence.trace), add(sequence)))
+    await gateway.ask(trace="req_1")
+    await gateway.ask()
+    assert traces == ["req_1", ""]
