@@ -63,8 +63,8 @@ class Observer:
         since = time.monotonic() - silence_s
         return [seen.heartbeat for seen in self.workers.values() if seen.at > since]
 
-    async def num_queued(self) -> int:
-        """Return how many messages the interactive and the batch stream hold.
+    async def num_queued(self) -> dict[str, int]:
+        """Return how many messages the interactive and the batch stream hold, by their names.
 
         Raises:
             nats.errors.Error: NATS does not answer.
@@ -74,7 +74,7 @@ class Observer:
         infos = await asyncio.gather(
             *(js.stream_info(stream) for stream in (INTERACTIVE_STREAM, batch_stream(DEFAULT_TENANT)))
         )
-        return sum(info.state.messages for info in infos)
+        return {info.config.name or "": info.state.messages for info in infos}
 
     async def _hear(self, message: Msg) -> None:
         try:

@@ -75,7 +75,7 @@ async def _send(
         for client in clients.values():
             await client.flush()
         await asyncio.gather(*(_hit(system, hostile_http(chance)) for _ in range(num_http)))
-        while await system.observer.num_queued() > MAX_QUEUED:  # noqa: ASYNC110
+        while sum((await system.observer.num_queued()).values()) > MAX_QUEUED:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
