@@ -107,6 +107,8 @@ class Recovery:
         blame.note_death(held, death)
         for flight in held:
             if blame.is_to_blame(flight):
+                # Nobody is left to acknowledge its message, which would go to the next worker: it is deleted.
+                self._flights.release(flight)
                 why = "Every worker that ran this request died of it."
                 self._fail(flight, self._quarantine.take(flight, "worker_lost", why))
         _logger.warning("worker %s died with %d requests", death.worker, len(held))

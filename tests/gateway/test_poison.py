@@ -11,8 +11,8 @@ import pytest
 
 from shared.dead_letters import DeadLetter
 from shared.messages import Request, Sampling
-from shared.streams import DEAD_STREAM
-from shared.subjects import dead_letter_subject
+from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM
+from shared.subjects import dead_letter_subject, request_subject
 from tests.gateway.dispatch_bench import Bench, ListSink
 from tests.gateway.wire_worker import WireWorker, expected_text, until
 
@@ -106,6 +106,10 @@ async def test_poison_among_neighbours_is_quarantined_alone(bench: Bench, num_wo
     assert (letter.request.id, letter.request.text, letter.reason) == (poison.id, POISON, "worker_lost")
     assert len(letter.attempts) >= 3
     assert await _num_letters(bench) == 1
+    # Whatever stays in the queue is delivered again, and kills again.
+    async with asyncio.timeout(5):
+        while await _num_queued(bench):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def _letter(bench: Bench, tenant: str) -> DeadLetter:
@@ -113,6 +117,12 @@ async def _letter(bench: Bench, tenant: str) -> DeadLetter:
     message = await bench.nats.jetstream().get_last_msg(DEAD_STREAM, subject)
     assert message.data is not None
     return msgspec.msgpack.decode(message.data, type=DeadLetter)
+
+
+async def _num_queued(bench: Bench) -> int:
+    subject = request_subject(bench.model, "interactive", "default")
+    info = await bench.nats.jetstream().stream_info(INTERACTIVE_STREAM, subjects_filter=subject)
+    return sum((info.state.subjects or {}).values())
 
 
 async def _num_letters(bench: Bench) -> int:
