@@ -48,7 +48,7 @@ from gateway.resources import affordable_connections, return_freed_memory
 from gateway.routes import RouteServices
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
-from shared.audit import audited_drain
+from shared.audit import audited_drain, nats_login
 from shared.errors import HeadraceError
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.telemetry import configure_logging
@@ -125,9 +125,8 @@ async def _serve(
             loop.remove_reader(link.parent_pipe)
             link.enter(ProcessState.DRAINING)
         _logger.info("draining", extra={"timeout_s": config.drain_timeout_s})
-        with audited_drain(
-            config.audit_file, "gateway.drain", nats_user=config.nats_user, timeout_s=config.drain_timeout_s
-        ):
+        user = nats_login(config.nats_user, config.nats_url, config)
+        with audited_drain(config.audit_file, "gateway.drain", nats_user=user, timeout_s=config.drain_timeout_s):
             await server.drain(config.drain_timeout_s, cut)
 
 

@@ -28,7 +28,7 @@ from gpu_worker.progress_bar import ProgressBar
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.text.tokenizer import ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
-from shared.audit import audited_drain
+from shared.audit import audited_drain, nats_login
 from shared.errors import ConfigError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
@@ -119,9 +119,8 @@ async def _run(
             # A worker that has failed leaves its requests to the queue: it cannot finish them, and who gives a request
             # back is not counted as lost with it, so one that breaks every worker would never be found.
             _log.info("draining", extra={"timeout_s": config.drain_timeout_s})
-            with audited_drain(
-                config.audit_file, "worker.drain", nats_user=config.nats_user, timeout_s=config.drain_timeout_s
-            ):
+            user = nats_login(config.nats_user, config.nats_url, config)
+            with audited_drain(config.audit_file, "worker.drain", nats_user=user, timeout_s=config.drain_timeout_s):
                 await worker.consumer.drain(config.drain_timeout_s)
     finally:
         await worker.close()

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
+from shared.nats_files import NatsFiles
 
 AUDIT_HELP = "File to which each action of an operator appends a JSON line; - is standard error."
 """Describes the setting `audit_file`, which all commands of operators have."""
@@ -79,9 +80,11 @@ def servers_in(nats_url: str) -> str:
     return ",".join(part.rpartition("@")[2].removeprefix("nats://") for part in nats_url.split(","))
 
 
-def user_in(nats_url: str) -> str | None:
-    """Return the user that a NATS URL names, if it does."""
-    return urlsplit(nats_url.split(",")[0]).username
+def nats_login(user: str | None, nats_url: str | None, files: NatsFiles) -> str | None:
+    """Return whom NATS takes us for: a user's name, or the file with its credentials or seed. None without a login."""
+    named = user or (nats_url and urlsplit(nats_url.split(",")[0]).username)
+    file = files.nats_creds_file or files.nats_nkey_seed_file
+    return named or (None if file is None else f"file {file}")
 
 
 def _open(file: Path) -> int:

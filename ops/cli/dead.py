@@ -17,7 +17,7 @@ import click
 from ops.cli.options import options
 from ops.cli.running_system import find_admin_nats
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
-from shared.audit import AUDIT_HELP, audited, user_in
+from shared.audit import AUDIT_HELP, audited, nats_login
 from shared.config import resolve, setting
 from shared.nats_files import NatsFiles
 
@@ -170,7 +170,7 @@ async def _each(
     action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]],
 ) -> None:
     """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing."""
-    user = config.nats_user or user_in(find_admin_nats(config.nats_url, config.state_dir))
+    user = nats_login(config.nats_user, find_admin_nats(config.nats_url, config.state_dir), config)
     async with _box(config) as box:
         found = [stored async for stored in box.letters(selection)]
         _check_missing(selection, found)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ops.cli.options import settings_command
 from ops.stack.config import DEFAULT_AUDIT_FILE
-from shared.audit import AUDIT_HELP, audited, servers_in, user_in
+from shared.audit import AUDIT_HELP, audited, nats_login, servers_in
 from shared.config import setting
 from shared.nats_files import NatsFiles
 
@@ -42,8 +42,9 @@ def run(config: SetupConfig) -> int:
     subjects. Run it before the first gateway, after each update, and for each new tenant (`headrace tenant` prints the
     account); `headrace up` does it by itself for the tenant `default`.
     """
-    user = config.nats_user or user_in(config.nats_url)
-    with audited(config.audit_file, "setup", nats_user=user, nats=servers_in(config.nats_url)):
+    user = nats_login(config.nats_user, config.nats_url, config)
+    what = {"nats": servers_in(config.nats_url), "tenants": config.tenants}
+    with audited(config.audit_file, "setup", nats_user=user, **what):
         return asyncio.run(_set_up(config))
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from shared.audit import audited, audited_drain, servers_in, user_in
+from shared.audit import audited, audited_drain, nats_login, servers_in
 from shared.errors import ConfigError
+from shared.nats_files import NatsFiles
 
 
 def entries(file: Path) -> list[dict[str, Any]]:
@@ -102,4 +103,12 @@ def test_error_during_a_drain_is_written_and_raised(tmp_path: Path) -> None:
     ],
 )
 def test_password_in_a_url_is_not_written(url: str, servers: str, user: str | None) -> None:
-    assert (servers_in(url), user_in(url)) == (servers, user)
+    assert (servers_in(url), nats_login(None, url, NatsFiles())) == (servers, user)
+
+
+def test_login_is_the_user_or_else_the_file(tmp_path: Path) -> None:
+    files = NatsFiles(nats_creds_file=tmp_path / "admin.creds")
+    assert nats_login("ann", "nats://bob@a", files) == "ann"
+    assert nats_login(None, "nats://bob@a", files) == "bob"
+    assert nats_login(None, "nats://a", files) == f"file {tmp_path / 'admin.creds'}"
+    assert nats_login(None, None, NatsFiles(nats_nkey_seed_file=tmp_path / "seed")) == f"file {tmp_path / 'seed'}"

@@ -82,4 +82,5 @@ def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[...
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("{")]
     entry = json.loads(line)
     assert (entry["action"], entry["outcome"], entry["who"]["nats_user"]) == ("setup", "done", "ann")
+    assert entry["what"]["tenants"] == "default"
     assert "secret" not in line
