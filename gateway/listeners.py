@@ -1,7 +1,8 @@
-"""The listening sockets of a gateway: one for the public port, and one for the operator's if there is one.
+"""The listening sockets of a gateway: one a process for the public port, and one for the operator's if there is one.
 
-Several processes accept from the same two sockets, which their parent has bound before it forked them. So a process
-that stands still or ends takes no connection with it that it has not accepted: the others accept it.
+The parent binds all of them before it forks, and keeps them. The kernel spreads connections evenly over the sockets of
+the public port, and each process has one of them as its own. A connection that its owner does not accept within a
+moment, because it stands still, drains or is gone, is accepted by another process (`gateway.http1.server`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ _FREE_PORT_ATTEMPTS = 10
 class Listeners:
     """Bound sockets; who serves first makes them listen. `operator` is None where no operator's port is asked for."""
 
-    public: socket.socket
+    public: tuple[socket.socket, ...]
     operator: socket.socket | None
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """All of them, the public one first."""
-        return [self.public] if self.operator is None else [self.public, self.operator]
+        """All of them, the public ones first."""
+        return [*self.public] if self.operator is None else [*self.public, self.operator]
+
+    @property
+    def url(self) -> str:
+        """URL of the public port, on this machine."""
+        return url_of(self.public[0])
 
     def listen(self) -> None:
         """Accept connections into the queue; whoever holds a share takes them from there."""
@@ -51,10 +57,10 @@ def bind_listeners(config: GatewayConfig) -> Listeners:
     Raises:
         ConfigError: A port cannot be used.
     """
-    public = _bind("HEADRACE_PORT", config.host, config.port)
+    public = _bind("HEADRACE_PORT", config.host, config.port, config.processes)
     operator = None
     if config.operator_port is not None:
-        operator = _bind("HEADRACE_OPERATOR_PORT", config.operator_host, config.operator_port)
+        [operator] = _bind("HEADRACE_OPERATOR_PORT", config.operator_host, config.operator_port, 1)
     return Listeners(public, operator)
 
 
@@ -64,25 +70,24 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _bind(variable: str, host: str, port: int) -> socket.socket:
+def _bind(variable: str, host: str, port: int, count: int) -> tuple[socket.socket, ...]:
     for attempt in range(_FREE_PORT_ATTEMPTS):
         try:
-            return _bind_socket(host, port or _free_port(host))
+            # A port that is shared can be bound by anyone of the same user: look first whether it is taken.
+            with _bind_socket(host, port, is_shared=False) as probe:
+                chosen = int(probe.getsockname()[1])
+            return tuple(_bind_socket(host, chosen, is_shared=count > 1) for _ in range(count))
         except OSError as error:
             if port or attempt == _FREE_PORT_ATTEMPTS - 1:
                 raise ConfigError(variable, f"{host}:{port} cannot be used: {error.strerror}") from None
     raise AssertionError("unreachable")
 
 
-def _free_port(host: str) -> int:
-    """Choose a port. A socket that is bound to port 0 itself would get another one when it listens again."""
-    with _bind_socket(host, 0) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _bind_socket(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int, *, is_shared: bool) -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind((host, port))
     except OSError:

@@ -38,9 +38,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Child:
-    """One process. `is_leaving` once it drains or was told to: from then on it is not one of those wanted."""
+    """One process. `seat` is its own socket. `is_leaving` once it drains or was told to: its seat is then free."""
 
     slot: int
+    seat: int
     pid: int
     state_pipe: int
     started_at: float
@@ -77,6 +78,7 @@ class ProcessGroup:
         ended: Callable[[int], None],
     ) -> None:
         """Run `run(slot, link)` in each child, whose exit status it returns; `ended` is told which slots are freed."""
+        self._num_processes = num_processes
         self._num_slots = num_processes * SLOTS_PER_PROCESS
         self._listeners = listeners
         self._run = run
@@ -119,21 +121,23 @@ class ProcessGroup:
             self._fork(slot, start.delay_s)
 
     def _fork(self, slot: int, delay_s: float) -> None:
+        taken = {child.seat for child in self._children.values() if not child.is_leaving}
+        seat = next(seat for seat in range(self._num_processes) if seat not in taken)
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            self._become_child(slot, write)
+            self._become_child(slot, ParentLink(seat, self._pipe_read, write))
         os.close(write)
         self._poll.register(read, select.POLLIN)
-        self._children[pid] = _Child(slot, pid, read, time.monotonic(), delay_s)
+        self._children[pid] = _Child(slot, seat, pid, read, time.monotonic(), delay_s)
         if self._is_stopping:
             # The signal came in between, and this child has not had it.
             os.kill(pid, signal.SIGTERM)
 
-    def _become_child(self, slot: int, state_pipe: int) -> None:
+    def _become_child(self, slot: int, link: ParentLink) -> None:
         status = 1
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -141,7 +145,7 @@ class ProcessGroup:
             os.close(self._pipe_write)
             for sibling in self._children.values():
                 os.close(sibling.state_pipe)
-            status = self._run(slot, ParentLink(self._pipe_read, state_pipe))
+            status = self._run(slot, link)
         except Exception:
             _logger.exception("gateway process %d failed", slot)
         finally:

@@ -73,7 +73,7 @@ def main(config: GatewayConfig) -> int:
     configure_logging("info", role="gateway-parent")
     listeners = bind_listeners(config)
     board = MetricsBoard(config.processes * SLOTS_PER_PROCESS)
-    _logger.info("supervising", extra={"processes": config.processes, "url": url_of(listeners.public)})
+    _logger.info("supervising", extra={"processes": config.processes, "url": listeners.url})
     run = partial(_run_child, config, listeners, board)
     return ProcessGroup(config.processes, listeners, run, board.clear).serve()
 
@@ -115,7 +115,8 @@ async def _serve(
         if listeners.operator is not None:
             await operator.start(listeners.operator)
             stack.push_async_callback(operator.close)
-        await server.start(listeners.public)
+        own = listeners.public[0 if link is None else link.seat]
+        await server.start(own, [other for other in listeners.public if other is not own])
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -133,7 +134,7 @@ async def _serve(
 def _announce(listeners: Listeners, link: ParentLink | None) -> None:
     if listeners.operator is not None:
         _logger.info("operator's port", extra={"url": url_of(listeners.operator)})
-    _logger.info("serving", extra={"url": url_of(listeners.public), "pid": os.getpid()})
+    _logger.info("serving", extra={"url": listeners.url, "pid": os.getpid()})
     if link is not None:
         link.enter(ProcessState.SERVING)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
@@ -18,6 +18,8 @@ from gateway.http1.head import MAX_HEAD_BYTES
 BACKLOG = 2048
 SWEEP_INTERVAL_S = 0.5
 DRAIN_POLL_S = 0.02
+# How long a connection to a process that stands still waits for another one. An owner that runs accepts at once.
+RESCUE_INTERVAL_S = 0.1
 # Time for the streams that were cut to be told, and for their clients to read that.
 CUT_TIMEOUT_S = 3.0
 
@@ -51,16 +53,19 @@ class HttpServer:
         self._on_sweep = on_sweep
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._rescuing: asyncio.Task[None] | None = None
 
-    async def start(self, bound: socket.socket) -> None:
-        """Accept connections to a bound socket."""
+    async def start(self, bound: socket.socket, others: Iterable[socket.socket] = ()) -> None:
+        """Accept connections to a bound socket, and what the owners of `others` leave unaccepted for a moment."""
         self._server = await self._loop.create_server(self._new_connection, sock=bound, backlog=BACKLOG)
         self._sweeping = asyncio.create_task(self._sweep_forever())
+        self._rescuing = asyncio.create_task(self._rescue_forever([*others]))
 
     async def drain(self, timeout_s: float, cut: Callable[[], None] = lambda: None) -> None:
         """Stop: let requests finish for `timeout_s`, then call `cut`, which must end those that still run."""
         assert self._server is not None, "the server has not been started"
         self._server.close()
+        await _cancel(self._rescuing)
         self.table.drain()
         if not await self._all_finish(timeout_s):
             cut()
@@ -69,10 +74,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Close everything now."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeping
+        await _cancel(self._rescuing)
+        await _cancel(self._sweeping)
         for connection in list(self.table.members):
             connection.evict()
         await self._runner.cancel_all()
@@ -97,3 +100,28 @@ class HttpServer:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.table.sweep()
             self._on_sweep(self.table)
+
+    async def _rescue_forever(self, others: list[socket.socket]) -> None:
+        for other in others:
+            other.setblocking(False)
+        while others:
+            await asyncio.sleep(RESCUE_INTERVAL_S)
+            for other in others:
+                await self._rescue(other)
+
+    async def _rescue(self, other: socket.socket) -> None:
+        while True:
+            try:
+                accepted, _ = other.accept()
+            except OSError:
+                # Nothing waits there, or it does not listen now.
+                return
+            # Ours from here on, also if a drain ends the rescuing meanwhile.
+            await asyncio.shield(self._loop.connect_accepted_socket(self._new_connection, accepted))
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
