@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
@@ -23,6 +24,7 @@ DEFAULT_TENANT = "default"
 MAX_WAIT_KEY = "headrace_max_wait_s"
 
 _PREFIX = "HR_BATCH_"
+_TIMEOUT_S = 5.0
 _STREAM_OF_EARLIER_VERSIONS = "HR_BATCH"
 
 
@@ -70,7 +72,7 @@ async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> Non
         raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
 
 
-async def batch_tenants(js: JetStreamContext, model: str) -> list[str]:
+async def batch_tenants(nats: Client, model: str) -> list[str]:
     """Return the tenants that have a stream in which jobs of this model may wait.
 
     Raises:
@@ -82,7 +84,7 @@ async def batch_tenants(js: JetStreamContext, model: str) -> list[str]:
     try:
         while len(names) < total:
             body = json.dumps(request | {"offset": len(names)}).encode()
-            reply = await js._nc.request("$JS.API.STREAM.NAMES", body, timeout=js._timeout)
+            reply = await nats.request("$JS.API.STREAM.NAMES", body, timeout=_TIMEOUT_S)
             page = json.loads(reply.data)
             total = page.get("total", 0)
             names += page.get("streams") or []

@@ -99,7 +99,7 @@ class BatchQueues:
         Raises:
             DependencyError: NATS does not answer.
         """
-        tenants = set(await batch_tenants(self._js, self._model))
+        tenants = set(await batch_tenants(self._nats, self._model))
         for tenant in tenants - self._queues.keys():
             queue = self._queue(tenant)
             await queue.start()

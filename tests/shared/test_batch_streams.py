@@ -73,12 +73,12 @@ async def test_jobs_of_nobody_are_not_stored(nats: Client) -> None:
 
 async def test_tenants_are_those_with_a_queue(nats: Client) -> None:
     js = nats.jetstream()
-    assert await batch_tenants(js, "m") == []
+    assert await batch_tenants(nats, "m") == []
     await ensure_streams(js, StreamLimits(), ["b", "a c"])
     await js.add_stream(StreamConfig(name="HR_BATCH__74_31", subjects=["hr.req.x.batch._74_31"]))
     await js.add_stream(StreamConfig(name="OTHER", subjects=["hr.req.m.batch.other"]))
-    assert await batch_tenants(js, "m") == ["a c", "b"]
-    assert await batch_tenants(js, "x") == ["a c", "b"]
+    assert await batch_tenants(nats, "m") == ["a c", "b"]
+    assert await batch_tenants(nats, "x") == ["a c", "b"]
 
 
 async def test_queue_that_exists_keeps_what_its_operator_configured(nats: Client) -> None:

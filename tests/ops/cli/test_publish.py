@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ops.examples import batch_publish
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
+from tests.servers import NatsServer
 
 
 def _results(output: str) -> list[dict[str, object]]:
@@ -55,6 +57,13 @@ def test_jobs_of_a_tenant_that_is_not_the_user_s_are_refused_in_one_line(state_d
         assert (done.returncode, done.stdout) == (2, "")
         assert "NATS does not let this user publish" in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
+
+
+def test_tenant_without_a_queue_is_told_who_makes_one(start_nats: Callable[..., NatsServer]) -> None:
+    done = headrace("publish", "x", "--tenant", "new", "--model-name", "m", "--nats-url", start_nats().url)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "tenant 'new' has no batch queue" in done.stderr
+    assert "headrace setup --tenants" in done.stderr
 
 
 def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> None:
