@@ -95,6 +95,10 @@ class Fleet:
         """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
         return any(h.queue_pending == 0 and h.waiting == 0 and h.running < h.max_num_seqs for h in self._takers(model))
 
+    def last_pulled(self, model: str) -> int:
+        """Return the highest stream sequence that a model's workers were sent: all before it are with somebody."""
+        return max((h.last_pulled for h in self.liveness.live() if h.model == model), default=0)
+
     def _takers(self, model: str) -> list[Heartbeat]:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]
 

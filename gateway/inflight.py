@@ -42,6 +42,7 @@ class Flight:
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         published_at: Loop time of this epoch's publication.
+        delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
         expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
         progressed_at: Loop time of the last delta of this epoch.
         start: Tokens that had been emitted when this epoch began.
@@ -59,6 +60,7 @@ class Flight:
     estimated_tokens: int
     published_at: float
     expires_at: float | None = None
+    delivered_at: float | None = None
     epoch: int = 0
     emitted: list[int] = field(default_factory=list)
     worker: str | None = None

@@ -48,7 +48,8 @@ class RecoveryLimits:
         claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
         disturbed_patience_s: The same while a worker is silent or has just died: it may have been sent the request.
         tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
-        reconnect_patience_s: Silence about a generating request after NATS came back.
+        reconnect_patience_s: Silence about a generating request after NATS came back: its last frames may be lost.
+        reconnect_prefill_patience_s: The same for a claimed request before its first token.
         outage_patience_s: Absence of NATS after which requests are failed.
     """
 
@@ -60,7 +61,8 @@ class RecoveryLimits:
     claim_patience_s: float = 5.0
     disturbed_patience_s: float = 1.0
     tokens_per_patience_s: float = 10_000.0
-    reconnect_patience_s: float = 2.0
+    reconnect_patience_s: float = 0.8
+    reconnect_prefill_patience_s: float = 5.0
     outage_patience_s: float = 15.0
 
 
@@ -142,11 +144,14 @@ class Recovery:
             return
         self._sweep_deadlines(None, now)
         is_disturbed = self._fleet.liveness.is_disturbed(now)
+        pulled: dict[str, int] = {}
         for flight in self._flights:
             if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
-            elif not flight.is_parked and self._is_unclaimed(flight, now, is_disturbed):
-                self._move_unclaimed(flight, now)
+            elif not flight.is_parked:
+                self._note_delivery(flight, pulled, now)
+                if self._is_unclaimed(flight, now, is_disturbed):
+                    self._move_unclaimed(flight, now)
         self._publish_soon(self._probation.take_ready())
 
     def forgive(self, lost_s: float, now: float) -> None:
@@ -154,6 +159,8 @@ class Recovery:
         for flight in self._flights:
             flight.published_at = min(now, flight.published_at + lost_s)
             flight.progressed_at = min(now, flight.progressed_at + lost_s)
+            if flight.delivered_at is not None:
+                flight.delivered_at = min(now, flight.delivered_at + lost_s)
         if self._disconnected_at is not None:
             self._disconnected_at = min(now, self._disconnected_at + lost_s)
         if self._reconnected_at is not None:
@@ -170,7 +177,7 @@ class Recovery:
         if not is_same_stream:
             for flight in self._flights:
                 # The message is gone, and its number with it.
-                flight.stream_seq = None
+                flight.stream_seq = flight.delivered_at = None
         waiting = [flight for flight in self._flights if flight.worker is None and not flight.is_parked]
         self.move(waiting, "nats_restart")
 
@@ -184,7 +191,7 @@ class Recovery:
         self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
         if flight.stream_seq is not None:
             self._revoker.delete(flight.stream_seq)
-        flight.stream_seq = None
+        flight.stream_seq = flight.delivered_at = None
         if flight.expires_at is not None:
             deadline = time.time() + flight.expires_at - self._loop.time()
             flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
@@ -216,7 +223,22 @@ class Recovery:
         if is_disturbed and not flight.probation:
             patience_s = limits.disturbed_patience_s
         patience_s += flight.estimated_tokens / limits.tokens_per_patience_s
+        if flight.delivered_at is not None and now - flight.delivered_at > patience_s:
+            return True
         return waited_s > patience_s and self._fleet.can_claim(flight.request.model)
+
+    def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:
+        """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the models of a sweep.
+
+        A suspect may have been given back to the queue, so that later requests prove nothing about it.
+        """
+        if flight.delivered_at is not None or flight.stream_seq is None or flight.probation:
+            return
+        model = flight.request.model
+        if model not in pulled:
+            pulled[model] = self._fleet.last_pulled(model)
+        if flight.stream_seq <= pulled[model]:
+            flight.delivered_at = now
 
     def _move_unclaimed(self, flight: Flight, now: float) -> None:
         _logger.warning(
@@ -238,15 +260,12 @@ class Recovery:
             return
         why = f"nothing was heard of it for {quiet_s:.1f} s"
         reconnected = self._reconnected_at
+        patience_s = limits.reconnect_patience_s if flight.emitted else limits.reconnect_prefill_patience_s
         if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
             self.lose(flight, "silent", why)
-        elif (
-            reconnected is not None
-            and flight.emitted
-            and flight.progressed_at < reconnected < now - limits.reconnect_patience_s
-        ):
+        elif reconnected is not None and flight.progressed_at < reconnected < now - patience_s:
             self.lose(flight, "nats_restart", why)
 
     def _publish_soon(self, flights: list[Flight]) -> None:

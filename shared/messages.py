@@ -217,6 +217,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were right.
+        last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
+            out in order, so that those before it are with some worker too.
     """
 
     worker: str
@@ -241,6 +243,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
+    last_pulled: int = 0
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

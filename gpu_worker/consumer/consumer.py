@@ -132,7 +132,8 @@ class Consumer:
 
     async def send_heartbeat(self) -> None:
         """Publish the worker's state."""
-        heartbeat = self._source.heartbeat(self._interactive_queue.backlog)
+        queue = self._interactive_queue
+        heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled)
         await self._nats.publish(worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat))
 
     def disconnected(self) -> None:

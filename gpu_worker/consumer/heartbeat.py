@@ -31,8 +31,13 @@ class HeartbeatSource:
     is_draining: bool = False
     started: float = field(default_factory=time.time)
 
-    def heartbeat(self, queue_pending: int) -> Heartbeat:
-        """Return the state of this moment; `queue_pending` interactive requests are left in the queue."""
+    def heartbeat(self, queue_pending: int, last_pulled: int) -> Heartbeat:
+        """Return the state of this moment.
+
+        Args:
+            queue_pending: Interactive requests left in the queue.
+            last_pulled: Highest stream sequence of those that came from it.
+        """
         stats = self.engine.stats
         # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
         num_encoding = sum(held.sequence is None for held in self.held)
@@ -58,4 +63,5 @@ class HeartbeatSource:
             spec_decode_num_drafts=stats.spec_decode_num_drafts,
             spec_decode_num_draft_tokens=stats.spec_decode_num_draft_tokens,
             spec_decode_num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
+            last_pulled=last_pulled,
         )

@@ -36,6 +36,7 @@ class PullQueue:
 
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
+        last_pulled: Highest stream sequence received.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class PullQueue:
         self._expires_at = 0.0
         self._last_pending = 0
         self.outstanding = 0
+        self.last_pulled = 0
 
     @property
     def backlog(self) -> int:
@@ -165,6 +167,7 @@ class PullQueue:
             return
         self.outstanding = max(0, self.outstanding - 1)
         self._last_pending = queued.num_pending
+        self.last_pulled = max(self.last_pulled, queued.stream_seq)
         if self._is_draining:
             await tell(self._nats, queued, REDELIVER)
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from gateway.death import Death
@@ -14,6 +16,7 @@ from gateway.liveness import FleetLimits
 from gateway.recovery import Recovery, RecoveryLimits
 from shared.messages import Request
 from tests.gateway.dispatch_bench import ListSink
+from tests.gateway.test_fleet import BEAT
 
 LIMITS = RecoveryLimits(max_moves=12)
 
@@ -205,6 +208,46 @@ async def test_refused_publication_is_repeated_and_one_that_is_too_large_fails(m
     moves.recovery.move([flight], "gap")
     await moves.settle()
     assert moves.wire.failed == [("a", 413)]
+
+
+async def test_request_that_a_frozen_worker_was_sent_is_published_again_although_all_others_are_full(
+    moves: Moves,
+) -> None:
+    now = 100.0
+    full = {"running": 8, "queue_pending": 5, "waiting": 3}
+    moves.fleet.hear(msgspec.structs.replace(BEAT, **full), now)
+    sent, waiting = moves.flight("a"), moves.flight("b")
+    sent.stream_seq, waiting.stream_seq = 50, 52
+    moves.recovery.sweep(now)
+    moves.fleet.hear(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
+    moves.recovery.sweep(now)
+    now += LIMITS.claim_patience_s
+    for seconds in (-0.2, 0.2):
+        moves.fleet.hear(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
+        assert moves.wire.published == []
+        moves.recovery.sweep(now + seconds)
+        await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+    assert sent.delivered_at is None
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves(moves: Moves, num_tokens: int) -> None:
+    moves.recovery.disconnected()
+    moves.recovery.reconnected(is_same_stream=True)
+    now = asyncio.get_running_loop().time()
+    moves.fleet.hear(msgspec.structs.replace(BEAT, worker="w"), now)
+    lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
+    lost.emitted = heard.emitted = [1] * num_tokens
+    lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
+    patience_s = LIMITS.reconnect_patience_s if num_tokens else LIMITS.reconnect_prefill_patience_s
+    moves.recovery.sweep(now + patience_s - 0.1)
+    await moves.settle()
+    assert moves.wire.published == []
+    moves.recovery.sweep(now + patience_s + 0.1)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+    assert lost.losses == []
 
 
 async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
-from shared.messages import Sampling
+from shared.messages import Sampling, encode
 from shared.streams import StreamLimits
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
@@ -95,3 +95,9 @@ async def test_worker_that_stands_still_swallows_no_request_that_comes_later(
     second = await make_worker()
     answers = await asyncio.gather(*(gateway.ask() for _ in range(8)))
     assert {worker for answer in answers for worker in answer.workers} == {second.name}
+
+
+async def test_heartbeat_tells_how_far_the_queue_was_pulled(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    worker = await make_worker()
+    sequences = [await gateway.publish_raw(encode(gateway.request())) for _ in range(3)]
+    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.last_pulled == sequences[-1])
