@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.heartbeat import HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequests
@@ -17,6 +18,7 @@ from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.engine_setup import EngineSetup
@@ -82,7 +84,17 @@ class Worker:
             writer=AnswerWriter(tokenizer),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),
-            batch=BatchLane(nats, identity.worker, limits.batch_max_deliver, intake, self._engine, held, outbox),
+            batch=BatchLane(
+                identity.worker,
+                limits.batch_max_deliver,
+                intake,
+                self._engine,
+                held,
+                outbox,
+                ResultStore(nats),
+                ProgressRecords(nats, identity.revision),
+                nats,
+            ),
             limits=limits,
         )
         relay.handle = self.consumer.accept

@@ -2,7 +2,7 @@
 
 Streams are made by whoever starts first and is allowed to: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
-results and dead letters make room by dropping the oldest.
+results, dead letters and records of progress make room by dropping the oldest.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from shared.subjects import dead_letter_filter, encode_name, request_subject
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
 RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
+PROGRESS_STREAM = "HR_PROGRESS"
 
 _STREAM_EXISTS = 10058
 
@@ -52,12 +53,14 @@ class StreamLimits:
     dead_max_bytes: int = 256 << 20
     dead_max_age_s: float = 30 * 86400.0
     dead_max_msgs_per_subject: int = 1000
+    progress_max_bytes: int = 64 << 20
+    progress_max_age_s: float = 86400.0
     ack_wait_s: float = 10.0
     batch_max_deliver: int = 5
 
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
-    """Return the configurations of the interactive, results and dead letter streams."""
+    """Return the configurations of the streams of interactive requests, results, dead letters and progress."""
     return [*_queue_configs(limits), *_record_configs(limits)]
 
 
@@ -114,6 +117,16 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             # Of one tenant's many letters the oldest go, not those of others.
             max_msgs_per_subject=limits.dead_max_msgs_per_subject,
             duplicate_window=120.0,
+        ),
+        StreamConfig(
+            name=PROGRESS_STREAM,
+            subjects=["hr.progress.*.*"],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_bytes=limits.progress_max_bytes,
+            max_age=limits.progress_max_age_s,
+            max_msgs_per_subject=1,
         ),
     ]
 

@@ -5,6 +5,7 @@ hr.req.<model>.interactive.<worker> a worker's own interactive queue (same strea
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
+hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
@@ -106,6 +107,11 @@ def cancel_subject(model: str) -> str:
 def tokenizer_subject(model: str) -> str:
     """Subject on which any one worker of a model answers tokenizer calls."""
     return f"hr.tokenizer.{encode_name(model)}"
+
+
+def progress_subject(tenant: str, request_id: str) -> str:
+    """Subject under which is stored what a batch request has so far."""
+    return f"hr.progress.{encode_name(tenant)}.{encode_name(request_id)}"
 
 
 def result_subject(tenant: str, request_id: str) -> str:

@@ -1,7 +1,8 @@
 """Requests that wait without hurting anybody: from the batch queue to one stored result each.
 
-The result is written only if there is none yet, then the message is acknowledged. So a request that two workers have
-computed, because one was believed dead, still has one result. The tenant is the one in the subject, which permissions
+The result is written only if there is none yet, then the message is acknowledged (`ResultStore`). So a request that two
+workers have computed, because one was believed dead, still has one result. A request that is delivered again continues
+from what is recorded of it (`ProgressRecords`). The tenant is the one in the subject, which permissions
 protect: a job that names another tenant, or another tenant's subject for its reply, fails.
 """
 
@@ -15,23 +16,24 @@ from typing import Any
 
 import msgspec
 from nats.aio.client import Client
-from nats.js import JetStreamContext
-from nats.js.errors import APIError
 
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
+from gpu_worker.consumer.batch_progress import ProgressRecords
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
-from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, tell
+from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage, tell
+from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
+from shared.dead_letters import DeadLetter
 from shared.errors import BadRequestError, InvalidNameError
 from shared.messages import BatchResult, Delta, FinishReason, Request
-from shared.nats_connection import SEND_ERRORS
-from shared.subjects import decode_name, is_batch_reply, reply_prefix, result_subject
+from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
-_WRONG_LAST_SEQUENCE = 10071
-_REDELIVERY_DELAY = b'-NAK {"delay": 2000000000}'
+PROGRESS_INTERVAL_S = 5.0
+_SAVED_TOKENS = 64
+"""What a running request has is recorded when so many tokens have come since the last record."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,23 +43,26 @@ class BatchLane:
 
     def __init__(
         self,
-        nats: Client,
         worker: str,
-        max_deliver: int,
+        max_attempts: int,
         intake: Intake,
         engine: EngineThread,
         held: HeldRequests,
         outbox: Outbox,
+        results: ResultStore,
+        progress: ProgressRecords,
+        nats: Client,
     ) -> None:
-        """Store results in the name of `worker`; a request delivered more than `max_deliver` times fails."""
+        """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead."""
         self._nats = nats
-        self._js: JetStreamContext = nats.jetstream()
         self._worker = worker
-        self._max_deliver = max_deliver
+        self._max_attempts = max_attempts
         self._intake = intake
         self._engine = engine
         self._held = held
         self._outbox = outbox
+        self._results = results
+        self._progress = progress
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, message: QueuedMessage) -> None:
@@ -87,12 +92,14 @@ class BatchLane:
             # Published twice; the first answers both.
             self._outbox.acknowledge(message)
             return
+        if self._results.has(key, message):
+            return
         held = HeldRequest(key, request, message)
         self._held.add(held)
-        if message.num_delivered > self._max_deliver:
-            self._end(held, "failed", error=f"given up after {self._max_deliver} attempts: each lost its worker")
-        elif request.deadline is not None and request.deadline <= time.time():
+        if request.deadline is not None and request.deadline <= time.time():
             self._end(held, "expired")
+        elif message.num_delivered > 1:
+            self._spawn(self._resume(held))
         else:
             self._intake.begin(held, self)
 
@@ -106,35 +113,91 @@ class BatchLane:
         """Store that a request can never run."""
         self.fail(held, str(error))
 
+    @property
+    def is_blocked(self) -> bool:
+        """Say whether results cannot be written at present, so that nothing more should be begun."""
+        return self._results.is_blocked
+
     def fail(self, held: HeldRequest, error: str) -> None:
         """Store that a request has failed."""
         self._end(held, "failed", error=error)
 
     def give_back(self, held: HeldRequest) -> None:
-        """Let another worker do it."""
+        """Let another worker do it, from where it is."""
         self._remove(held)
-        self._spawn(tell(self._nats, held.message, REDELIVER))
+        self._spawn(self._hand_over(held))
+
+    async def save_progress(self) -> None:
+        """Record what running requests have, where that has become much more."""
+        for held in self._held:
+            if held.request.lane != "batch" or not self._held.is_current(held):
+                continue
+            if held.num_output_tokens >= held.num_recorded_tokens + _SAVED_TOKENS:
+                held.num_recorded_tokens = held.num_output_tokens
+                await self._progress.save(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
         """Collect what a step did to a request, and store the result when it is the last."""
         held.parts.append(delta.text)
+        held.num_output_tokens = delta.seq + len(delta.token_ids)
         if delta.finish is not None:
             usage = delta.finish.usage
             num_output = delta.seq + len(delta.token_ids) if usage is None else usage.completion_tokens
             self._end(held, delta.finish.reason, num_output=num_output, error=delta.finish.error)
 
     async def close(self) -> None:
-        """Wait for the results on their way."""
+        """Wait for the results and records on their way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._results.close()
+
+    async def _resume(self, held: HeldRequest) -> None:
+        """Continue a request that was delivered before, or give it up when that has failed too often."""
+        request, message = held.request, held.message
+        record = await self._progress.load(request.tenant, request.id, message)
+        if not self._held.is_current(held):
+            return
+        num_failed = held.message.num_delivered - 1 - record.num_delivered
+        if len(record.token_ids) > len(request.emitted):
+            # The prompt's echo is in the recorded text.
+            held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
+            held.parts = [record.text]
+            held.num_output_tokens = held.num_recorded_tokens = len(record.token_ids)
+        if num_failed >= self._max_attempts:
+            error = f"given up after {self._max_attempts} attempts: each lost its worker"
+            self._end(held, "failed", error=error, letter=self._letter(held, error))
+        else:
+            self._intake.begin(held, self)
+
+    async def _hand_over(self, held: HeldRequest) -> None:
+        await self._progress.save(held)
+        await tell(self._nats, held.message, REDELIVER)
+
+    def _letter(self, held: HeldRequest, error: str) -> DeadLetter:
+        return DeadLetter(
+            request=held.request,
+            reason="worker_lost",
+            error=error,
+            quarantined_by=self._worker,
+            quarantined=time.time(),
+        )
 
     def _remove(self, held: HeldRequest) -> None:
         self._held.remove(held)
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)
 
-    def _end(self, held: HeldRequest, reason: FinishReason, *, num_output: int = 0, error: str | None = None) -> None:
+    def _end(
+        self,
+        held: HeldRequest,
+        reason: FinishReason,
+        *,
+        num_output: int = 0,
+        error: str | None = None,
+        letter: DeadLetter | None = None,
+    ) -> None:
         self._remove(held)
-        self._spawn(self._store(held.request, held.message, self._result(held, reason, num_output, error)))
+        result = self._result(held, reason, num_output, error)
+        self._results.put(held.key, held.request, held.message, result, letter)
 
     def _result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
         request, sequence = held.request, held.sequence
@@ -156,32 +219,6 @@ class BatchLane:
             completed=time.time(),
         )
 
-    async def _store(self, request: Request, message: QueuedMessage, result: BatchResult) -> None:
-        """Write the result if there is none, tell who asked, and acknowledge."""
-        payload = msgspec.json.encode(result)
-        if len(payload) > self._nats.max_payload - 1024:
-            error = "the result is too large for one message"
-            payload = msgspec.json.encode(
-                msgspec.structs.replace(result, text="", token_ids=(), finish="failed", error=error)
-            )
-        headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
-        try:
-            subject = result_subject(request.tenant, request.id)
-            await self._js.publish(subject, payload, headers=headers)
-            if request.reply is not None and is_batch_reply(request.reply, request.tenant):
-                await self._nats.publish(request.reply, payload)
-            await tell(self._nats, message, ACK)
-        except APIError as error:
-            if error.err_code == _WRONG_LAST_SEQUENCE:
-                _log.info("batch request has a result already", extra=log_fields(request))
-                await tell(self._nats, message, ACK)
-                return
-            _log.warning("batch result not stored", extra=log_fields(request) | {"error": repr(error)})
-            await tell(self._nats, message, _REDELIVERY_DELAY)
-        except SEND_ERRORS as error:
-            # Not acknowledged, so the queue delivers it again.
-            _log.warning("batch result not stored", extra=log_fields(request) | {"error": repr(error)})
-
     def _refuse_unreadable(
         self, message: QueuedMessage, error: UnreadableRequestError, model: str, tenant: str
     ) -> None:
@@ -195,7 +232,7 @@ class BatchLane:
     def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
-        self._spawn(self._store(request, message, self._result(held, "failed", 0, error)))
+        self._results.put(held.key, request, message, self._result(held, "failed", 0, error))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.appetite import Appetite
-from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
@@ -98,6 +98,7 @@ class Consumer:
         self._tasks = [
             asyncio.create_task(_every(INTERVAL_S, self.send_heartbeat), name="heartbeat"),
             asyncio.create_task(_every(self._limits.ack_wait_s / 3, self._report_progress), name="progress"),
+            asyncio.create_task(_every(PROGRESS_INTERVAL_S, self._batch.save_progress), name="batch progress"),
             asyncio.create_task(_every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways), name="gateways"),
         ]
         await self._interactive_queue.start()
@@ -187,6 +188,8 @@ class Consumer:
     def _batch_appetite(self) -> int:
         if self._interactive.has_suspect:
             # A batch request that kills its worker must not be taken for the suspect beside it.
+            return 0
+        if self._batch.is_blocked:
             return 0
         return self._appetite.batch(self._interactive_queue.backlog, self._engine.stats.max_batch_seqs)
 

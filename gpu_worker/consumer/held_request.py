@@ -37,6 +37,8 @@ class HeldRequest:
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
+        num_output_tokens: Generated tokens whose text `parts` holds, those of earlier attempts included.
+        num_recorded_tokens: As many of them as another worker would continue from.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
     """
 
@@ -49,6 +51,8 @@ class HeldRequest:
     num_blocks: int = 0
     is_plain: bool = False
     parts: list[str] = field(default_factory=list)
+    num_output_tokens: int = 0
+    num_recorded_tokens: int = 0
     probation: int = 0
 
 

@@ -14,9 +14,10 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
+from shared.dead_letters import DeadLetter
 from shared.messages import BatchResult, Request, Sampling, encode
 from shared.streams import StreamLimits
-from shared.subjects import request_subject, result_subject
+from shared.subjects import dead_letter_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
 BATCH = batch_stream("acme")
@@ -258,3 +259,107 @@ async def test_sigkilled_worker_leaves_exactly_one_result(
         result = await _result(gateway, request.id, timeout_s=30)
         assert (result.worker, result.attempt) == (second.name, 2)
     await gateway.wait_until_acknowledged(BATCH)
+
+
+async def test_drained_request_continues_on_another_worker_and_is_no_failed_attempt(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    limits = StreamLimits(batch_max_deliver=1)
+    first = await make_worker(limits=limits, simulate=5.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=400, ignore_eos=True, seed=3))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.step >= 50)
+    await first.drain(0.0)
+    second = await make_worker(limits=limits, simulate=5.0)
+    result = await _result(gateway, request.id)
+    assert (result.worker, result.finish, result.completion_tokens) == (second.name, "length", 400)
+    assert result.text == TOKENIZER.decode(result.token_ids)
+    # What the first worker generated is not generated again.
+    heartbeat = await second.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
+    assert heartbeat.step <= 355
+    alone = _request(gateway, sampling=request.sampling)
+    await _publish(gateway, encode(alone))
+    assert (await _result(gateway, alone.id)).token_ids == result.token_ids
+
+
+async def test_request_that_was_drained_often_is_not_given_up(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    limits = StreamLimits(batch_max_deliver=2)
+    request = _request(gateway, sampling=Sampling(max_tokens=200, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    for _ in range(4):
+        worker = await make_worker(limits=limits, simulate=20.0)
+        await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+        await worker.drain(0.0)
+        await worker.close()
+    await make_worker(limits=limits, simulate=0.0)
+    result = await _result(gateway, request.id)
+    assert (result.finish, result.completion_tokens, result.attempt) == ("length", 200, 5)
+
+
+async def test_request_of_a_vanished_worker_continues_from_its_last_record(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
+    first = await make_worker(limits=limits, simulate=2.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=1000, ignore_eos=True, stop=("never to be found",)))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.step >= 150)
+    await first.worker.consumer._batch.save_progress()
+    await first.close()
+    second = await make_worker(limits=limits, simulate=0.0)
+    result = await _result(gateway, request.id)
+    assert (result.worker, result.finish, result.completion_tokens) == (second.name, "length", 1000)
+    assert result.text == TOKENIZER.decode(result.token_ids)
+    assert (await second.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)).step <= 850
+
+
+async def test_echoed_prompt_is_in_a_moved_result_once(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    first = await make_worker(simulate=5.0)
+    request = _request(gateway, echo=True, sampling=Sampling(max_tokens=100, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.step >= 20)
+    await first.drain(0.0)
+    await make_worker(simulate=0.0)
+    result = await _result(gateway, request.id)
+    assert result.text == "x = " + TOKENIZER.decode(result.token_ids)
+
+
+async def test_record_of_another_request_under_the_same_id_is_not_used(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    request = _request(gateway, id=fresh_name("same"), sampling=Sampling(max_tokens=100, ignore_eos=True, seed=1))
+    for sampling in (request.sampling, Sampling(max_tokens=100, ignore_eos=True, seed=2)):
+        worker = await make_worker(simulate=10.0)
+        queued = msgspec.structs.replace(request, sampling=sampling)
+        await _publish(gateway, encode(queued))
+        await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1 and heartbeat.step >= 10)
+        if sampling.seed == 2:
+            break
+        await worker.drain(0.0)
+        await gateway.js.purge_stream(batch_stream("acme"))
+        await worker.close()
+    # It is delivered again, like one whose first worker wrote no record of it.
+    await worker.close()
+    await make_worker(simulate=0.0, limits=StreamLimits(ack_wait_s=1.0))
+    moved = await _result(gateway, request.id, timeout_s=20)
+    alone = _request(gateway, sampling=Sampling(max_tokens=100, ignore_eos=True, seed=2))
+    await _publish(gateway, encode(alone))
+    assert moved.token_ids == (await _result(gateway, alone.id)).token_ids
+
+
+async def test_request_that_is_given_up_leaves_a_dead_letter(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
+    first = await make_worker(limits=limits, simulate=20.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+    await first.close()
+    await make_worker(limits=limits)
+    assert (await _result(gateway, request.id)).finish == "failed"
+    message = await gateway.js.get_last_msg("HR_DEAD", dead_letter_subject(gateway.model, "batch", "acme"))
+    letter = msgspec.msgpack.decode(message.data or b"", type=DeadLetter)
+    assert (letter.request.id, letter.reason, "each lost its worker" in letter.error) == (
+        request.id,
+        "worker_lost",
+        True,
+    )

@@ -1,0 +1,100 @@
+"""What a batch request has so far, kept where its next worker finds it.
+
+Written from time to time while it runs, and when it is given back; read when a request is delivered again. A worker
+continues after the tokens that are recorded, and deliveries up to the recorded one are no failed attempts: a drain is
+none, and progress clears the count. A record is for one message and one revision of the model; any other is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import msgspec
+from msgspec import Struct
+from nats.aio.client import Client
+from nats.js.errors import APIError, NotFoundError
+
+from gpu_worker.consumer.held_request import HeldRequest, log_fields
+from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import PROGRESS_STREAM
+from shared.subjects import progress_subject
+
+_TIMEOUT_S = 2.0
+_ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+_UNREADABLE: tuple[type[Exception], ...] = (*_ERRORS, msgspec.MsgspecError)
+
+_log = logging.getLogger(__name__)
+
+
+class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
+    """The record of one request.
+
+    Attributes:
+        digest: SHA-256 of the request as published.
+        stream_seq: Number of its message.
+        revision: Of the model that made the tokens.
+        num_delivered: Deliveries that are no failed attempts.
+        token_ids: Generated so far.
+        text: Theirs, as far as it is certain.
+    """
+
+    digest: bytes
+    stream_seq: int
+    revision: str
+    num_delivered: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+NOTHING = BatchProgress(b"", 0, "", 0)
+
+
+class ProgressRecords:
+    """Reads and writes records for workers of one revision of a model. Keeps no state."""
+
+    def __init__(self, nats: Client, revision: str) -> None:
+        """Write over `nats`."""
+        self._nats = nats
+        self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self._revision = revision
+        self._decode = msgspec.msgpack.Decoder(BatchProgress).decode
+
+    async def save(self, held: HeldRequest) -> bool:
+        """Record what a request has; say whether that is stored."""
+        request, message = held.request, held.message
+        token_ids: list[int] = []
+        if held.sequence is not None:
+            start = held.sequence.num_prompt_tokens
+            token_ids = held.sequence.token_ids[start : start + held.num_output_tokens]
+        record = BatchProgress(
+            hashlib.sha256(message.data).digest(),
+            message.stream_seq,
+            self._revision,
+            message.num_delivered,
+            tuple(token_ids),
+            "".join(held.parts),
+        )
+        try:
+            await self._js.publish(progress_subject(request.tenant, request.id), msgspec.msgpack.encode(record))
+        except _ERRORS as error:
+            _log.warning("progress of a batch request not recorded", extra=log_fields(request) | {"error": repr(error)})
+            return False
+        return True
+
+    async def load(self, tenant: str, request_id: str, message: QueuedMessage) -> BatchProgress:
+        """Return the record of a request; an empty one when there is none that can be used."""
+        try:
+            found = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(tenant, request_id))
+            record = self._decode(found.data or b"")
+        except NotFoundError:
+            return NOTHING
+        except _UNREADABLE as error:
+            _log.warning("progress of a batch request not read", extra={"id": request_id, "error": repr(error)})
+            return NOTHING
+        if (record.digest, record.stream_seq) != (hashlib.sha256(message.data).digest(), message.stream_seq):
+            return NOTHING
+        if record.revision != self._revision:
+            return msgspec.structs.replace(record, token_ids=(), text="")
+        return record

@@ -1,0 +1,143 @@
+"""Writes batch results, each once, however long that takes.
+
+A result is written only if there is none yet; then who asked is told and the message is acknowledged. While NATS does
+not take it (the disk is full, a server is away) it stays here, the message is kept in progress, and it is tried again:
+the work is not lost and not done again, and the lane pulls nothing (`is_blocked`) until results can be written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+import msgspec
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from gpu_worker.consumer.held_request import log_fields
+from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, tell
+from shared.dead_letters import DeadLetter, publish_dead_letter
+from shared.errors import DependencyError
+from shared.messages import BatchResult, Request
+from shared.nats_connection import SEND_ERRORS
+from shared.subjects import is_batch_reply, result_subject
+
+FIRST_RETRY_S = 0.25
+LAST_RETRY_S = 2.0
+_PUBLISH_TIMEOUT_S = 3.0
+_MARGIN_BYTES = 1024
+_WRONG_LAST_SEQUENCE = 10071
+_REFUSALS: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Storing:
+    """A result on its way; `message` is the latest delivery of its request."""
+
+    request: Request
+    message: QueuedMessage
+    payload: bytes
+    letter: DeadLetter | None
+
+
+class ResultStore:
+    """Owns the results that are not written yet."""
+
+    def __init__(self, nats: Client) -> None:
+        """Write over `nats`."""
+        self._nats = nats
+        self._js: JetStreamContext = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
+        self._storing: dict[str, _Storing] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_refused = 0
+        self._is_closing = asyncio.Event()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Say whether a result could not be written at the last attempt."""
+        return self._num_refused > 0
+
+    def put(
+        self, key: str, request: Request, message: QueuedMessage, result: BatchResult, letter: DeadLetter | None = None
+    ) -> None:
+        """Begin to write the result of the request `key`, after a dead letter if there is one."""
+        storing = _Storing(request, message, self._payload(result), letter)
+        self._storing[key] = storing
+        task = asyncio.create_task(self._store(key, storing), name=f"result {key}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def has(self, key: str, message: QueuedMessage) -> bool:
+        """Say whether a delivery is of a request whose result is being written; it is answered in its place then."""
+        storing = self._storing.get(key)
+        if storing is None or storing.message.stream_seq != message.stream_seq:
+            return False
+        storing.message = message
+        return True
+
+    async def close(self) -> None:
+        """Wait for attempts under way; what NATS did not take is left to the queue, which delivers it again."""
+        self._is_closing.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _payload(self, result: BatchResult) -> bytes:
+        payload = msgspec.json.encode(result)
+        if len(payload) <= self._nats.max_payload - _MARGIN_BYTES:
+            return payload
+        error = "the result is too large for one message"
+        return msgspec.json.encode(msgspec.structs.replace(result, text="", token_ids=(), finish="failed", error=error))
+
+    async def _store(self, key: str, storing: _Storing) -> None:
+        """Try until the result is there, then tell who asked and acknowledge."""
+        wait_s, num_refusals = FIRST_RETRY_S, 0
+        try:
+            while not await self._attempt(storing, is_repeated=num_refusals > 0):
+                if self._is_closing.is_set():
+                    return
+                num_refusals += 1
+                self._num_refused += num_refusals == 1
+                await tell(self._nats, storing.message, IN_PROGRESS)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_closing.wait(), wait_s)
+                wait_s = min(2 * wait_s, LAST_RETRY_S)
+            if num_refusals:
+                _log.info("batch result stored in the end", extra=log_fields(storing.request))
+            await tell(self._nats, storing.message, ACK)
+        finally:
+            self._num_refused -= num_refusals > 0
+            del self._storing[key]
+
+    async def _attempt(self, storing: _Storing, *, is_repeated: bool) -> bool:
+        """Write the result if there is none; say whether there is one now."""
+        request = storing.request
+        try:
+            if storing.letter is not None:
+                await publish_dead_letter(self._nats, storing.letter)
+                storing.letter = None
+            headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+            await self._js.publish(result_subject(request.tenant, request.id), storing.payload, headers=headers)
+        except APIError as error:
+            if error.err_code != _WRONG_LAST_SEQUENCE:
+                return self._refused(request, error)
+            _log.info("batch request has a result already", extra=log_fields(request))
+            if not is_repeated:
+                return True
+            # An attempt whose answer was lost may have written it: the reply is still due.
+        except _REFUSALS as error:
+            return self._refused(request, error)
+        if request.reply is not None and is_batch_reply(request.reply, request.tenant):
+            try:
+                await self._nats.publish(request.reply, storing.payload)
+            except SEND_ERRORS as error:
+                _log.warning("batch result not sent to its reply subject", extra={"error": repr(error)})
+        return True
+
+    @staticmethod
+    def _refused(request: Request, error: Exception) -> bool:
+        _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
+        return False
