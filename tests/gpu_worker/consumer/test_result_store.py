@@ -1,0 +1,125 @@
+"""Results that NATS does not take: they wait, and the lane with them, and nothing is computed twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from nats.js.api import DiscardPolicy, StreamConfig
+
+from shared.batch_streams import batch_stream
+from shared.messages import BatchResult, Request, Sampling, encode
+from shared.nats_connection import connect
+from shared.streams import RESULTS_STREAM, StreamLimits, stream_configs
+from shared.subjects import request_subject
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, start_worker, wait_until
+from tests.servers import NatsServer
+
+MakeWorker = Callable[[], Awaitable[RunningWorker]]
+NUM_JOBS = 40
+LIMITS = StreamLimits(ack_wait_s=2.0, batch_max_deliver=1, results_max_bytes=2000)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server of its own, whose stream of results is soon full and then takes no more, like a disk."""
+    server = NatsServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def _results_config() -> StreamConfig:
+    (config,) = (config for config in stream_configs(LIMITS) if config.name == RESULTS_STREAM)
+    return config.evolve(discard=DiscardPolicy.NEW)
+
+
+@pytest.fixture
+async def gateway(server: NatsServer) -> AsyncIterator[TestGateway]:
+    nats = await connect(server.url, role="gateway", name="test")
+    gateway = TestGateway(nats, fresh_name("m"))
+    await gateway.js.add_stream(_results_config())
+    await gateway.start(LIMITS)
+    yield gateway
+    await nats.close()
+
+
+@pytest.fixture
+async def make_worker(
+    server: NatsServer, gateway: TestGateway
+) -> AsyncIterator[Callable[[], Awaitable[RunningWorker]]]:
+    workers: list[RunningWorker] = []
+
+    async def make() -> RunningWorker:
+        workers.append(await start_worker(server.url, gateway.model, LIMITS, max_num_seqs=4))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        await worker.close()
+
+
+async def _publish_jobs(gateway: TestGateway) -> list[Request]:
+    sampling = Sampling(max_tokens=16, ignore_eos=True)
+    jobs = [gateway.request(lane="batch", tenant="acme", reply=None, sampling=sampling) for _ in range(NUM_JOBS)]
+    for job in jobs:
+        await gateway.js.publish(request_subject(gateway.model, "batch", "acme"), encode(job))
+    return jobs
+
+
+async def _num_stored(gateway: TestGateway) -> int:
+    info = await gateway.js.stream_info(RESULTS_STREAM)
+    return int(info.state.messages)
+
+
+async def test_full_disk_holds_the_batch_lane_up_and_nothing_is_lost_or_done_again(
+    gateway: TestGateway, make_worker: MakeWorker
+) -> None:
+    replies: list[bytes] = []
+
+    async def hear(message: object) -> None:
+        replies.append(message.data)  # type: ignore[attr-defined]
+
+    await gateway.nats.subscribe("hr.stored.acme.*", cb=hear)
+    worker = await make_worker()
+    lane = worker.worker.consumer._batch
+    jobs = await _publish_jobs(gateway)
+    await wait_until(lambda: lane.is_blocked)
+    stored = await _num_stored(gateway)
+    # Longer than the queue waits for an acknowledgement: nothing is delivered again, and nothing new is begun.
+    idle = await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == heartbeat.waiting == 0)
+    await asyncio.sleep(2 * LIMITS.ack_wait_s)
+    later = await worker.wait_for_heartbeat(lambda heartbeat: True)
+    assert later.step - idle.step <= 2 * 16
+    assert await _num_stored(gateway) == stored < NUM_JOBS
+    await gateway.js.update_stream(_results_config().evolve(max_bytes=1 << 20))
+
+    async def are_all_stored() -> bool:
+        return await _num_stored(gateway) == NUM_JOBS
+
+    await wait_until(are_all_stored, 15)
+    await wait_until(lambda: len(replies) == NUM_JOBS)
+    results = [msgspec.json.decode(reply, type=BatchResult) for reply in replies]
+    assert {result.id for result in results} == {job.id for job in jobs}
+    assert {(result.finish, result.completion_tokens, result.attempt) for result in results} == {("length", 16, 1)}
+    assert not lane.is_blocked
+
+    async def is_empty() -> bool:
+        return bool((await gateway.js.stream_info(batch_stream("acme"))).state.messages == 0)
+
+    await wait_until(is_empty)
+
+
+async def test_worker_that_stops_before_its_results_are_stored_leaves_them_to_the_queue(
+    gateway: TestGateway, make_worker: MakeWorker
+) -> None:
+    worker = await make_worker()
+    await _publish_jobs(gateway)
+    await wait_until(lambda: worker.worker.consumer._batch.is_blocked)
+    async with asyncio.timeout(10):
+        await worker.drain(0.0)
+        await worker.worker.consumer.close()
+    assert (await gateway.js.stream_info(batch_stream("acme"))).state.messages == NUM_JOBS - await _num_stored(gateway)
