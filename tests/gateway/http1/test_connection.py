@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.body import ClientGoneError
 from gateway.exchange import Exchange
 from gateway.http1.connection import MAX_DROPPED_BODY_BYTES, Connection
 from gateway.http1.connection_table import ConnectionLimits
@@ -82,6 +83,9 @@ async def test_request_that_comes_byte_by_byte_is_served() -> None:
             writer.write(bytes([byte]))
             await asyncio.sleep(0)
         assert await read_whole(reader) == (200, b"hi")
+        writer.write(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert await read_whole(reader) == (200, b"")
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 1 << 20])
@@ -114,7 +118,8 @@ async def test_answer_to_head_has_a_length_and_no_body() -> None:
         writer.write(REQUEST.replace(b"POST", b"HEAD") + REQUEST)
         _, headers = await read_head(reader)
         assert headers["content-length"] == "2"
-        assert await read_whole(reader) == (200, b"hi")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert (await reader.read(65536)).endswith(b"\r\n\r\nhi")
 
 
 async def test_whole_response_has_its_length() -> None:
@@ -435,3 +440,84 @@ async def test_client_that_half_closes_is_taken_to_have_left() -> None:
         async with asyncio.timeout(5):
             await gone.wait()
             assert await reader.read() == b""
+
+
+async def test_client_that_sends_its_body_at_once_is_not_told_to() -> None:
+    async with served(echo) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST.replace(b"Host: t", b"Host: t\r\nExpect: 100-continue"))
+        assert await read_whole(reader) == (200, b"hi")
+
+
+async def test_bodies_that_nobody_reads_do_not_delay_what_is_behind_them() -> None:
+    async with served(never_read) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST * 3)
+        async with asyncio.timeout(5):
+            for _ in range(3):
+                assert await read_whole(reader) == (200, b"ok")
+
+
+async def test_half_of_a_second_head_has_no_more_time_than_half_of_the_first() -> None:
+    async with served(echo) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        await read_whole(reader)
+        writer.write(b"GET /x HT")
+        await asyncio.sleep(0.05)
+        server.pass_time(LIMITS.head_timeout_s + 1)
+        async with asyncio.timeout(5):
+            assert (await read_head(reader))[0] == 408
+
+
+async def test_time_in_which_the_gateway_stood_still_is_not_the_clients() -> None:
+    async with served(echo) as server, connected(server) as (reader, _):
+        await until(lambda: server.connections)
+        [connection] = server.connections
+        connection.postpone(60)
+        server.pass_time(LIMITS.head_timeout_s + 30)
+        assert not connection.transport.is_closing()
+        server.pass_time(LIMITS.head_timeout_s + 61)
+        assert await reader.read() == b""
+
+
+async def test_body_that_had_stopped_being_read_is_dropped_after_the_last_answer() -> None:
+    is_full = asyncio.Event()
+
+    async def refuse(exchange: Exchange) -> None:
+        await is_full.wait()
+        exchange.respond(413, [], b"no")
+
+    size = 12 << 20
+    async with served(refuse) as server, connected(server) as (reader, writer):
+        writer.write(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        await until(lambda: any(c.num_bytes_held == MAX_HEAD_BYTES for c in server.connections))
+        is_full.set()
+        async with asyncio.timeout(10):
+            await writer.drain()
+            assert (await reader.read()).endswith(b"\r\n\r\nno")
+
+
+async def test_evicted_connection_does_not_wait_for_its_reader() -> None:
+    async def answer_much(exchange: Exchange) -> None:
+        exchange.respond(200, [], b"x" * (32 << 20))
+
+    async with served(answer_much) as server, connected(server) as (_, writer):
+        writer.write(REQUEST)
+        await until(lambda: any(c.paused_since is not None for c in server.connections))
+        [connection] = server.connections
+        connection.evict()
+        await until(lambda: not server.connections)
+
+
+async def test_reader_of_a_body_is_told_that_its_client_left() -> None:
+    gone = asyncio.Event()
+
+    async def read(exchange: Exchange) -> None:
+        with pytest.raises(ClientGoneError):
+            await exchange.read_body(100)
+        gone.set()
+
+    async with served(read) as server:
+        async with connected(server) as (_, writer):
+            writer.write(REQUEST[:-1])
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await gone.wait()

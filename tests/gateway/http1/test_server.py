@@ -177,3 +177,16 @@ async def test_connections_are_counted() -> None:
             await stack.enter_async_context(connected(server))
         await until(lambda: metrics.connections == 2 and metrics.connections_evicted == 3)
         assert metrics.connections_limited == 0
+
+
+async def test_drain_stops_accepting_at_once() -> None:
+    gate = Gate()
+    async with served(gate) as server, connected(server) as (_, writer):
+        writer.write(GET)
+        await until(lambda: gate.num_waiting)
+        draining = asyncio.create_task(server.server.drain(10))
+        await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+        gate.is_open.set()
+        await draining
