@@ -149,6 +149,7 @@ async def test_frozen_process_does_not_keep_the_group_from_stopping(nats_url: st
         assert not any(psutil.pid_exists(pid) for pid in served_by(gateway))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_parent_first", [True, False])
 async def test_pause_of_everything_kills_nobody(nats_url: str, tmp_path: Path, is_parent_first: bool) -> None:
     with running_gateway(tmp_path, nats_url, processes=2) as gateway:

@@ -171,6 +171,7 @@ async def test_server_that_hangs_without_being_stopped_is_started_anew(tmp_path:
     assert "was killed by SIGKILL; starting it again" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beat", "why"), [(None, "no sign of life for"), (Beat(step=5, advances=False), "but has made no step for")]
 )
@@ -191,6 +192,7 @@ async def test_worker_that_falls_silent_or_stalls_is_started_anew(
         assert why in output.getvalue()
 
 
+@pytest.mark.slow
 async def test_silent_worker_is_left_alone_while_nats_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness_module, "WORKER_PATIENCE", 1.0)
     hearing = Hearing()
