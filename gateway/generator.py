@@ -68,7 +68,7 @@ class Generator:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
         if not generation.deterministic or is_fresh:
-            prediction = self._admit(generation, caller)
+            prediction = await self._admit(generation, caller)
             flights = await self._dispatch(generation, caller, sinks)
             return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
         load = self._dispatcher.fleet.load(generation.model)
@@ -98,7 +98,7 @@ class Generator:
                         sequence.deliver(delta)
                 return None
             self._metrics.cache_misses += 1
-            prediction = self._admit(generation, caller)
+            prediction = await self._admit(generation, caller)
             shared.on_complete = partial(self._keep, shared, key)
             flights = await self._dispatch(generation, caller, shared.sequences)
         except ApiError as error:
@@ -112,8 +112,10 @@ class Generator:
             self._dispatcher.cancel(flights)
         return prediction
 
-    def _admit(self, generation: Generation, caller: Caller) -> Prediction:
-        return self._shedder.admit(self._dispatcher.fleet.load(generation.model), generation, caller)
+    async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
+        fleet = self._dispatcher.fleet
+        await self._shedder.recall(fleet.load(generation.model), generation, caller)
+        return self._shedder.admit(fleet.load(generation.model), generation, caller)
 
     async def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
         flights: list[Flight] = []

@@ -39,6 +39,7 @@ class Reservation:
         cost_s: Seconds of the fleet that it takes.
         at: When its client was told to return; monotonic seconds.
         is_booked: The told time is a promise; otherwise it keeps a place in the line.
+        offer: What withdraws it from where other gateways find it; None while they do not.
         since: When it was first refused, which decides its place in the line.
     """
 
@@ -51,6 +52,7 @@ class Reservation:
     since: float
     at: float = 0.0
     is_booked: bool = False
+    offer: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,28 @@ class ReservationBook:
         self._num_of_key: Counter[str] = Counter()
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._numbers = itertools.count()
-        # By tenant: who waits long waits behind its own tenant's requests only.
         # Until when the fleet is busy with those whose promise could not be kept.
         self._amended_until = 0.0
+        # By tenant: who waits long waits behind its own tenant's requests only.
         self._lines: dict[str, _Line] = {}
 
     def __len__(self) -> int:
         return len(self._by_ticket)
+
+    def get(self, ticket: str | None) -> Reservation | None:
+        """Return the reservation of a ticket."""
+        return None if ticket is None else self._by_ticket.get(ticket)
+
+    def adopt(self, reservation: Reservation) -> None:
+        """Take over a reservation that another gateway has made, unless there are too many."""
+        if self._is_full(reservation.key_id) or reservation.ticket in self._by_ticket:
+            return
+        self._add(reservation)
+        if reservation.is_booked:
+            self._book(reservation, reservation.at)
+        else:
+            self._join_line(reservation)
+        self._expect(reservation, reservation.at)
 
     def expire(self, now: float) -> int:
         """Forget whoever did not come back, and return how many of them had a booking."""
@@ -197,15 +214,24 @@ class ReservationBook:
 
     def _new(self, caller: Caller, size: Size, cost_s: float, now: float) -> Reservation | None:
         """Return a new reservation at the end of the line, unless there are too many."""
-        if len(self) >= MAX_RESERVATIONS or self._num_of_key[caller.key_id] >= MAX_RESERVATIONS // 2:
+        if self._is_full(caller.key_id):
             return None
         ticket = secrets.token_urlsafe(12)
         reservation = Reservation(ticket, caller.key_id, caller.tenant, caller.identity, size, cost_s, now)
-        self._lines.setdefault(caller.tenant, _Line()).add(now, cost_s)
-        self._by_ticket[ticket] = reservation
-        self._by_identity.setdefault(caller.identity, []).append(reservation)
-        self._num_of_key[caller.key_id] += 1
+        self._add(reservation)
+        self._join_line(reservation)
         return reservation
+
+    def _is_full(self, key_id: str) -> bool:
+        return len(self) >= MAX_RESERVATIONS or self._num_of_key[key_id] >= MAX_RESERVATIONS // 2
+
+    def _add(self, reservation: Reservation) -> None:
+        self._by_ticket[reservation.ticket] = reservation
+        self._by_identity.setdefault(reservation.identity, []).append(reservation)
+        self._num_of_key[reservation.key_id] += 1
+
+    def _join_line(self, reservation: Reservation) -> None:
+        self._lines.setdefault(reservation.tenant, _Line()).add(reservation.since, reservation.cost_s)
 
     def _leave_line(self, reservation: Reservation) -> None:
         line = self._lines[reservation.tenant]

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ from gateway.prompt_cache import PromptCache
 from gateway.redis_client import RedisCache
 from gateway.resources import affordable_connections, return_freed_memory
 from gateway.routes import RouteServices
+from gateway.shared_places import SharedPlaces
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
 from shared.audit import audited_drain, nats_login
@@ -153,7 +155,8 @@ async def _assemble(
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics))
     fleet = dispatcher.fleet
     limiter = RateLimiter(redis, metrics)
-    shedder = Shedder(config, metrics)
+    places = None if redis is None else SharedPlaces(redis, time.monotonic)
+    shedder = Shedder(config, metrics, places=places)
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes)
     generator = Generator(dispatcher, shedder, cache, metrics, config.default_timeout_s)
     completions = Completions(config, keys, limiter, shedder, generator, metrics)

@@ -20,6 +20,7 @@ from gateway.generation import Generation
 from gateway.load import FleetLoad
 from gateway.metrics import GatewayMetrics
 from gateway.reservations import Reservation, ReservationBook, Size, Told
+from gateway.shared_places import SharedPlaces
 
 JITTER = 0.25
 MAX_RETRY_S = 60.0
@@ -50,14 +51,34 @@ class Shedder:
         metrics: GatewayMetrics,
         uniform: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
+        places: SharedPlaces | None = None,
     ) -> None:
-        """Refuse by the configuration's objective and queue bounds; `uniform` draws jitter from [0, 1)."""
+        """Refuse by the configuration's objective and queue bounds.
+
+        Args:
+            config: The gateway's.
+            metrics: Counts refusals, and what becomes of promises.
+            uniform: Draws jitter from [0, 1).
+            clock: Monotonic seconds.
+            places: Where gateways find each other's promises.
+        """
+        self._places = places
         self._config = config
         self._metrics = metrics
         self._uniform = uniform
         self._clock = clock
         self._experience: dict[str, Experience] = {}
         self._books: dict[str, ReservationBook] = {}
+
+    async def recall(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> None:
+        """Look whether another gateway has promised this caller a place; costs nothing while nobody is refused."""
+        book = None if load is None or load.num_gateways == 1 else self._books.get(load.model)
+        if not book or load is None or self._places is None or caller.is_retry is False:
+            return
+        if book.find(caller, _size(generation), self._clock()) is None:
+            reservation = await self._places.take(load.model, caller)
+            if reservation is not None:
+                book.adopt(reservation)
 
     def admit(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> Prediction:
         """Predict a request's time to first token, and refuse it if that is too long.
@@ -87,10 +108,11 @@ class Shedder:
         self._metrics.promises["unused"] += book.expire(now)
         found = book.find(caller, _size(generation), now)
         if not self._may_begin(book, found, caller, expected, now):
-            raise self._turn_away(book, found, caller, _size(generation), expected, now)
+            raise self._turn_away(load, book, found, caller, _size(generation), expected, now)
         if found is not None:
             self._metrics.promises["kept"] += found.is_booked
             book.use(found)
+            self._withdraw(load.model, found)
         is_known = load.prefill_rate > 0 or load.decode_rate > 0
         ttft_s = expected.wait_s + expected.own_s if is_known else None
         return Prediction(load.model, ttft_s, generation.estimated_prompt_tokens, generation.num_sequences)
@@ -129,6 +151,7 @@ class Shedder:
 
     def _turn_away(
         self,
+        load: FleetLoad,
         book: ReservationBook,
         found: Reservation | None,
         caller: Caller,
@@ -142,8 +165,17 @@ class Shedder:
         if found is not None and found.is_booked and found.at <= now:
             self._metrics.promises["broken"] += 1
         told = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
+        reservation = book.get(told.ticket)
+        if reservation is not None and self._places is not None and load.num_gateways > 1:
+            self._withdraw(load.model, reservation)
+            reservation.offer = self._places.offer(load.model, reservation)
         self._metrics.promises["made"] += told.ahead_s is None
         return self._refusal(excess.reason, excess.message, told.wait_s, told)
+
+    def _withdraw(self, model: str, reservation: Reservation) -> None:
+        if reservation.offer is not None and self._places is not None:
+            self._places.withdraw(model, reservation, reservation.offer)
+            reservation.offer = None
 
     def _refusal(self, reason: str, message: str, retry_after_s: float, told: Told | None = None) -> ApiError:
         self._metrics.shed[reason] += 1
