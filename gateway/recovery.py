@@ -45,8 +45,10 @@ class RecoveryLimits:
         prefill_stall_s: Silence about a claimed request before its first token.
         ack_timeout_s: Wait for the queue's acknowledgement.
         refused_retry_s: Wait until what the queue has refused is published again.
-        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
-        disturbed_patience_s: The same while a worker is silent or has just died: it may have been sent the request.
+        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time, but not
+            while a worker is silent or has just died.
+        delivered_patience_s: Wait for a claim of what some worker is known to have been sent; doubles each time.
+        suspect_patience_s: Wait for a claim of a suspect, which may have to wait for others; doubles each time.
         tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
         reconnect_patience_s: Silence about a generating request after NATS came back: its last frames may be lost.
         reconnect_prefill_patience_s: The same for a claimed request before its first token.
@@ -58,8 +60,9 @@ class RecoveryLimits:
     prefill_stall_s: float = 60.0
     ack_timeout_s: float = 3.0
     refused_retry_s: float = 0.5
-    claim_patience_s: float = 5.0
-    disturbed_patience_s: float = 1.0
+    claim_patience_s: float = 1.0
+    delivered_patience_s: float = 2.5
+    suspect_patience_s: float = 5.0
     tokens_per_patience_s: float = 10_000.0
     reconnect_patience_s: float = 0.8
     reconnect_prefill_patience_s: float = 5.0
@@ -209,23 +212,23 @@ class Recovery:
                 self._fail(flight, error)
 
     def _is_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> bool:
-        """Whether nobody will claim what has been published: it did not arrive, or went to a worker that is not there.
-
-        A suspect may have to wait until a worker is free of others, so that its patience is long in any case.
-        """
+        """Whether nobody will claim what has been published: it did not arrive, or went to one that is not there."""
         limits = self._limits
         waited_s = now - flight.published_at
         if flight.ack is not None:
             return waited_s > limits.ack_timeout_s
         if flight.stream_seq is None:
             return waited_s > limits.refused_retry_s
-        patience_s = limits.claim_patience_s * 2**flight.num_unclaimed
-        if is_disturbed and not flight.probation:
-            patience_s = limits.disturbed_patience_s
-        patience_s += flight.estimated_tokens / limits.tokens_per_patience_s
-        if flight.delivered_at is not None and now - flight.delivered_at > patience_s:
+        grace_s = flight.estimated_tokens / limits.tokens_per_patience_s
+        factor = 2**flight.num_unclaimed
+        delivered_at = flight.delivered_at
+        if delivered_at is not None and now - delivered_at > limits.delivered_patience_s * factor + grace_s:
             return True
-        return waited_s > patience_s and self._fleet.can_claim(flight.request.model)
+        if flight.probation:
+            patience_s = limits.suspect_patience_s * factor
+        else:
+            patience_s = limits.claim_patience_s * (1 if is_disturbed else factor)
+        return waited_s > patience_s + grace_s and self._fleet.can_claim(flight.request.model)
 
     def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:
         """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the models of a sweep.

@@ -117,13 +117,14 @@ class PullQueue:
             except TimeoutError:
                 pass
             self._wake.clear()
-            if self._is_lost and not await self._restore():
-                continue
             if self._pauses.tick():
                 # The server's answers may lie here unread.
                 self._expires_at = max(self._expires_at, loop.time())
             if self.outstanding and loop.time() > self._expires_at + _ANSWER_GRACE_S:
-                self.outstanding = 0
+                # Perhaps nothing arrives here any more, and what further pulls are sent would be lost.
+                self._is_lost = True
+            if self._is_lost and not await self._restore():
+                continue
             missing = self._appetite() - self.outstanding
             # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
             if missing > 0 and missing * 4 >= self.outstanding:

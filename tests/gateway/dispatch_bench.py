@@ -32,8 +32,9 @@ FAST_RECOVERY = RecoveryLimits(
     stall_s=1.0,
     prefill_stall_s=1.0,
     ack_timeout_s=0.5,
-    claim_patience_s=0.5,
-    disturbed_patience_s=0.3,
+    claim_patience_s=0.4,
+    delivered_patience_s=0.6,
+    suspect_patience_s=0.6,
     reconnect_patience_s=1.0,
 )
 

@@ -221,7 +221,7 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
     moves.recovery.sweep(now)
     moves.fleet.hear(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
     moves.recovery.sweep(now)
-    now += LIMITS.claim_patience_s
+    now += LIMITS.delivered_patience_s
     for seconds in (-0.2, 0.2):
         moves.fleet.hear(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
         assert moves.wire.published == []

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
 from shared.messages import Sampling, encode
 from shared.streams import StreamLimits
@@ -101,3 +103,29 @@ async def test_heartbeat_tells_how_far_the_queue_was_pulled(make_worker: MakeWor
     worker = await make_worker()
     sequences = [await gateway.publish_raw(encode(gateway.request())) for _ in range(3)]
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.last_pulled == sequences[-1])
+
+
+async def test_worker_that_hears_nothing_more_pulls_no_more(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await make_worker()
+    queue = worker.worker.consumer._interactive_queue
+    pulls: list[int] = []
+    pull = queue._pull
+
+    async def watched(count: int) -> None:
+        pulls.append(count)
+        await pull(count)
+
+    async def unanswered() -> str:
+        raise TimeoutError
+
+    monkeypatch.setattr(queue, "_pull", watched)
+    await wait_until(lambda: bool(pulls))
+    monkeypatch.setattr(queue, "_ensure_consumer", unanswered)
+    assert queue._subscription is not None
+    await queue._subscription.unsubscribe()
+    await asyncio.sleep(PULL_EXPIRES_S + 1.5)
+    pulls.clear()
+    await asyncio.sleep(PULL_EXPIRES_S * 3)
+    assert pulls == []
