@@ -45,6 +45,7 @@ class Flight:
         delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
         expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
         progressed_at: Loop time of the last delta of this epoch.
+        reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
         num_moves: Moves since the last progress, without those for which no worker was at fault.
         num_unclaimed: Publications in a row that nobody claimed.
@@ -67,6 +68,7 @@ class Flight:
     stream_seq: int | None = None
     ack: str | None = None
     progressed_at: float = 0.0
+    reconnected_at: float = -1.0
     start: int = 0
     num_moves: int = 0
     num_unclaimed: int = 0

@@ -98,7 +98,6 @@ class Recovery:
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._disconnected_at: float | None = None
-        self._reconnected_at: float | None = None
         self.on_move: Callable[[Reason], None] = lambda reason: None
 
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
@@ -162,12 +161,11 @@ class Recovery:
         for flight in self._flights:
             flight.published_at = min(now, flight.published_at + lost_s)
             flight.progressed_at = min(now, flight.progressed_at + lost_s)
+            flight.reconnected_at = min(now, flight.reconnected_at + lost_s)
             if flight.delivered_at is not None:
                 flight.delivered_at = min(now, flight.delivered_at + lost_s)
         if self._disconnected_at is not None:
             self._disconnected_at = min(now, self._disconnected_at + lost_s)
-        if self._reconnected_at is not None:
-            self._reconnected_at = min(now, self._reconnected_at + lost_s)
 
     def disconnected(self) -> None:
         """Stop moving anything: NATS is away."""
@@ -176,7 +174,11 @@ class Recovery:
     def reconnected(self, is_same_stream: bool) -> None:
         """Publish again what nobody had claimed; a stream that is not the same has lost it."""
         self._disconnected_at = None
-        self._reconnected_at = self._loop.time()
+        now = self._loop.time()
+        for flight in self._flights:
+            # Only the first: further ones must not put off the moment at which a lost frame is noticed.
+            if flight.reconnected_at <= flight.progressed_at:
+                flight.reconnected_at = now
         if not is_same_stream:
             for flight in self._flights:
                 # The message is gone, and its number with it.
@@ -262,13 +264,12 @@ class Recovery:
         if quiet_s < min(limits.stall_s, limits.reconnect_patience_s):
             return
         why = f"nothing was heard of it for {quiet_s:.1f} s"
-        reconnected = self._reconnected_at
         patience_s = limits.reconnect_patience_s if flight.emitted else limits.reconnect_prefill_patience_s
         if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
             self.lose(flight, "silent", why)
-        elif reconnected is not None and flight.progressed_at < reconnected < now - patience_s:
+        elif flight.progressed_at < flight.reconnected_at < now - patience_s:
             self.lose(flight, "nats_restart", why)
 
     def _publish_soon(self, flights: list[Flight]) -> None:

@@ -233,11 +233,11 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
 
 @pytest.mark.parametrize("num_tokens", [0, 1])
 async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves(moves: Moves, num_tokens: int) -> None:
+    lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
     moves.recovery.disconnected()
     moves.recovery.reconnected(is_same_stream=True)
     now = asyncio.get_running_loop().time()
     moves.fleet.hear(msgspec.structs.replace(BEAT, worker="w"), now)
-    lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
     lost.emitted = heard.emitted = [1] * num_tokens
     lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
     patience_s = LIMITS.reconnect_patience_s if num_tokens else LIMITS.reconnect_prefill_patience_s
@@ -248,6 +248,21 @@ async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves
     await moves.settle()
     assert moves.wire.published == [("a", 1)]
     assert lost.losses == []
+
+
+async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_lost(moves: Moves) -> None:
+    lost = moves.flight("a", "w")
+    first = asyncio.get_running_loop().time()
+    moves.fleet.hear(msgspec.structs.replace(BEAT, worker="w"), first)
+    lost.emitted, lost.progressed_at = [1], first - 1
+    for _ in range(2):
+        moves.recovery.disconnected()
+        moves.recovery.reconnected(is_same_stream=True)
+        second = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.05)
+    moves.recovery.sweep(second + LIMITS.reconnect_patience_s - 0.01)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
 
 
 async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
