@@ -51,7 +51,8 @@ class RecoveryLimits:
         suspect_patience_s: Wait for a claim of a suspect, which may have to wait for others; doubles each time.
         tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
         reconnect_patience_s: Silence about a generating request after NATS came back: its last frames may be lost.
-        reconnect_prefill_patience_s: The same for a claimed request before its first token.
+        reconnect_prefill_patience_s: The same for a claimed request before its first token, and
+        reconnect_prefill_rate: prompt tokens that lengthen this by a second.
         outage_patience_s: Absence of NATS after which requests are failed.
     """
 
@@ -65,7 +66,8 @@ class RecoveryLimits:
     suspect_patience_s: float = 5.0
     tokens_per_patience_s: float = 10_000.0
     reconnect_patience_s: float = 0.8
-    reconnect_prefill_patience_s: float = 5.0
+    reconnect_prefill_patience_s: float = 2.0
+    reconnect_prefill_rate: float = 1000.0
     outage_patience_s: float = 15.0
 
 
@@ -264,7 +266,9 @@ class Recovery:
         if quiet_s < min(limits.stall_s, limits.reconnect_patience_s):
             return
         why = f"nothing was heard of it for {quiet_s:.1f} s"
-        patience_s = limits.reconnect_patience_s if flight.emitted else limits.reconnect_prefill_patience_s
+        patience_s = limits.reconnect_patience_s
+        if not flight.emitted:
+            patience_s = limits.reconnect_prefill_patience_s + flight.estimated_tokens / limits.reconnect_prefill_rate
         if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):

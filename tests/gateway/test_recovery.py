@@ -240,7 +240,9 @@ async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves
     moves.fleet.hear(msgspec.structs.replace(BEAT, worker="w"), now)
     lost.emitted = heard.emitted = [1] * num_tokens
     lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
-    patience_s = LIMITS.reconnect_patience_s if num_tokens else LIMITS.reconnect_prefill_patience_s
+    patience_s = LIMITS.reconnect_patience_s
+    if not num_tokens:
+        patience_s = LIMITS.reconnect_prefill_patience_s + 1 / LIMITS.reconnect_prefill_rate
     moves.recovery.sweep(now + patience_s - 0.1)
     await moves.settle()
     assert moves.wire.published == []
