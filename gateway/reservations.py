@@ -24,6 +24,8 @@ from gateway.drain_calendar import FILL, HORIZON_S, DrainCalendar
 # How long after the told time a place is kept.
 GRACE_S = 2.0
 MAX_RESERVATIONS = 8192
+# Of one body under one key: whoever comes back is looked for among them.
+MAX_OF_IDENTITY = 256
 _FIRST_CHECK_IN_S = 40
 
 Size = tuple[int, int]
@@ -124,7 +126,7 @@ class ReservationBook:
 
     def adopt(self, reservation: Reservation) -> None:
         """Take over a reservation that another gateway has made, unless there are too many."""
-        if self._is_full(reservation.key_id) or reservation.ticket in self._by_ticket:
+        if self._is_full(reservation.key_id, reservation.identity) or reservation.ticket in self._by_ticket:
             return
         self._add(reservation)
         if reservation.is_booked:
@@ -214,7 +216,7 @@ class ReservationBook:
 
     def _new(self, caller: Caller, size: Size, cost_s: float, now: float) -> Reservation | None:
         """Return a new reservation at the end of the line, unless there are too many."""
-        if self._is_full(caller.key_id):
+        if self._is_full(caller.key_id, caller.identity):
             return None
         ticket = secrets.token_urlsafe(12)
         reservation = Reservation(ticket, caller.key_id, caller.tenant, caller.identity, size, cost_s, now)
@@ -222,8 +224,10 @@ class ReservationBook:
         self._join_line(reservation)
         return reservation
 
-    def _is_full(self, key_id: str) -> bool:
-        return len(self) >= MAX_RESERVATIONS or self._num_of_key[key_id] >= MAX_RESERVATIONS // 2
+    def _is_full(self, key_id: str, identity: bytes) -> bool:
+        num_equal = len(self._by_identity.get(identity, ()))
+        num_of_key = self._num_of_key.get(key_id, 0)
+        return len(self) >= MAX_RESERVATIONS or num_of_key >= MAX_RESERVATIONS // 2 or num_equal >= MAX_OF_IDENTITY
 
     def _add(self, reservation: Reservation) -> None:
         self._by_ticket[reservation.ticket] = reservation

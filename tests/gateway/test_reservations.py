@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway import reservations
 from gateway.caller import Caller
-from gateway.reservations import GRACE_S, MAX_RESERVATIONS, Reservation, ReservationBook, Told
+from gateway.reservations import GRACE_S, MAX_OF_IDENTITY, MAX_RESERVATIONS, Reservation, ReservationBook, Told
 
 NOW = 1000.0
 SIZE = (1, 100)
@@ -143,6 +143,13 @@ def test_number_of_reservations_is_bounded_and_one_key_gets_half(
         assert [told.ticket is not None for told in tolds] == [True] * number + [False] * (8 - number)
         assert all(1 <= told.wait_s <= 60 for told in tolds)
     assert len(book) == 10
+
+
+def test_number_of_reservations_for_one_body_is_bounded(book: ReservationBook) -> None:
+    tolds = [refuse(book, caller(), excess_s=0.0) for _ in range(MAX_OF_IDENTITY + 5)]
+    assert len(book) == MAX_OF_IDENTITY
+    assert [told.ticket for told in tolds[-5:]] == [None] * 5
+    assert refuse(book, caller("another")).ticket is not None
 
 
 class ReservationMachine(RuleBasedStateMachine):
