@@ -85,8 +85,18 @@ class Child:
         *,
         started: Callable[[Child], None],
         ended: Callable[[Child, Exit], None],
+        logged: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Prepare; `started` is called after each start, `ended` after each end that nobody asked for."""
+        """Prepare.
+
+        Args:
+            spec: How to run it.
+            log_directory: Where its output goes.
+            console: Where its warnings go too.
+            started: Called after each start.
+            ended: Called after each end that nobody asked for.
+            logged: Called with each line of its output.
+        """
         self.spec = spec
         self.pid: int | None = None
         self.exits = 0
@@ -95,6 +105,7 @@ class Child:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._started = started
         self._ended = ended
+        self._logged = logged
         self._process: Process | None = None
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -176,6 +187,8 @@ class Child:
         return Exit(returncode, tuple(self._last_lines))
 
     def _on_line(self, line: bytes) -> None:
+        if self._logged is not None:
+            self._logged(line)
         if line.strip():
             self._last_lines.append(line.decode(errors="replace"))
         if not self._is_stopping:

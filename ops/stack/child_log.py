@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ class ChildLog:
     def __init__(self, path: Path) -> None:
         """Open the file, keeping what earlier runs wrote."""
         self._path = path
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
 
     async def read_from(self, stream: asyncio.StreamReader, on_line: Callable[[bytes], None]) -> None:
         """Copy the stream to the file until it ends, and call `on_line` with each line, without its newline."""
@@ -36,9 +37,13 @@ class ChildLog:
         self._file.close()
 
     def _write(self, data: bytes) -> None:
+        # A child goes on while the disk is full: its lines are lost, and it is not held up by a pipe that nobody reads.
+        with contextlib.suppress(OSError):
+            self._append(data)
+
+    def _append(self, data: bytes) -> None:
         if self._file.tell() + len(data) > MAX_LOG_BYTES:
             self._file.close()
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._file = self._path.open("ab")
+            self._file = self._path.open("ab", buffering=0)
         self._file.write(data)
-        self._file.flush()

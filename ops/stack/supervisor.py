@@ -20,6 +20,7 @@ from ops.stack.plan import Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
 from ops.stack.state import READY_FILE, Readiness, StateDirectory, write_ready_file
+from ops.stack.storage_watch import StorageWatch
 from shared.errors import DependencyError
 
 _POLL_S = 0.05
@@ -55,6 +56,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._roll_call = RollCall(plan.admin)
         self._hang_timeout_s = hang_timeout_s
+        self._storage = StorageWatch(state.path, self._replace_nats)
         self._watching: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
@@ -123,14 +125,26 @@ class Supervisor:
         await self._roll_call.open()
         self._start_children((plan.gateway, *plan.workers))
         watch = Watch(self._children, self._roll_call, self._console, self._hang_timeout_s)
-        self._watching = asyncio.create_task(watch.run())
+        self._watching = asyncio.create_task(self._watch(watch))
         return await self._first_generation()
 
     def _start_children(self, specs: Iterable[ChildSpec]) -> None:
         for spec in specs:
-            child = Child(spec, self._state.logs, self._console, started=self._started, ended=self._ended)
+            logged = self._storage.note_line if spec.role == "nats" else None
+            child = Child(
+                spec, self._state.logs, self._console, started=self._started, ended=self._ended, logged=logged
+            )
             self._children.append(child)
             child.start()
+
+    async def _watch(self, watch: Watch) -> None:
+        await asyncio.gather(watch.run(), self._storage.run())
+
+    def _replace_nats(self) -> None:
+        self._console.say("nats", "still finds no room on a disk that has some; starting it anew")
+        for child in self._children:
+            if child.spec.role == "nats":
+                child.replace()
 
     async def _first_generation(self) -> str:
         clock = asyncio.get_running_loop().time
