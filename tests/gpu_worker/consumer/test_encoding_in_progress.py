@@ -24,9 +24,10 @@ class SlowEncoder:
         monkeypatch.setattr(worker.worker._encoder, "encode", self.encode)
 
     async def encode(self, *arguments: Any, **options: Any) -> list[int]:
+        token_ids: list[int] = await self._encode(*arguments, **options)
         self.num_started += 1
         await self.may_go_on.wait()
-        return await self._encode(*arguments, **options)
+        return token_ids
 
 
 async def test_request_cancelled_while_it_is_encoded_never_runs(
