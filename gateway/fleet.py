@@ -119,7 +119,13 @@ def _sum(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat])
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
         revisions=tuple(sorted({h.revision for h in workers})),
         num_gateways=1 + len(gateways),
+        max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
     )
+
+
+def _largest_bound(bounds: list[int]) -> int:
+    """Return what exceeds every worker's bound; 0, for no bound, if one of them has none."""
+    return 0 if 0 in bounds else max(bounds, default=0)

@@ -22,6 +22,12 @@ class Prompt:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
 
+    @property
+    def num_characters(self) -> int:
+        """Length of all its texts."""
+        texts = [message.content for message in self.messages or ()]
+        return len(self.text or "") + sum(map(len, texts))
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:

@@ -16,6 +16,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.inflight import Flight
+from gateway.load import FleetLoad
 from gateway.metrics import GatewayMetrics
 from gateway.prompt_cache import CacheKey, PromptCache, cache_key
 from gateway.recording import tokens_so_far
@@ -67,6 +68,7 @@ class Generator:
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
+        _check_length(generation, self._dispatcher.fleet.load(generation.model))
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
             flights = await self._dispatch(generation, caller, sinks)
@@ -138,6 +140,18 @@ class Generator:
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _check_length(generation: Generation, load: FleetLoad | None) -> None:
+    """Refuse by its length alone what a worker would refuse, before it goes through the queue."""
+    limit = load.max_prompt_characters if load is not None else 0
+    for prompt in generation.prompts if limit else ():
+        if prompt.num_characters > limit:
+            message = (
+                f"The prompt has {prompt.num_characters} characters; at most {limit} can fit into this model's context."
+            )
+            param = "prompt" if prompt.messages is None else "messages"
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def _flown(flights: Sequence[Flight], n: int) -> int:

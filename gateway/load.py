@@ -16,6 +16,7 @@ class FleetLoad:
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
         revisions: Fingerprints of the models the workers serve; more than one while an update rolls out.
         free_slots: Sequences that could start now (`max_num_seqs - running`).
+        max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
@@ -36,6 +37,7 @@ class FleetLoad:
     free_slots: int
     revisions: tuple[str, ...] = ()
     num_gateways: int = 1
+    max_prompt_characters: int = 0
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0

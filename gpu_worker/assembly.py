@@ -74,6 +74,7 @@ class Worker:
             held,
             sizes.block_size,
             sizes.max_model_len,
+            self._encoder.max_characters,
         )
         self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(

@@ -213,6 +213,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         prefill_rate: Prompt tokens per second, measured recently while prefilling; 0 while unknown.
         decode_rate: Generated tokens per second of a full batch, as last measured; 0 while unknown.
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
+        max_prompt_characters: A longer prompt cannot fit into the context; 0 while unknown.
         revision: Fingerprint of the model's files; answers of different revisions are not interchangeable.
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
         spec_decode_num_draft_tokens: Draft tokens verified.
@@ -244,6 +245,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     last_pulled: int = 0
+    max_prompt_characters: int = 0
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

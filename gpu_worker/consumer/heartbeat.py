@@ -28,6 +28,7 @@ class HeartbeatSource:
     held: HeldRequests
     block_size: int
     max_model_len: int
+    max_prompt_characters: int = 0
     is_draining: bool = False
     started: float = field(default_factory=time.time)
 
@@ -64,4 +65,5 @@ class HeartbeatSource:
             spec_decode_num_draft_tokens=stats.spec_decode_num_draft_tokens,
             spec_decode_num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
             last_pulled=last_pulled,
+            max_prompt_characters=self.max_prompt_characters,
         )

@@ -133,6 +133,26 @@ async def test_bad_input_found_by_the_worker_is_a_400(worker: WireWorker, client
     assert set(body["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_prompt_that_fits_no_worker_is_refused_before_the_queue(worker: WireWorker, client: RawClient) -> None:
+    worker.max_prompt_characters = 100
+    messages = [{"role": "user", "content": "x" * 60}] * 2
+    status = 0
+    # The next heartbeat says so; until then the request is accepted.
+    for _ in range(100):
+        client.post("/v1/chat/completions", {"model": worker.model, "messages": messages, "timeout": 0.1})
+        status, answer = await client.whole()
+        if status == 400:
+            break
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer["error"]["param"] == "messages"
+    assert "at most 100" in answer["error"]["message"]
+    while not worker.requests.empty():
+        worker.requests.get_nowait()
+    client.post("/v1/completions", {"model": worker.model, "prompt": "x" * 100, "max_tokens": 1})
+    await worker.end(await worker.next_request(), 0)
+    assert (await client.whole())[0] == 200
+
+
 async def test_failure_in_mid_stream_is_an_error_event_and_done(worker: WireWorker, client: RawClient) -> None:
     client.post("/v1/chat/completions", _chat(worker))
     request = await worker.next_request()

@@ -49,6 +49,7 @@ class WireWorker:
         self.is_beating = True
         self.is_pulling = True
         self.draining = False
+        self.max_prompt_characters = 0
         self.num_prepared = 0
         self._url = nats_url
         self._messages: dict[tuple[str, int], Msg] = {}
@@ -184,6 +185,7 @@ class WireWorker:
             decode_rate=1e4,
             queue_pending=0,
             draining=self.draining,
+            max_prompt_characters=self.max_prompt_characters,
             started=1.0,
         )
 
