@@ -109,8 +109,8 @@ class Dispatcher:
         await self._publisher.start()
         await self._prober.start()
         await self._nats.subscribe(self.reply, cb=self._frames.receive)
-        await self._nats.subscribe(ALL_WORKERS, cb=self._hear_worker)
-        await self._nats.subscribe(ALL_GATEWAYS, cb=self._hear_gateway)
+        await self._nats.subscribe(ALL_WORKERS, cb=self._receive_worker)
+        await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
 
     async def close(self) -> None:
@@ -234,13 +234,13 @@ class Dispatcher:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
 
-    async def _hear_worker(self, message: Msg) -> None:
+    async def _receive_worker(self, message: Msg) -> None:
         heartbeat = self._decode_heartbeat(message.data)
         self._flights.note_heartbeat(heartbeat.model, heartbeat.worker)
-        self.fleet.hear(heartbeat, self._loop.time())
+        self.fleet.note_heartbeat(heartbeat, self._loop.time())
 
-    async def _hear_gateway(self, message: Msg) -> None:
-        self.fleet.hear_gateway(self._decode_gateway(message.data), self._loop.time())
+    async def _receive_gateway(self, message: Msg) -> None:
+        self.fleet.note_gateway_heartbeat(self._decode_gateway(message.data), self._loop.time())
 
     async def _created(self) -> object:
         return (await self._js.stream_info(INTERACTIVE_STREAM)).created
@@ -255,11 +255,11 @@ class Dispatcher:
             try:
                 if pauses.tick():
                     _logger.warning("this process was paused for %.2f s", pauses.lost_s)
-                    self.fleet.forgive(pauses.lost_s, now)
-                    self._recovery.forgive(pauses.lost_s, now)
+                    self.fleet.discount_pause(pauses.lost_s, now)
+                    self._recovery.discount_pause(pauses.lost_s, now)
                 self.fleet.sweep(now)
                 for worker in self.fleet.liveness.take_probes(now):
-                    await self._prober.ask(worker, now)
+                    await self._prober.probe(worker, now)
                 # There may be thousands of flights, and their times are long.
                 if is_odd:
                     self._recovery.sweep(now)

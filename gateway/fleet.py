@@ -33,27 +33,27 @@ class Fleet:
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.liveness = Liveness(limits)
 
-    def hear(self, heartbeat: Heartbeat, now: float) -> None:
+    def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()
         self._known_models.add(heartbeat.model)
-        self.liveness.hear(heartbeat, now)
+        self.liveness.note_heartbeat(heartbeat, now)
 
-    def hear_gateway(self, heartbeat: GatewayHeartbeat, now: float) -> None:
+    def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
         """Take in another gateway's heartbeat."""
         if heartbeat.gateway != self._gateway:
             self._loads.clear()
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
-    def forgive(self, lost_s: float, now: float) -> None:
-        """Do not count the last `lost_s` seconds as anybody's silence: this process stood still."""
-        self.liveness.forgive(lost_s, now)
-        for name, (heartbeat, heard_at) in self._gateways.items():
-            self._gateways[name] = (heartbeat, min(now, heard_at + lost_s))
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of workers and gateways: this process was paused."""
+        self.liveness.discount_pause(lost_s, now)
+        for name, (heartbeat, last_seen_at) in self._gateways.items():
+            self._gateways[name] = (heartbeat, min(now, last_seen_at + lost_s))
 
     def sweep(self, now: float) -> None:
         """Find the dead. Called several times in a heartbeat."""
-        silent = [name for name, (_, heard_at) in self._gateways.items() if now - heard_at > GATEWAY_SILENCE_S]
+        silent = [name for name, (_, last_seen_at) in self._gateways.items() if now - last_seen_at > GATEWAY_SILENCE_S]
         for name in silent:
             del self._gateways[name]
         if self.liveness.sweep(now) or silent:

@@ -1,7 +1,6 @@
-"""Asks workers that are not heard whether they are there.
+"""Probes workers whose heartbeats are late.
 
-NATS answers at once when nobody listens on a worker's probe subject: its process has ended. A process that stands still
-does not answer at all.
+NATS answers "no responders" at once when a worker's process has ended. A worker that is frozen does not answer at all.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Prober:
-    """Sends probes and tells `liveness` what comes back."""
+    """Sends probes and reports answers to `liveness`."""
 
     def __init__(self, nats: Client, liveness: Liveness) -> None:
-        """Ask nobody yet; `start` must be called once connected."""
+        """Prepare; `start` must be called once connected."""
         self._nats = nats
         self._liveness = liveness
         self._loop = asyncio.get_running_loop()
@@ -40,7 +39,7 @@ class Prober:
         """Listen for answers."""
         await self._nats.subscribe(self._inbox + ".*", cb=self._receive)
 
-    async def ask(self, worker: str, now: float) -> None:
+    async def probe(self, worker: str, now: float) -> None:
         """Probe a worker. `now` is loop time."""
         reply = f"{self._inbox}.{next(self._numbers)}"
         self._waiting[reply] = (worker, now)
@@ -52,10 +51,10 @@ class Prober:
             _logger.warning("worker %s could not be probed: %r", worker, error)
 
     async def _receive(self, message: Msg) -> None:
-        worker, asked_at = self._waiting.pop(message.subject, ("", 0.0))
+        worker, probed_at = self._waiting.pop(message.subject, ("", 0.0))
         if not worker:
             return
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            self._liveness.note_absence(worker, asked_at)
+            self._liveness.note_absence(worker, probed_at)
         else:
             self._liveness.note_answer(worker, self._loop.time())

@@ -158,8 +158,8 @@ class Recovery:
                     self._move_unclaimed(flight, now)
         self._publish_soon(self._probation.take_ready())
 
-    def forgive(self, lost_s: float, now: float) -> None:
-        """Do not count the last `lost_s` seconds as anybody's silence: this process stood still."""
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
         for flight in self._flights:
             flight.published_at = min(now, flight.published_at + lost_s)
             flight.progressed_at = min(now, flight.progressed_at + lost_s)

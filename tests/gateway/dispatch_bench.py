@@ -24,7 +24,7 @@ FAST_FLEET = FleetLimits(
     answer_s=0.1,
     silence_s=0.4,
     stall_s=0.5,
-    hearing_grace_s=0.3,
+    reconnect_grace_s=0.3,
     disturbance_s=1.0,
 )
 FAST_RECOVERY = RecoveryLimits(

@@ -66,7 +66,7 @@ async def connection(nats_url: str) -> AsyncIterator[Client]:
 @pytest.fixture
 def fleet() -> Fleet:
     fleet = Fleet("g", FleetLimits(), lambda model: (0, 0))
-    fleet.hear(heartbeat("org/demo"), time.monotonic())
+    fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
     return fleet
 
 
@@ -111,7 +111,7 @@ def assert_error(answer: httpx2.Response, status: int, code: str | None = None) 
 async def test_models_are_those_of_live_workers_that_the_key_may_use(
     http: httpx2.AsyncClient, fleet: Fleet, services: RouteServices, tmp_path: Path
 ) -> None:
-    fleet.hear(heartbeat("other"), time.monotonic())
+    fleet.note_heartbeat(heartbeat("other"), time.monotonic())
     answer = (await http.get("/v1/models")).json()
     assert answer["object"] == "list"
     assert [model["id"] for model in answer["data"]] == ["org/demo", "other"]
@@ -269,7 +269,7 @@ async def test_bad_tokenizer_body_names_the_field(
 
 
 async def test_model_may_be_left_out_only_where_there_is_one(http: httpx2.AsyncClient, fleet: Fleet) -> None:
-    fleet.hear(heartbeat("other"), time.monotonic())
+    fleet.note_heartbeat(heartbeat("other"), time.monotonic())
     assert assert_error(await http.post("/tokenize", json={"prompt": "a"}), 400)["param"] == "model"
 
 
@@ -293,7 +293,7 @@ async def test_ready_follows_the_workers_and_live_does_not(
     http.headers.pop("Authorization")
     answer = await http.get("/health/ready")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "models": 1})
-    fleet.hear(heartbeat("org/demo", draining=True), time.monotonic())
+    fleet.note_heartbeat(heartbeat("org/demo", draining=True), time.monotonic())
     answer = await http.get("/health/ready")
     assert (answer.status_code, answer.json()) == (503, {"status": "no_worker", "models": 0})
     assert (await http.get("/health/live")).json() == {"status": "live"}

@@ -25,7 +25,7 @@ async def test_workers_that_beat_are_all_known_afterwards(nats_url: str) -> None
     clock = asyncio.get_running_loop().time
     for number, delay_s in enumerate((0.0, 0.1, 0.24)):
         beat = heartbeat(f"m{number}", worker=f"w{number}")
-        asyncio.get_running_loop().call_later(delay_s, fleet.hear, beat, clock())
+        asyncio.get_running_loop().call_later(delay_s, fleet.note_heartbeat, beat, clock())
     began = clock()
     await wait_for_fleet(connection, fleet)
     assert fleet.models() == ["m0", "m1", "m2"]
@@ -37,7 +37,7 @@ async def test_worker_that_is_late_is_waited_for(nats_url: str) -> None:
     connection = await nats.connect(nats_url)
     fleet = empty_fleet()
     loop = asyncio.get_running_loop()
-    loop.call_later((FULL_ROUND_S + QUIET_FLEET_S) / 2, fleet.hear, heartbeat("late"), loop.time())
+    loop.call_later((FULL_ROUND_S + QUIET_FLEET_S) / 2, fleet.note_heartbeat, heartbeat("late"), loop.time())
     await wait_for_fleet(connection, fleet)
     assert fleet.models() == ["late"]
     await connection.close()
@@ -55,7 +55,7 @@ async def test_process_that_is_starved_still_hears_what_has_come_meanwhile(nats_
     fleet = empty_fleet()
 
     async def hear(message: Msg) -> None:
-        fleet.hear(heartbeat("m"), time.monotonic())
+        fleet.note_heartbeat(heartbeat("m"), time.monotonic())
 
     await connection.subscribe("test.fleet_arrival", cb=hear)
     await connection.flush()

@@ -55,7 +55,7 @@ class Watched:
     def beat(self, worker: Simulated) -> None:
         worker.beaten_at = self.now
         fields = {"worker": worker.name, "step": worker.step, "running": worker.running, "started": worker.started}
-        self.liveness.hear(msgspec.structs.replace(BEAT, **fields), self.now)
+        self.liveness.note_heartbeat(msgspec.structs.replace(BEAT, **fields), self.now)
 
     @property
     def dead(self) -> list[str]:
@@ -198,7 +198,7 @@ def test_pause_of_this_process_proves_nothing_about_others(watched: Watched) -> 
     worker.running = 1
     watched.run(8.5)
     watched.now += 60
-    watched.liveness.forgive(60, watched.now)
+    watched.liveness.discount_pause(60, watched.now)
     watched.liveness.sweep(watched.now)
     watched.run(0.8)
     assert watched.dead == []
@@ -213,7 +213,7 @@ def test_pause_after_which_heartbeats_were_read_first_does_not_delay_the_next_de
     watched.now += 60
     for worker in watched.workers.values():
         watched.beat(worker)
-    watched.liveness.forgive(60, watched.now)
+    watched.liveness.discount_pause(60, watched.now)
     watched.workers["a"].state = "gone"
     watched.run(0.8)
     assert watched.dead == ["a"]
@@ -222,7 +222,7 @@ def test_pause_after_which_heartbeats_were_read_first_does_not_delay_the_next_de
 @pytest.mark.parametrize("cause", ["pause", "reconnect"])
 def test_fleet_is_disturbed_for_a_while_after_it_could_not_be_heard(watched: Watched, cause: str) -> None:
     if cause == "pause":
-        watched.liveness.forgive(1.0, watched.now)
+        watched.liveness.discount_pause(1.0, watched.now)
     else:
         watched.liveness.nats_reconnected(watched.now)
     watched.run(2.0)

@@ -30,7 +30,7 @@ def client(
     key: str | None, metrics: GatewayMetrics | None = None, *, shown: str | None = None
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = Fleet("g", FleetLimits(), lambda model: (0, 0))
-    fleet.hear(heartbeat("org/demo"), time.monotonic())
+    fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
     metrics = metrics or GatewayMetrics()
     services = OperatorServices(key, fleet, Queue(), None, metrics, make_registry(MetricsCollector(metrics, 0)))
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})

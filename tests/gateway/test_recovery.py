@@ -215,15 +215,15 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
 ) -> None:
     now = 100.0
     full = {"running": 8, "queue_pending": 5, "waiting": 3}
-    moves.fleet.hear(msgspec.structs.replace(BEAT, **full), now)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full), now)
     sent, waiting = moves.flight("a"), moves.flight("b")
     sent.stream_seq, waiting.stream_seq = 50, 52
     moves.recovery.sweep(now)
-    moves.fleet.hear(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
     moves.recovery.sweep(now)
     now += LIMITS.delivered_patience_s
     for seconds in (-0.2, 0.2):
-        moves.fleet.hear(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
+        moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
         assert moves.wire.published == []
         moves.recovery.sweep(now + seconds)
         await moves.settle()
@@ -237,7 +237,7 @@ async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves
     moves.recovery.disconnected()
     moves.recovery.reconnected(is_same_stream=True)
     now = asyncio.get_running_loop().time()
-    moves.fleet.hear(msgspec.structs.replace(BEAT, worker="w"), now)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
     lost.emitted = heard.emitted = [1] * num_tokens
     lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
     patience_s = LIMITS.reconnect_patience_s
@@ -255,7 +255,7 @@ async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves
 async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_lost(moves: Moves) -> None:
     lost = moves.flight("a", "w")
     first = asyncio.get_running_loop().time()
-    moves.fleet.hear(msgspec.structs.replace(BEAT, worker="w"), first)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), first)
     lost.emitted, lost.progressed_at = [1], first - 1
     for _ in range(2):
         moves.recovery.disconnected()
@@ -272,14 +272,14 @@ async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     silent, unclaimed = moves.flight("a", "w"), moves.flight("b")
     silent.emitted, silent.progressed_at = [1], now - 1
     unclaimed.published_at, unclaimed.stream_seq = now - 1, 5
-    moves.recovery.forgive(600.0, now + 600)
+    moves.recovery.discount_pause(600.0, now + 600)
     assert (silent.progressed_at, unclaimed.published_at) == (now + 599, now + 599)
     moves.recovery.sweep(now + 600)
     await moves.settle()
     assert moves.wire.published == []
     # What was read before the pause was noticed is not moved into the future.
     silent.progressed_at = now + 600
-    moves.recovery.forgive(600.0, now + 600)
+    moves.recovery.discount_pause(600.0, now + 600)
     assert silent.progressed_at == now + 600
 
 
