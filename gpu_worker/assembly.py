@@ -85,20 +85,31 @@ class Worker:
             writer=AnswerWriter(tokenizer),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),
-            batch=BatchLane(
-                identity.worker,
-                limits.batch_max_deliver,
-                intake,
-                self._engine,
-                held,
-                outbox,
-                ResultStore(nats),
-                ProgressRecords(nats, identity.revision),
-                nats,
-            ),
+            batch=self._batch_lane(identity, nats, limits, intake, held, outbox),
             limits=limits,
         )
         relay.handle = self.consumer.accept
+
+    def _batch_lane(
+        self,
+        identity: Identity,
+        nats: Client,
+        limits: StreamLimits,
+        intake: Intake,
+        held: HeldRequests,
+        outbox: Outbox,
+    ) -> BatchLane:
+        return BatchLane(
+            identity.worker,
+            limits.batch_max_deliver,
+            intake,
+            self._engine,
+            held,
+            outbox,
+            ResultStore(nats),
+            ProgressRecords(nats, identity.revision),
+            nats,
+        )
 
     async def start(self) -> None:
         """Start the engine and take requests.
