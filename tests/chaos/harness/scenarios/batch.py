@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 
 from tests.chaos.harness import aftermath
 from tests.chaos.harness.faults import Drain, Fault, FaultLog, Freeze, Kill
@@ -87,8 +88,10 @@ class Publisher:
                 try:
                     subject = f"hr.result.{TENANT}.{job_id.replace('_', '_5f')}"
                     message = await self._client.jetstream(timeout=2.0).get_last_msg("HR_RESULTS", subject, direct=True)
+                except NotFoundError:
+                    continue
                 except (NatsError, JetStreamError, OSError):
-                    break  # jobs end roughly in order: look again soon
+                    break  # NATS is away
                 found[job_id] = json.loads(message.data or b"{}")
             await asyncio.sleep(0.2)
         return found
