@@ -1,4 +1,4 @@
-"""How a guess is drawn: as its request's tokens are, less what a guess can do without."""
+"""The sampling parameters of draft tokens: those of their request, without penalties and log probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.messages import Sampling
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:
-    """Return the parameters without penalties, whose counts only grow whereas guesses are taken back, or reports."""
+    """Return parameters for drafts. Penalties count tokens, and rejected drafts could not be taken out of those."""
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,
