@@ -101,7 +101,7 @@ class Worker:
     ) -> BatchLane:
         return BatchLane(
             identity.worker,
-            limits.batch_max_deliver,
+            limits.batch_max_attempts,
             intake,
             self._engine,
             held,
