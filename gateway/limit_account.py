@@ -1,7 +1,7 @@
 """One key's account at this gateway: its window, its running requests, and what Redis has yet to be told about it.
 
 Written by the rate limiter alone. Redis is told the number of running sequences as a whole, and corrections of tokens
-under a number by which they are applied once: what Redis does not confirm is sent again.
+under a number by which they are applied once: whatever is not confirmed is simply said again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class KeyAccount:
         self.is_dirty = True
 
     def corrections(self, next_number: int) -> tuple[int, list[int]]:
-        """Return the corrections to send now with their number: those not yet confirmed, or else the collected ones."""
+        """Return the corrections to say now with their number: those not yet confirmed, or else the collected ones."""
         if self._sent is None:
             if not self._corrections:
                 return 0, []

@@ -1,7 +1,7 @@
 """The response cache: exact answers of deterministic requests, in Redis, isolated by tenant.
 
 The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
-when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is replayed through
+when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is said again through
 the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss.
 """
 

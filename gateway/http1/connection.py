@@ -159,6 +159,8 @@ class Connection(asyncio.BufferedProtocol):
             self._advance()
         elif self._exchange is not None:
             self._exchange.body.drop()
+            # Nobody is served here while the rest of the body comes, which may be never.
+            self._table.note_waiting(self)
             self._advance()
 
     # What the table calls.

@@ -1,8 +1,9 @@
 """All connections of one server: who may stay when there are too many, and whose time is up.
 
 Owns the set of connections, the order of those that wait for a request, and the switch to draining. A connection waits
-from its accept, or its last answer, until the next request's head is complete: sending half a head, or empty lines,
-does not make it busy. Waiting connections are closed, oldest first, to make room; busy ones never are.
+from its accept, or its last answer, until the next request's head is complete: sending half a head, empty lines, or
+nothing of a body that the answer did not wait for, does not make it busy. Waiting connections are closed, oldest
+first, to make room; busy ones never are.
 """
 
 from __future__ import annotations

@@ -177,6 +177,19 @@ async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayPro
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(3)
 
 
+async def test_connections_that_owe_the_rest_of_an_answered_request_deny_nobody(
+    gateway: GatewayProcess, worker: WireWorker
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS):
+            debtor = await stack.enter_async_context(connected(gateway))
+            debtor.writer.write(b"GET /health/live HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n")
+            assert (await debtor.whole())[0] == 200
+        newcomer = await stack.enter_async_context(connected(gateway))
+        newcomer.post("/v1/completions", {"model": worker.model, "prompt": ""})
+        assert (await newcomer.whole())[0] == 400
+
+
 async def test_full_house_of_streams_still_answers_health(gateway: GatewayProcess, worker: WireWorker) -> None:
     async with contextlib.AsyncExitStack() as stack:
         streams: list[RawClient] = []
