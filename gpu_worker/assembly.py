@@ -101,7 +101,7 @@ class Worker:
     ) -> BatchLane:
         return BatchLane(
             identity.worker,
-            limits.batch_max_attempts,
+            limits.batch_max_deliver,
             intake,
             self._engine,
             held,

@@ -2,9 +2,9 @@
 
 Owns both, and the steps in flight; knows neither threads nor NATS. While the device computes one step, the engine
 settles the one before and plans and submits the next, as far as the runner allows. When the runner raises, the step is
-undone and computed again in smaller groups: the sequence at fault fails alone, and no other loses or repeats a token,
-because tokens depend on seed and position only. When the runner can compute nothing any more, the engine is broken and
-the worker exits.
+undone and computed again in smaller groups: who is at fault fails alone, and nobody loses or repeats a token, because
+tokens depend on seed and position only. A runner that can compute nothing any more breaks the engine, for the worker to
+exit.
 """
 
 from __future__ import annotations
@@ -219,10 +219,10 @@ class Engine:
         self._landed_at = self._clock()
         suspect = self._isolation.split(self._scheduler.roll_back())
         if suspect is not None:
-            self._fail_suspect(suspect, error)
+            self._convict(suspect, error)
         return self._scheduler.take_events()
 
-    def _fail_suspect(self, sequence: Sequence, error: Exception) -> None:
+    def _convict(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence whose step fails even when it is computed alone."""
         if not self._isolation.is_runner_proven:
             self._prove_runner(sequence, error)

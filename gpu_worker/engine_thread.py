@@ -73,6 +73,15 @@ class EngineThread:
         """Start the thread."""
         self._thread.start()
 
+    def validate(self, sequence: Sequence) -> None:
+        """Refuse a sequence that could never run.
+
+        Raises:
+            PromptTooLongError: The prompt leaves no room for a generated token.
+            BadRequestError: The prompt is empty.
+        """
+        self._engine.validate(sequence)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. One whose id is still in the engine gets a `failed` event.
 

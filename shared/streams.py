@@ -56,7 +56,7 @@ class StreamLimits:
     progress_max_bytes: int = 64 << 20
     progress_max_age_s: float = 86400.0
     ack_wait_s: float = 10.0
-    batch_max_attempts: int = 5
+    batch_max_deliver: int = 5
 
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:

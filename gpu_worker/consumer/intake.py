@@ -9,6 +9,7 @@ from typing import Protocol
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.errors import BadRequestError, PromptTooLongError
@@ -102,16 +103,21 @@ class Intake:
     def _admit(self, held: HeldRequest, lane: Lane, prompt_ids: list[int], prediction_ids: list[int]) -> None:
         request, reader = held.request, self._reader
         sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
+        # Before any text is made of the tokens: of a million that takes longer than a worker may be silent.
+        self._check_length(sequence, "prompt" if request.messages is None else "messages")
         num_left = sequence.max_tokens - len(request.emitted)
         output = reader.output(request, prompt_ids)
         held.prelude = reader.prelude(request, prompt_ids)
         try:
             self._engine.add(sequence)
-        except PromptTooLongError as error:
-            param = "prompt" if request.messages is None else "messages"
-            raise PromptTooLongError(error.num_prompt_tokens, error.max_model_len, param) from None
         except EngineStoppedError:
             lane.give_back(held)
             return
         self._held.admit(held, sequence, output, self._appetite.expected_blocks(sequence.num_tokens, num_left))
         lane.admitted(held)
+
+    def _check_length(self, sequence: Sequence, param: str) -> None:
+        try:
+            self._engine.validate(sequence)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(error.num_prompt_tokens, error.max_model_len, param) from None

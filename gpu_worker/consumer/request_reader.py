@@ -78,7 +78,9 @@ class RequestReader:
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:
         """Return the output of a request, as far as it has been delivered."""
         output = self._tokenizer.output_text(prompt_ids, request.sampling.stop)
-        output.replay(request.emitted)
+        # A sequence that is longer than the context gets no more text.
+        if len(prompt_ids) + len(request.emitted) <= self._max_model_len:
+            output.replay(request.emitted)
         return output
 
     def prelude(self, request: Request, prompt_ids: list[int]) -> Prelude:

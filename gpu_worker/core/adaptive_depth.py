@@ -1,15 +1,11 @@
 """Chooses how many drafts a step verifies, from what drafts brought and what steps took.
 
-A bandit over depths. It estimates three things:
-
-- for each size of batch, how much longer a step takes with a mean number of draft tokens a sequence;
-- for each sequence, its acceptance rate: the share of its recent draft tokens that were accepted;
-- for each position in a draft, how often its token is accepted, over what the acceptance rate predicts: the tokens of a
-  tree follow several branches, and a Medusa head may be worse than the one before it.
-
-The value of a depth is the expected tokens of a step over its expected time. Where no depth is faster than none,
-nothing is drafted. Estimates age, so some steps explore a depth that does not look best; the more that costs, the rarer
-they are.
+Keeps, for each size of batch, how much longer drafts make a step, by their mean number a sequence; in each sequence the
+share of its drafts that were right lately; and for all how much likelier the second guess of a draft is, or the third,
+than that share foretells, since the guesses of a tree follow several ways, and a head may be worse than the one before.
+A step is worth the tokens that it is expected to make over the time that it is expected to take; where no number of
+drafts beats none, there are none. All this knowledge ages, so now and then some steps try what does not look best, as
+rarely as they are expensive.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ _SHARED = 0.3
 """How much the engine's share of right drafts counts in a sequence's chances; its own is from few drafts."""
 
 _PLACE_WEIGHT = 0.005
-"""Slow, because the sequences with the most draft tokens are those whose acceptance rate is high by chance."""
+"""Slow, since the sequences that get the most guesses are those that were lucky lately."""
 
 _BEST_CHANCE = 0.98
 
@@ -132,8 +128,8 @@ class StepTimes:
         if depth:
             self._ratios[depth] = known * (1.0 + _RATIO_WEIGHT * error)
 
-    def resume(self) -> None:
-        """Note that steps of batches of another size came in between, so that the pace must be measured again."""
+    def come_back(self) -> None:
+        """Say that steps of another size came in between."""
         self._paces.clear()
         self.is_paced = False
 
@@ -187,8 +183,8 @@ class StepTimes:
         self._trial_steps -= 1
         return self._trial_depth
 
-    def back_off(self) -> int:
-        """Draft nothing for some steps, because that is fastest now.
+    def rest(self) -> int:
+        """Take it for true for some steps that none is best.
 
         Returns:
             Steps that need not be counted or measured.
@@ -198,8 +194,8 @@ class StepTimes:
         self.until_trial -= num_steps
         return num_steps
 
-    def explore(self, num_unspent: int = 0) -> None:
-        """Choose the depth anew in the next step. `num_unspent` steps of the last `back_off` were not used."""
+    def rouse(self, num_unspent: int = 0) -> None:
+        """Say that what is best may have changed, with so many steps of rest to go."""
         self.until_trial += num_unspent
         self.until_next_look = 0
 
@@ -230,22 +226,22 @@ class StepTimes:
 
 
 class PlaceFactors:
-    """For each position in a draft: how often its token was accepted, over the probability that was predicted."""
+    """By the number of a guess in its draft: how often it became a token, over what was foretold."""
 
     def __init__(self, max_depth: int) -> None:
-        """Begin with factors of 1."""
-        self._predicted = [0.5] * max_depth
+        """Believe what is foretold."""
+        self._foretold = [0.5] * max_depth
         self._right = [0.5] * max_depth
 
     def learn(self, chances: list[float], accepted: tuple[int, ...]) -> None:
-        """Take in a draft: the predicted probability of each token, and the positions of the accepted ones."""
-        for position, chance in enumerate(chances):
-            self._predicted[position] += _PLACE_WEIGHT * (chance - self._predicted[position])
-            self._right[position] += _PLACE_WEIGHT * ((position in accepted) - self._right[position])
+        """Take in a draft of guesses with these chances."""
+        for guess, chance in enumerate(chances):
+            self._foretold[guess] += _PLACE_WEIGHT * (chance - self._foretold[guess])
+            self._right[guess] += _PLACE_WEIGHT * ((guess in accepted) - self._right[guess])
 
     def all(self) -> list[float]:
         """Return the factors."""
-        return [right / predicted for right, predicted in zip(self._right, self._predicted, strict=True)]
+        return [right / foretold for right, foretold in zip(self._right, self._foretold, strict=True)]
 
 
 class AdaptiveDepth:
@@ -266,17 +262,17 @@ class AdaptiveDepth:
         self._factors = PlaceFactors(max_depth)
         self._times: dict[int, StepTimes] = {}
         self._is_drafting = self._is_changing = False
-        self._num_backed_off = self._num_sequences = 0
+        self._resting = self._num_sequences = 0
         self._current = StepTimes(max_depth)
 
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
         """Say no where none was best a few steps ago and the batch is the same: choosing takes time as well."""
         self._is_changing = is_changing
         if is_changing:
-            self._current.explore(self._num_backed_off)
-            self._num_backed_off = 0
-        elif self._num_backed_off and num_sequences == self._num_sequences:
-            self._num_backed_off -= 1
+            self._current.rouse(self._resting)
+            self._resting = 0
+        elif self._resting and num_sequences == self._num_sequences:
+            self._resting -= 1
             return False
         if not num_sequences:
             return False
@@ -302,13 +298,13 @@ class AdaptiveDepth:
             times.start_trial(_mean_depth(num_best, len(sequences)), _mean_depth(num_hoped, len(sequences)))
             return self.depths(sequences, limits)
         if not any(best.values()) and not times.is_trying:
-            self._num_backed_off, self._is_drafting = times.back_off(), False
+            self._resting, self._is_drafting = times.rest(), False
         return [min(best[level], max(0, limit)) for level, limit in zip(levels, limits, strict=True)]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Move the sequence's share of right drafts, and the engine's, which new sequences begin with."""
-        predicted = itertools.accumulate([self._acceptance_of(sequence)] * min(num_drafted, self._max_depth), mul)
-        self._factors.learn(list(predicted), accepted)
+        foretold = itertools.accumulate([self._acceptance_of(sequence)] * min(num_drafted, self._max_depth), mul)
+        self._factors.learn(list(foretold), accepted)
         acceptance = self._own_acceptance(sequence)
         # Those behind the first wrong one were not put to the test.
         for is_right in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
@@ -318,7 +314,7 @@ class AdaptiveDepth:
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Move the time of steps like this one, unless the clock is too coarse to tell."""
-        if duration_s <= 0 or (self._num_backed_off and num_sequences == self._num_sequences):
+        if duration_s <= 0 or (self._resting and num_sequences == self._num_sequences):
             return
         depth = min(self._max_depth, _mean_depth(num_drafted, num_sequences))
         is_first, self._is_drafting = depth > 0 and not self._is_drafting, depth > 0
@@ -328,19 +324,19 @@ class AdaptiveDepth:
             times.measure(depth, duration_s)
 
     def _switch_to(self, num_sequences: int) -> StepTimes:
-        """Return the times of batches of this size; if the size has changed, choose the depth anew."""
+        """Return the times of batches of this size; if it is another than before, any rest ends."""
         if num_sequences == self._num_sequences:
             return self._current
         self._num_sequences = num_sequences
-        self._current.explore(self._num_backed_off)
-        self._num_backed_off = 0
+        self._current.rouse(self._resting)
+        self._resting = 0
         size = num_sequences.bit_length()
         if size not in self._times:
             self._current = self._times[size] = StepTimes(self._max_depth)
         elif self._times[size] is not self._current:
             self._current = self._times[size]
-            self._current.resume()
-        self._current.explore()
+            self._current.come_back()
+        self._current.rouse()
         return self._current
 
     def _best_depths(self, counts: Counter[int], times: list[float]) -> Counter[int]:
@@ -356,11 +352,11 @@ class AdaptiveDepth:
         factors = self._factors.all()
         chances = []
         for level in counts:
-            predicted, chance = 1.0, _BEST_CHANCE
+            foretold, chance = 1.0, _BEST_CHANCE
             for factor in factors:
-                predicted *= level / _LEVELS
+                foretold *= level / _LEVELS
                 # Those of a sequence come in their order, since each is at most as likely as the one before.
-                chance = min(chance, predicted * factor)
+                chance = min(chance, foretold * factor)
                 chances.append((chance, level))
         chances.sort(key=itemgetter(0), reverse=True)
         num_sequences = counts.total()

@@ -90,7 +90,7 @@ class EagleForm(Protocol):
         """Write the entries into the cache; return what they yield, `[num_tokens, hidden_size]`."""
         ...
 
-    def predict_drafts(
+    def foretell(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Place]]:
         """Do the same, and find what follows the first sequences: at each place some candidates, then behind the first.

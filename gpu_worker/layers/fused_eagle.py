@@ -46,7 +46,7 @@ class FusedEagle:
         """Do what `EagleForm` promises."""
         return self._stack(self._step(step))
 
-    def predict_drafts(
+    def foretell(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Place]]:
         """Do what `EagleForm` promises."""

@@ -72,7 +72,7 @@ class LayeredEagle:
         x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
         return stream.add_(self._layer.add_to(stream, x, step.positions, self._cos_sin, step.context))
 
-    def predict_drafts(
+    def foretell(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Place]]:
         """Do what `EagleForm` promises."""

@@ -1,4 +1,4 @@
-"""The layer of EAGLE: from a token and a hidden vector before it, it predicts the next hidden vector.
+"""The layer of EAGLE: from a token and a hidden vector before it, it foretells the next hidden vector.
 
 Entry `i` of its KV cache is made from hidden vector `i` and token `i + 1`, at position `i`; what it yields stands for
 hidden vector `i + 1`, and the head reads token `i + 2` from it. EAGLE and EAGLE-2 read what the model's own head
@@ -76,12 +76,12 @@ class EagleLayer:
         """Write entries into the cache, and return what they yield; `hidden` is as the model's `forward()` returned."""
         return self._form(EagleStep(token_ids, self._read(hidden), positions, context))
 
-    def predict_drafts(
+    def foretell(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Place]]:
         """Do what `EagleForm` promises, with hidden vectors that the model's `forward()` returned."""
         read = dataclasses.replace(step, hidden=self._read(step.hidden))
-        return self._form.predict_drafts(read, limits, num_candidates, least_score)
+        return self._form.foretell(read, limits, num_candidates, least_score)
 
     def _read(self, hidden: torch.Tensor) -> torch.Tensor:
         """Take from the model's vectors what the layer reads."""

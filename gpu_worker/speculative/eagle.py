@@ -1,4 +1,4 @@
-"""Drafts by a layer that predicts the next hidden vector, whose KV cache has the blocks of the model's own.
+"""Guesses by a layer that foretells hidden vectors, whose KV cache has the blocks of the model's own.
 
 A sequence's entries lie in the blocks of its block table, so what is found in the prefix cache has entries already, and
 preemption and resumption need nothing. Steps leave hidden vectors behind; their entries are computed when guesses are
@@ -49,7 +49,7 @@ class Layer(Protocol):
         """Write entries into the cache, and return the next hidden vectors, `[num_tokens, hidden_size]`."""
         ...
 
-    def predict_drafts(
+    def foretell(
         self, step: EagleStep, limits: Values[int], num_candidates: int, least_score: float
     ) -> list[list[Place]]:
         """Do what `EagleForm` promises."""
@@ -93,15 +93,15 @@ class EagleProposer:
         """Guess by `layer`.
 
         Args:
-            layer: The layer that predicts the next hidden vector.
+            layer: Foretells hidden vectors.
             assembler: Of steps of that layer, whose cache holds numbers only.
             max_num_batched_tokens: Entries to compute at once.
-            max_num_kept: Hidden vectors to keep. Above this limit, vectors of prompts are computed at once and the
-                oldest vectors of decodes are dropped.
+            max_num_kept: Hidden vectors to keep. Of more, those of prompts are computed, and those of decodes, for
+                which no guess was wanted for long, go.
         """
         self._layer = layer
-        # When decoding is greedy, the draft's probability underestimates the acceptance rate; when tokens are sampled,
-        # the two are about equal. The cost of a pass lies between the best thresholds of the two cases.
+        # Its probabilities are below its chances where tokens are not drawn, and about them where they are: what a pass
+        # costs lies between what is best for either.
         self._least_chance = min(0.9, layer.relative_cost)
         self._assembler = assembler
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -126,7 +126,7 @@ class EagleProposer:
             self._num_kept -= pending.count
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return chains of the layer's likeliest tokens, with branches where several are about as likely."""
+        """Return chains of what the layer foretells, with branches where it was in two minds."""
         drafts = [NO_DRAFT] * len(requests)
         places = [place for place, request in enumerate(requests) if self._reaches_end(request.sequence)]
         if not places:
@@ -145,7 +145,7 @@ class EagleProposer:
         step = self._pending_entries([request.sequence for request in requests])
         limits = [request.num_tokens for request in requests]
         num_candidates = min(max(limits), MAX_CANDIDATES)
-        found = self._layer.predict_drafts(step, limits, num_candidates, math.log(self._least_chance))
+        found = self._layer.foretell(step, limits, num_candidates, math.log(self._least_chance))
         return [self._draft(limit, places) for limit, places in zip(limits, found, strict=True)]
 
     def _draft(self, limit: int, places: list[Place]) -> Draft:

@@ -1,4 +1,4 @@
-"""The sampling parameters of draft tokens: those of their request, without penalties and log probabilities."""
+"""How a guess is drawn: as its request's tokens are, less what a guess can do without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.messages import Sampling
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:
-    """Return parameters for drafts. Penalties count tokens, and rejected drafts could not be taken out of those."""
+    """Return the parameters without penalties, whose counts only grow whereas guesses are taken back, or reports."""
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,

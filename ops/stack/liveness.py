@@ -117,7 +117,7 @@ class Watch:
             await asyncio.sleep(ROUND_S)
 
     def _note_round(self, round_s: float) -> None:
-        can_judge = self._roll_call.is_connected and all(
+        can_hear = self._roll_call.is_connected and all(
             each.liveness.is_well for each in self._watched if each.child.spec.role == "nats"
         )
         beats = self._roll_call.take_beats()
@@ -127,7 +127,7 @@ class Watch:
             if each.child.spec.role == "worker":
                 beat = None if pid is None else beats.get(pid)
                 still = each.liveness.note_round(
-                    pid, round_s, answered=beat is not None, stopped=stopped, can_judge=can_judge
+                    pid, round_s, answered=beat is not None, stopped=stopped, can_judge=can_hear
                 )
                 # A round without a heartbeat tells nothing of the steps, and counts neither way.
                 heard_s, advances = (0.0, False) if beat is None else (round_s, beat.advances)

@@ -1,4 +1,4 @@
-"""The supervisor's own connection to NATS: sets up the streams, and receives the workers' heartbeats."""
+"""The supervisor's own connection to NATS: sets up the streams, and hears which workers are alive."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RollCall:
 
     Attributes:
         workers: Process ids of the workers heard so far.
-        is_forbidden: Whether NATS forbids us to subscribe to heartbeats, so that `workers` stays empty.
+        is_deaf: Whether NATS forbids us to listen, so that `workers` stays empty.
     """
 
     def __init__(self, access: NatsAccess) -> None:
         """Prepare; nothing is connected yet."""
         self.workers: set[int] = set()
-        self.is_forbidden = False
+        self.is_deaf = False
         self._access = access
         self._beats: dict[int, Beat] = {}
         self._steps: dict[int, int] = {}
@@ -72,11 +72,11 @@ class RollCall:
 
     @property
     def is_connected(self) -> bool:
-        """Whether heartbeats would arrive now, as far as the connection knows."""
+        """Whether heartbeats could be heard now, as far as the connection knows."""
         return self._client is not None and self._client.is_connected
 
     def take_beats(self) -> dict[int, Beat]:
-        """Return what heartbeats have shown since the last call, by process id."""
+        """Return what was heard since the last call, by process id."""
         beats, self._beats = self._beats, {}
         self._steps.update((pid, beat.step) for pid, beat in beats.items())
         return beats
@@ -100,7 +100,7 @@ class RollCall:
 
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
-            self.is_forbidden = True
+            self.is_deaf = True
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:

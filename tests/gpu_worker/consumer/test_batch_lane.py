@@ -190,7 +190,7 @@ async def test_vanished_worker_leaves_its_batch_request_to_another(
 
 
 async def test_request_that_loses_every_worker_fails_in_the_end(make_worker: MakeWorker, gateway: TestGateway) -> None:
-    limits = StreamLimits(ack_wait_s=1.0, batch_max_attempts=1)
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
     first = await make_worker(limits=limits, simulate=20.0)
     request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
     await _publish(gateway, encode(request))
@@ -264,7 +264,7 @@ async def test_sigkilled_worker_leaves_exactly_one_result(
 async def test_drained_request_continues_on_another_worker_and_is_no_failed_attempt(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
-    limits = StreamLimits(batch_max_attempts=1)
+    limits = StreamLimits(batch_max_deliver=1)
     first = await make_worker(limits=limits, simulate=5.0)
     request = _request(gateway, sampling=Sampling(max_tokens=400, ignore_eos=True, seed=3))
     await _publish(gateway, encode(request))
@@ -283,7 +283,7 @@ async def test_drained_request_continues_on_another_worker_and_is_no_failed_atte
 
 
 async def test_request_that_was_drained_often_is_not_given_up(make_worker: MakeWorker, gateway: TestGateway) -> None:
-    limits = StreamLimits(batch_max_attempts=2)
+    limits = StreamLimits(batch_max_deliver=2)
     request = _request(gateway, sampling=Sampling(max_tokens=200, ignore_eos=True))
     await _publish(gateway, encode(request))
     for _ in range(4):
@@ -299,7 +299,7 @@ async def test_request_that_was_drained_often_is_not_given_up(make_worker: MakeW
 async def test_request_of_a_vanished_worker_continues_from_its_last_record(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:
-    limits = StreamLimits(ack_wait_s=1.0, batch_max_attempts=1)
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
     first = await make_worker(limits=limits, simulate=2.0)
     request = _request(gateway, sampling=Sampling(max_tokens=1000, ignore_eos=True, stop=("never to be found",)))
     await _publish(gateway, encode(request))
@@ -348,7 +348,7 @@ async def test_record_of_another_request_under_the_same_id_is_not_used(
 
 
 async def test_request_that_is_given_up_leaves_a_dead_letter(make_worker: MakeWorker, gateway: TestGateway) -> None:
-    limits = StreamLimits(ack_wait_s=1.0, batch_max_attempts=1)
+    limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=1)
     first = await make_worker(limits=limits, simulate=20.0)
     request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
     await _publish(gateway, encode(request))

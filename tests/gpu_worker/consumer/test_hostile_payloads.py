@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
-from shared.messages import encode
+from gpu_worker.text.output_text import OutputText
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.messages import Sampling, encode
 from shared.subjects import cancel_subject, tokenizer_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
 
@@ -120,3 +123,30 @@ async def test_hostile_cancellation_and_tokenizer_call_do_no_harm(
     reply = await gateway.nats.request(tokenizer_subject(gateway.model), payload, timeout=5)
     assert msgspec.msgpack.decode(reply.data)["error"]
     assert (await gateway.ask()).finish.reason == "length"
+
+
+@pytest.mark.parametrize("fields", [{"text": "x", "emitted": (65,) * 100_000}, {"token_ids": (65,) * 100_000}])
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=4), Sampling(max_tokens=4, stop=("y" * 1024, "z" * 1024))])
+async def test_tokens_beyond_the_context_are_not_turned_into_text(
+    worker: RunningWorker,
+    gateway: TestGateway,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    sampling: Sampling,
+) -> None:
+    num_tokens: list[int] = []
+    replay, decode = OutputText.replay, ModelTokenizer.decode
+
+    def counting_replay(self: OutputText, token_ids: Collection[int]) -> None:
+        num_tokens.append(len(token_ids))
+        replay(self, token_ids)
+
+    def counting_decode(self: ModelTokenizer, token_ids: Sequence[int]) -> str:
+        num_tokens.append(len(token_ids))
+        return decode(self, token_ids)
+
+    monkeypatch.setattr(OutputText, "replay", counting_replay)
+    monkeypatch.setattr(ModelTokenizer, "decode", counting_decode)
+    answer = await gateway.ask(**{"text": None, **fields}, echo=True, sampling=sampling)
+    assert answer.finish.reason == ("length" if "emitted" in fields else "failed")
+    assert max(num_tokens, default=0) < 100

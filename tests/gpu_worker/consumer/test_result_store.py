@@ -20,7 +20,7 @@ from tests.servers import NatsServer
 
 MakeWorker = Callable[[], Awaitable[RunningWorker]]
 NUM_JOBS = 40
-LIMITS = StreamLimits(ack_wait_s=2.0, batch_max_attempts=1, results_max_bytes=2000)
+LIMITS = StreamLimits(ack_wait_s=2.0, batch_max_deliver=1, results_max_bytes=2000)
 
 
 @pytest.fixture

@@ -207,13 +207,13 @@ def test_one_step_of_seconds_does_not_end_all_trials() -> None:
     assert times.until_trial < 10 / 0.003
 
 
-def test_back_off_that_is_not_used_up_brings_no_trial_nearer() -> None:
+def test_rest_that_is_not_taken_brings_no_trial_nearer() -> None:
     world = World(compute_bound, [0.1] * 5)
     world.run(4000)
     times = world.policy._switch_to(5)
-    while not world.policy._num_backed_off:
+    while not world.policy._resting:
         num_chosen(world, 5, 1)
-    before = times.until_trial + world.policy._num_backed_off
+    before = times.until_trial + world.policy._resting
     num_chosen(world, 3, 1)
     assert times.until_trial == before
 

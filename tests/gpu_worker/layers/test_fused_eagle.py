@@ -102,7 +102,7 @@ def run(form: EagleForm, dtype: torch.dtype, least_score: float) -> tuple[torch.
     before, step = steps(dtype)
     form(before)
     with poisoned_memory():
-        return form(step), form.predict_drafts(step, LIMITS, 3, least_score)
+        return form(step), form.foretell(step, LIMITS, 3, least_score)
 
 
 @pytest.mark.parametrize("form", ["dense", "four bits", "eight bits"])
@@ -164,7 +164,7 @@ def test_token_that_is_not_in_the_vocabulary_is_refused() -> None:
     _, step = steps(torch.float32)
     step.token_ids[3] = VOCABULARY
     with pytest.raises(IndexError, match="token id"):
-        fused.predict_drafts(step, LIMITS, 3, 0.0)
+        fused.foretell(step, LIMITS, 3, 0.0)
 
 
 @pytest.mark.parametrize(("limits", "num_candidates"), [([0, 1, 1], 3), ([5, 1, 4], 0), ([1] * 5, 3)])
@@ -174,4 +174,4 @@ def test_chains_of_nothing_and_for_nobody_are_refused(limits: list[int], num_can
     with torch.inference_mode():
         fused(before)
         with pytest.raises(ValueError, match="chains of"):
-            fused.predict_drafts(step, limits, num_candidates, -9.0)
+            fused.foretell(step, limits, num_candidates, -9.0)

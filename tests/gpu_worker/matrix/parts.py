@@ -133,8 +133,6 @@ def _scheduler_config(cell: EngineCell, num_blocks: int) -> SchedulerConfig:
         max_num_batched_tokens=TOKEN_BUDGETS[cell.budget],
         max_model_len=MAX_LEN,
         headroom_tokens=0 if cell.blocks == "scarce" else 128,
-        # Batch sequences that are paused are in nobody's way: where blocks are scarce they run, and are preempted.
-        batch_slowdown=1e9 if cell.blocks == "scarce" else 0.05,
     )
 
 

@@ -64,7 +64,7 @@ def test_outputs_are_those_of_the_dense_layer(
         chunks = steps(layer, token_ids, hidden, [5, 1, 4, 2])
         outputs = [layer.forward(step.token_ids, step.hidden, step.positions, step.context) for step in chunks]
         *_, last = steps(layer, token_ids, hidden, [LENGTH])
-        ((found,),) = layer.predict_drafts(last, [1], 4, -torch.inf)
+        ((found,),) = layer.foretell(last, [1], 4, -torch.inf)
     torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-4, atol=1e-4)
     scores, candidates = pair.oracle.lm_head(expected[-1]).detach().log_softmax(-1).topk(4)
     assert found[0] == candidates.tolist()

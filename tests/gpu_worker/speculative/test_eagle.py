@@ -43,7 +43,7 @@ class Oracle:
 
     @torch.no_grad()
     def check(self, request: DraftRequest, draft: Draft) -> None:
-        """Assert that a draft is what the layer predicts from the whole sequence.
+        """Assert that a draft is what the layer foretells from the whole sequence.
 
         Of a prompt that was found in the cache but for its last token, no hidden vector was ever seen.
         """

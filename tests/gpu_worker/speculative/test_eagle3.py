@@ -60,7 +60,7 @@ class Oracle:
 
     @torch.no_grad()
     def check(self, request: DraftRequest, draft: Draft) -> None:
-        """Assert that a draft is what the layer predicts from the whole sequence."""
+        """Assert that a draft is what the layer foretells from the whole sequence."""
         if request.sequence.num_output_tokens == 0:
             assert draft == NO_DRAFT
             return
