@@ -15,20 +15,21 @@ from datetime import datetime
 
 import msgspec
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js.api import RawStreamMsg
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
+from gpu_worker.consumer.batch_result import send_result, store_result
+from gpu_worker.consumer.held_request import log_fields
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from shared.batch_streams import MAX_WAIT_KEY, batch_stream
 from shared.errors import InvalidNameError
 from shared.messages import BatchResult
-from shared.subjects import decode_name, result_subject
+from shared.nats_connection import SEND_ERRORS
+from shared.subjects import decode_name
 
 # Jobs expired in one go: other workers, and the next round, see to the rest.
 _MAX_JOBS = 1000
 _TIMEOUT_S = 5.0
-_WRONG_LAST_SEQUENCE = 10071
 
 _log = logging.getLogger(__name__)
 
@@ -98,11 +99,11 @@ class BatchExpiry:
         assert message.seq is not None
         return consumer.delivered is not None and consumer.delivered.stream_seq >= message.seq
 
-    async def _end(self, tenant: str, subject: str, payload: bytes, max_wait_s: float) -> bool:
+    async def _end(self, tenant: str, subject: str, job: bytes, max_wait_s: float) -> bool:
         """Store that a job has expired; False when that was not possible."""
         try:
-            request = read_request(payload)
             model = decode_name(subject.split(".")[2])
+            request = msgspec.structs.replace(read_request(job), model=model, tenant=tenant)
         except (UnreadableRequestError, InvalidNameError):
             return True  # nobody can be told
         error = f"no worker took the job within {max_wait_s:g} s"
@@ -117,15 +118,15 @@ class BatchExpiry:
             created=request.created,
             completed=time.time(),
         )
-        headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+        payload = msgspec.json.encode(result)
         try:
-            await self._js.publish(result_subject(tenant, request.id), msgspec.json.encode(result), headers=headers)
-        except APIError as failure:
-            return failure.err_code == _WRONG_LAST_SEQUENCE
-        except NatsError as failure:
-            _log.warning("expired job not ended", extra={"id": request.id, "error": repr(failure)})
+            is_first = await store_result(self._js, request, payload)
+        except SEND_ERRORS as failure:
+            _log.warning("expired job not ended", extra=log_fields(request) | {"error": repr(failure)})
             return False
-        _log.info("job expired", extra={"id": request.id, "tenant": tenant, "model": model})
+        if is_first:
+            _log.info("job expired", extra=log_fields(request) | {"tenant": tenant, "model": model})
+            await send_result(self._nats, request, payload)
         return True
 
 

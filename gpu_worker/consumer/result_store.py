@@ -15,21 +15,19 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.errors import APIError
 
+from gpu_worker.consumer.batch_result import send_result, store_result
 from gpu_worker.consumer.held_request import log_fields
 from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, tell
 from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.errors import DependencyError
 from shared.messages import BatchResult, Request
 from shared.nats_connection import SEND_ERRORS
-from shared.subjects import is_batch_reply, result_subject
 
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 2.0
 _PUBLISH_TIMEOUT_S = 3.0
 _MARGIN_BYTES = 1024
-_WRONG_LAST_SEQUENCE = 10071
 _REFUSALS: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
 
 _log = logging.getLogger(__name__)
@@ -119,25 +117,11 @@ class ResultStore:
             if storing.letter is not None:
                 await publish_dead_letter(self._nats, storing.letter)
                 storing.letter = None
-            headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
-            await self._js.publish(result_subject(request.tenant, request.id), storing.payload, headers=headers)
-        except APIError as error:
-            if error.err_code != _WRONG_LAST_SEQUENCE:
-                return self._refused(request, error)
-            _log.info("batch request has a result already", extra=log_fields(request))
-            if not is_repeated:
-                return True
-            # An attempt whose answer was lost may have written it: the reply is still due.
+            is_first = await store_result(self._js, request, storing.payload)
         except _REFUSALS as error:
-            return self._refused(request, error)
-        if request.reply is not None and is_batch_reply(request.reply, request.tenant):
-            try:
-                await self._nats.publish(request.reply, storing.payload)
-            except SEND_ERRORS as error:
-                _log.warning("batch result not sent to its reply subject", extra={"error": repr(error)})
+            _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
+            return False
+        # When a repeated attempt finds a result, an earlier one may have stored it and lost the answer.
+        if is_first or is_repeated:
+            await send_result(self._nats, request, storing.payload)
         return True
-
-    @staticmethod
-    def _refused(request: Request, error: Exception) -> bool:
-        _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
-        return False

@@ -25,8 +25,8 @@ async def tenant(gateway: TestGateway) -> str:
     return name
 
 
-async def _publish(gateway: TestGateway, tenant: str) -> Request:
-    job = gateway.request(lane="batch", tenant=tenant, reply=None, created=5.0)
+async def _publish(gateway: TestGateway, tenant: str, reply: str | None = None) -> Request:
+    job = gateway.request(lane="batch", tenant=tenant, reply=reply, created=5.0)
     await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(job))
     return job
 
@@ -74,6 +74,23 @@ async def test_result_that_is_there_already_stays(gateway: TestGateway, tenant: 
     await gateway.js.publish(result_subject(tenant, job.id), msgspec.json.encode(done))
     await wait_until(_expires(gateway, tenant, 1), 15)
     assert await _result(gateway, tenant, job) == done
+
+
+async def test_reply_subject_of_an_expired_job_gets_its_result(gateway: TestGateway, tenant: str) -> None:
+    subject = f"hr.reply.{tenant}.x"
+    replies = await gateway.nats.subscribe(subject)
+    job = await _publish(gateway, tenant, subject)
+    await wait_until(_expires(gateway, tenant, 1), 15)
+    reply = await replies.next_msg(timeout=5)
+    assert msgspec.json.decode(reply.data, type=BatchResult) == await _result(gateway, tenant, job)
+
+
+async def test_expired_job_is_told_on_no_subject_of_another_tenant(gateway: TestGateway, tenant: str) -> None:
+    replies = await gateway.nats.subscribe("hr.reply.another.>")
+    await _publish(gateway, tenant, "hr.reply.another.x")
+    await wait_until(_expires(gateway, tenant, 1), 15)
+    await gateway.nats.flush()
+    assert replies.pending_msgs == 0
 
 
 async def test_what_is_no_job_is_removed_too(gateway: TestGateway, tenant: str) -> None:
