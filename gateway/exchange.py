@@ -121,6 +121,12 @@ class Exchange:
         check_body_headers(self.head.headers, max_bytes)
         return await self.body.read(max_bytes)
 
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """Address and port of the client; None on a Unix socket, or when it has left."""
+        peer = self._transport.get_extra_info("peername")
+        return (peer[0], peer[1]) if isinstance(peer, tuple) else None
+
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response in one write."""
         if self.closed or not self._begin():

@@ -75,7 +75,7 @@ def _scope(exchange: Exchange) -> dict[str, Any]:
         "query_string": head.query,
         "root_path": "",
         "headers": head.headers,
-        "client": None,
+        "client": exchange.client,
         "server": None,
         "state": {},
     }

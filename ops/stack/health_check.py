@@ -17,7 +17,12 @@ class HealthCheck:
 # A NATS server greets every connection; Redis answers without a password too, with an error.
 NATS_QUESTION = b""
 REDIS_QUESTION = b"PING\r\n"
-GATEWAY_QUESTION = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def gateway_question(operator_key: str) -> bytes:
+    """Return the question to ask at a gateway's operator port."""
+    head = f"GET /health/live HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {operator_key}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n"
 
 
 async def answers(check: HealthCheck, timeout_s: float) -> bool:

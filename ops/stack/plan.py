@@ -13,7 +13,7 @@ from urllib.parse import quote
 from ops.stack import commands
 from ops.stack.child import ChildSpec
 from ops.stack.config import DEMO_MODEL, UpConfig
-from ops.stack.health_check import GATEWAY_QUESTION, NATS_QUESTION, REDIS_QUESTION, HealthCheck
+from ops.stack.health_check import NATS_QUESTION, REDIS_QUESTION, HealthCheck, gateway_question
 from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
@@ -93,11 +93,11 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         DependencyError: nats-server is needed and missing or too old.
     """
     port, operator_port = claim_port(config.port), free_port()
-    health_check = HealthCheck(operator_port, GATEWAY_QUESTION)
     base = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
     base["HEADRACE_AUDIT_FILE"] = base.get("HEADRACE_AUDIT_FILE") or str(state.audit_file)
     api_key = config.api_key or state.key("api_key")
     operator_key = base.get("HEADRACE_OPERATOR_KEY") or state.key("operator_key")
+    health_check = HealthCheck(operator_port, gateway_question(operator_key))
     nats, access = _plan_nats(config, state, base)
     redis, redis_url = _plan_redis(config, state, base)
     gateway = {

@@ -33,6 +33,7 @@ async def test_application_sees_the_request_and_its_answer_is_sent_whole() -> No
     assert (scope["type"], scope["method"], scope["http_version"]) == ("http", "POST", "1.1")
     assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/x y", b"/x%20y", b"a=b")
     assert (b"host", b"t") in scope["headers"]
+    assert scope["client"][0] == "127.0.0.1"
 
 
 async def test_large_body_is_refused_where_the_application_asks_for_it() -> None:

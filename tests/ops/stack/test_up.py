@@ -74,6 +74,10 @@ def test_ready_file_describes_the_running_system(system: System) -> None:
     assert _generate(system)
 
 
+def test_system_that_is_well_warns_of_nothing(system: System) -> None:
+    assert not re.search(r"WARNING|ERROR", system.log.read_text())
+
+
 def test_printed_snippet_and_curl_line_can_be_pasted(system: System) -> None:
     printed = system.log.read_text()
     snippet = re.search(r"^from openai import.*\n.*\n.*\n.*\n", printed, re.MULTILINE)
