@@ -1,10 +1,11 @@
 """Which request is to blame when workers die.
 
-A request that kills its worker takes its neighbours with it, and would do so again wherever it runs next. So whoever
-had produced nothing when its worker died, or next to nothing twice, is a suspect. Suspects run on probation: each on a
-worker where no other suspect is. The one on probation is to blame for the death of its worker, and nobody else is. Who
-was to blame twice is quarantined. Probation ends with the next token, or, for who died after some tokens twice, when an
-attempt has lived long enough; that also clears everybody of what was before.
+A request that kills its worker also loses the worker's other requests, and would kill the next worker too. So requests
+become suspects: those that had produced no token when their worker died, and those that lost two workers within
+`HARMLESS_TOKENS` tokens. A suspect runs on probation, on a worker with no other suspect. If that worker dies, the
+suspect alone is to blame; after the second time it is quarantined. Probation ends after one token, or after
+`HARMLESS_TOKENS` for a request that had produced some. An attempt that produces `HARMLESS_TOKENS` clears its request of
+earlier losses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from gateway.death import Death
 from gateway.inflight import Flight, Loss
 
-# An attempt that lives for so many tokens is harmless. Faults on a GPU are often reported some steps after their cause.
+# An attempt that produces so many tokens is harmless. Faults on a GPU are often reported some steps after their cause.
 HARMLESS_TOKENS = 32
 MAX_SOLO_LOSSES = 2
 
@@ -37,7 +38,7 @@ def note_swallowed(flight: Flight, deaths: Iterable[Death]) -> None:
 
 
 def probation(flight: Flight) -> int:
-    """Return how many tokens a flight's next attempt has to produce on probation; 0 for one without suspicion."""
+    """Return how many tokens a flight's next attempt has to produce on probation; 0 if it is no suspect."""
     num_losses = sum(loss.death.is_blamed for loss in flight.losses)
     if num_losses and flight.num_produced == 0:
         return 1

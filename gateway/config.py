@@ -22,7 +22,7 @@ class GatewayConfig(NatsFiles):
         None, "Operator's port, one for all processes; 0 takes a free one, none if not given.", minimum=0, maximum=65535
     )
     operator_key: str | None = setting(None, "Key of the operator's port, shown as a bearer token.", secret=True)
-    operator_without_key: bool = setting(False, "Let whoever reaches the operator's port on loopback in without a key.")
+    operator_without_key: bool = setting(False, "Ask for no key on the operator's port; allowed on loopback only.")
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
     nats_user: str | None = setting(None, "NATS user of the gateway role.")

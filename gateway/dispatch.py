@@ -158,7 +158,7 @@ class Dispatcher:
             flight.sink.deliver(delta)
 
     def fail(self, flight: Flight, error: ApiError) -> None:
-        """End a flight with an error, and take it back from whoever holds it."""
+        """End a flight with an error, and take it back from the worker that holds it."""
         if self._take_back(flight):
             self.on_end(flight, "failed")
             flight.sink.fail(error)

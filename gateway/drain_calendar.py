@@ -3,7 +3,7 @@
 All amounts are seconds of the whole fleet: a request costs the time in which the fleet does as much work as it brings.
 The excess is by how much the present queue is longer than it may be for a request to be admitted; negative when there
 is room. Work drains at one second a second, of which a part (`fill`) may be promised: predictions are not exact, and
-what is left over goes to whoever comes.
+what is left over goes to new requests.
 
 Owns the bookings; `gateway/reservations.py` says whose they are.
 """

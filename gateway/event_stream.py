@@ -26,7 +26,7 @@ EVENT_STREAM_HEADERS: Headers = (
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How patient streams are.
+    """The bounds of a stream's buffer and waits.
 
     Attributes:
         buffer_bytes: Bytes held for a reader that does not read, beyond what the transport holds.
@@ -47,10 +47,10 @@ def error_event(error: ApiError) -> bytes:
 
 
 class EventStream:
-    """Bytes of one streamed answer, between the sinks that say them and the transport that takes them.
+    """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
 
     Attributes:
-        buffer: Events for the next flush. Whoever appends the first one calls `wake`, as `say` does.
+        buffer: Events for the next flush. Code that appends the first one calls `wake`, as `say` does.
         on_cut: Called once if the reader was too slow and the stream has therefore ended.
     """
 

@@ -1,8 +1,8 @@
 """One HTTP request and its answer. What every handler gets: the head, the body to read, and a way to write bytes.
 
 An exchange owns the response side: head, body framing (chunked on HTTP/1.1, so that the connection can serve the next
-request), completion, and the news that the client is gone or reads too slowly. Nothing waits in here: `write` hands
-bytes to the transport at once, and whoever writes asks `paused_since` first.
+request), completion, and callbacks for a client that is gone or reads too slowly. Nothing waits in here: `write` hands
+bytes to the transport at once, and the writer checks `paused_since` first.
 """
 
 from __future__ import annotations

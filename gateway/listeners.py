@@ -36,7 +36,7 @@ class Listeners:
         return url_of(self.public[0])
 
     def listen(self) -> None:
-        """Accept connections into the queue; whoever holds a share takes them from there."""
+        """Let the kernel queue connections; the processes that share a socket accept them."""
         for listener in self.sockets:
             listener.listen(BACKLOG)
 

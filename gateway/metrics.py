@@ -1,7 +1,7 @@
 """What one gateway process counts, and how Prometheus reads it.
 
 The hot path only adds to plain attributes and dict entries; Prometheus objects are made when somebody asks. The one
-writer is the event loop's thread. Nothing is registered globally: whoever serves `/metrics` passes a registry.
+writer is the event loop's thread. Nothing is registered globally: the code that serves `/metrics` passes a registry.
 """
 
 from __future__ import annotations

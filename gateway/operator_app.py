@@ -1,4 +1,4 @@
-"""The operator's port: metrics and the detailed health, for whoever shows the operator's key.
+"""The operator's port: metrics and the detailed health, behind the operator's key.
 
 It is a listener of its own, so that clients cannot reach these routes whatever key they have, and so that a full public
 port does not hide them. Every route asks for the key; a path that is not listed here is a 404, as on the public port.

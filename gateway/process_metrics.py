@@ -1,9 +1,9 @@
 """The metrics of all processes that share a port, so that one scrape of any of them sees all.
 
 `MetricsBoard` is memory that the parent makes before it forks: one slot a process. Each process writes its own slot
-about once a second, and whoever is scraped reads the others'. Samples keep the label of their process: a process that
-is replaced begins at zero, which Prometheus takes for the reset of that one counter and no other. The parent clears the
-slot of a process that has ended.
+about once a second, and the process that is scraped reads the others'. Samples keep the label of their process: a
+process that is replaced begins at zero, which Prometheus takes for the reset of that one counter and no other. The
+parent clears the slot of a process that has ended.
 """
 
 from __future__ import annotations

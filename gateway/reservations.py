@@ -1,4 +1,4 @@
-"""Places promised to refused clients: whoever returns when told goes before whoever comes for the first time.
+"""Places promised to refused clients: a client that returns when told is admitted before one that is new.
 
 A refused request gets a reservation. While the calendar has room within a minute it is booked: the told time is a
 promise. Beyond that the client waits in its tenant's line without a booking: it is told to come back within the minute
@@ -112,9 +112,9 @@ class ReservationBook:
         self._num_of_key: Counter[str] = Counter()
         self._expiring: list[tuple[float, int, Reservation]] = []
         self._numbers = itertools.count()
-        # Until when the fleet is busy with those whose promise could not be kept.
+        # Until when the fleet is busy with requests whose promise could not be kept.
         self._amended_until = 0.0
-        # By tenant: who waits long waits behind its own tenant's requests only.
+        # By tenant: a request without a booking waits only behind those of its own tenant.
         self._lines: dict[str, _Line] = {}
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class ReservationBook:
         self._expect(reservation, reservation.at)
 
     def expire(self, now: float) -> int:
-        """Forget whoever did not come back, and return how many of them had a booking."""
+        """Drop the reservations of clients that did not return, and return how many of them were booked."""
         num_unused = 0
         while self._expiring and self._expiring[0][0] + GRACE_S < now:
             at, _, reservation = heapq.heappop(self._expiring)

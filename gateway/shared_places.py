@@ -1,7 +1,8 @@
 """Places that gateways have promised, in Redis: a client may return to another gateway than the one that refused it.
 
 Used only while several gateways are alive. A promise is offered here when it is made and withdrawn when it is used,
-both without waiting. Whoever takes it holds it alone. Without Redis, a client that returns elsewhere is a newcomer.
+both without waiting. The gateway that takes it holds it alone. Without Redis, a client that returns to another gateway
+is a newcomer.
 
 One sorted set per model, key and body: each member is a place, scored by its told time in Unix milliseconds.
 """

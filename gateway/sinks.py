@@ -1,4 +1,4 @@
-"""What the data path asks of whoever receives a sequence's tokens, and how an answer as a whole ends.
+"""The receiver of a sequence's tokens, as the data path calls it, and how an answer as a whole ends.
 
 The dispatcher gives each sequence one sink and calls it in order: `deliver` for each new delta, the last of which has
 `finish`, or `fail` once instead. A sink never waits: it turns a delta into bytes, or keeps it.

@@ -115,7 +115,7 @@ def _who(nats_user: str | None) -> dict[str, Any]:
     return {
         "user": _user_name(),
         "uid": os.getuid() if hasattr(os, "getuid") else None,
-        # Whoever became this user by sudo; a hint, since the environment is the user's own.
+        # The user who called sudo; a hint, since the environment is the user's own.
         "sudo_user": os.environ.get("SUDO_USER"),
         "host": socket.gethostname(),
         "pid": os.getpid(),

@@ -1,9 +1,9 @@
 """Dead letters: requests that were taken out of the queues because running them again would do harm or is of no use.
 
 A gateway or a worker writes one with `publish_dead_letter` when it quarantines a request; the client or the results
-stream is told besides, by whoever held the request. An operator reads, retries and drops them: `headrace dead`. They
-lie in the stream `HR_DEAD` under `hr.dead.<model>.<lane>.<tenant>`; the newest stay when a subject or the stream is
-full.
+stream is told besides, by the process that held the request. An operator reads, retries and drops them: `headrace
+dead`. They lie in the stream `HR_DEAD` under `hr.dead.<model>.<lane>.<tenant>`; the newest stay when a subject or the
+stream is full.
 """
 
 from __future__ import annotations

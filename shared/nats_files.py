@@ -1,8 +1,8 @@
-"""The files that tell NATS who we are and tell us that NATS is who it says: credentials, NKey seeds, certificates.
+"""The files by which we and NATS authenticate each other: credentials, NKey seeds, certificates.
 
-Who we are is, in this order: the credentials file or the NKey seed file (one of them at most), the user and password,
-the user and password in the URL. TLS is required as soon as one URL begins with `tls://` or a certificate is named:
-then a server that offers clear text is refused before anything is sent to it.
+We log in by the first of these that is given: the credentials file or the NKey seed file (one of them at most), the
+user and password, the user and password in the URL. TLS is required as soon as one URL begins with `tls://` or a
+certificate is named: then a server that offers clear text is refused before anything is sent to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_tls_required(url: str, files: NatsFiles) -> bool:
 
 
 def identity_options(files: NatsFiles) -> dict[str, Any]:
-    """Return the NATS client's options for who we are; empty when no file says so.
+    """Return the NATS client's options for logging in by a file; empty when no file is given.
 
     Raises:
         ConfigError: Both files are named, one cannot be read or is not what it should be, or a package is missing.
@@ -68,7 +68,7 @@ def identity_options(files: NatsFiles) -> dict[str, Any]:
 
 
 def tls_context(files: NatsFiles) -> ssl.SSLContext:
-    """Return what a server's certificate is checked by and what ours is; the server's host name is checked too.
+    """Return the TLS context: trusted certificates, our own one, and a check of the server's host name.
 
     Raises:
         ConfigError: A file cannot be read or holds no certificate or key.

@@ -1,8 +1,8 @@
-"""Notices that this process did not run for a while: whoever measures the silence of others must not count that time.
+"""Detects that this process was paused, so that the time is not counted as silence of its peers.
 
-A process stands still when it is stopped, when the machine is overloaded or suspended, or when its event loop is
-blocked. Messages of others wait unread meanwhile, so their silence proves nothing. Two clocks are compared with what a
-periodic task expects, because the monotonic clock stands still too while the machine is suspended.
+A process is paused when it is stopped, when the machine is overloaded or suspended, or when its event loop is blocked.
+Messages from peers wait unread meanwhile. The interval of a periodic task is compared on two clocks, because the
+monotonic clock stops while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PauseDetector:
     """Compares the time between two rounds of a periodic task with its interval.
 
     Attributes:
-        lost_s: Monotonic seconds that the latest pause took: add them to the times at which others were last heard.
+        lost_s: Monotonic seconds that the latest pause took: add them to the times at which peers were last seen.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PauseDetector:
         self.lost_s = 0.0
 
     def tick(self) -> bool:
-        """Begin a round; say whether this process stood still since the last one."""
+        """Begin a round; return whether this process was paused since the last one."""
         now = (self._monotonic(), self._boot())
         late_s, late_boot_s = (there - here - self._interval_s for here, there in zip(self._last, now, strict=True))
         self._last = now

@@ -1,6 +1,6 @@
 """The JetStream streams but for the batch queues, and the consumers that workers pull from.
 
-Streams are made by whoever starts first and is allowed to: `ensure_streams` is idempotent. Every stream is bounded.
+The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
 results, dead letters and records of progress make room by dropping the oldest.
 """

@@ -118,13 +118,13 @@ class Connection(asyncio.BufferedProtocol):
         self._set_deadline(self._limits.send_timeout_s)
 
     def pause_writing(self) -> None:
-        """Tell whoever writes that the client reads too slowly."""
+        """Tell the exchange that the client reads too slowly."""
         self.paused_since = self._loop.time()
         if self._exchange is not None:
             self._exchange.pause(self.paused_since)
 
     def resume_writing(self) -> None:
-        """Tell whoever writes that the client has caught up; serve what has waited for that."""
+        """Tell the exchange that the client has caught up; serve requests that waited for that."""
         self.paused_since = None
         if self._exchange is not None:
             self._exchange.resume()
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _break(self, error: ApiError) -> None:
-        """Give up on the rest of a body: whoever reads it is told, and the answer is the last."""
+        """Give up on the rest of a body: its reader gets the error, and the answer is the last."""
         exchange = self._exchange
         assert exchange is not None
         self._is_broken = True

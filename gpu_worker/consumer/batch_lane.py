@@ -1,9 +1,9 @@
-"""Requests that wait without hurting anybody: from the batch queue to one stored result each.
+"""Batch requests: from the batch queue to one stored result each.
 
 The result is written only if there is none yet, then the message is acknowledged (`ResultStore`). So a request that two
 workers have computed, because one was believed dead, still has one result. A request that is delivered again continues
-from what is recorded of it (`ProgressRecords`). The tenant is the one in the subject, which permissions
-protect: a job that names another tenant, or another tenant's subject for its reply, fails.
+from what is recorded of it (`ProgressRecords`). The tenant is the one in the subject, which permissions protect: a job
+that names another tenant, or another tenant's subject for its reply, fails.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BatchLane:
             model, tenant = _names(message.subject)
             request = read_request(message.data)
         except InvalidNameError as error:
-            # Never stored by whoever may publish under canonical names only, so nobody waits for a result.
+            # Publishers may use encoded names only, so this is no job of a tenant, and nobody waits for a result.
             _log.warning("batch subject is malformed", extra={"subject": message.subject, "error": str(error)})
             self._spawn(tell(self._nats, message, DISCARD))
             return

@@ -234,10 +234,10 @@ class Consumer:
         self._interactive_queue.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
-        self._interactive.gateways.hear(message.subject, time.monotonic())
+        self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
 
     async def _answer_probe(self, message: Msg) -> None:
-        """Say that this worker is there, to a gateway that has not heard it for a moment."""
+        """Answer the probe of a gateway that has missed a heartbeat of this worker."""
         if message.reply.startswith(_GATEWAY_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
@@ -249,7 +249,7 @@ class Consumer:
 
     async def _drop_for_silent_gateways(self) -> None:
         now = time.monotonic()
-        # Heartbeats that came while this process stood still wait unread: nobody is judged by that time.
+        # Heartbeats that came while this process was paused are still unread.
         if self._pauses.tick() or not self._nats.is_connected:
             self._interactive.gateways.restart(now)
         else:

@@ -1,4 +1,4 @@
-"""Notices gateways that have fallen silent: a dead one waits for nothing any more, a frozen one will ask again."""
+"""Which gateways still send heartbeats: a dead one needs no answers, a frozen one sends its requests again."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _REPLY_PREFIX = "hr.tok."
 
 
 class GatewayWatch:
-    """When each gateway was last heard. A gateway that was never heard is not judged. Times are monotonic seconds."""
+    """When each gateway was last seen. One that was never seen is not silent. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         """Know no gateway."""
         self._heard_at: dict[str, float] = {}
 
-    def hear(self, subject: str, now: float) -> None:
+    def note_heartbeat(self, subject: str, now: float) -> None:
         """Take note of a heartbeat, by its subject: its last token is also that of the gateway's frames."""
         self._heard_at[subject.removeprefix(_SUBJECT_PREFIX)] = now
 
     def restart(self, now: float) -> None:
-        """Give all gateways time again: it was we who could not hear."""
+        """Restart the silence of all gateways: this worker was paused or disconnected."""
         self._heard_at = {token: now for token, heard_at in self._heard_at.items() if now - heard_at < _FORGET_S}
 
     def is_silent(self, reply: str, now: float) -> bool:

@@ -22,7 +22,7 @@ class Lane(Protocol):
     """What intake tells a lane about a request."""
 
     async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """The engine gets it next, and whoever asked must know that before."""
+        """It goes to the engine next. A request on probation is claimed here, before the engine can die of it."""
 
     def admitted(self, held: HeldRequest) -> None:
         """The engine has it."""

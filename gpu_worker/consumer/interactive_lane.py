@@ -1,4 +1,4 @@
-"""Requests of people who wait: from the interactive queue to frames, with the epoch as the fence.
+"""Interactive requests: from the interactive queue to frames, with the epoch as the fence.
 
 A message is acknowledged when nothing more will be said about its request here: after the last delta, or when the
 attempt has been cancelled, replaced by a newer one, or can be seen to be of no use. Until then it belongs to the queue,
@@ -38,7 +38,7 @@ class InteractiveLane:
     """Takes, cancels, hands over and ends interactive requests.
 
     Attributes:
-        gateways: Who of those that ask is still heard; the consumer keeps it.
+        gateways: Which gateways still send heartbeats; the consumer feeds it.
     """
 
     def __init__(self, intake: Intake, engine: EngineThread, held: HeldRequests, outbox: Outbox) -> None:

@@ -1,8 +1,8 @@
-"""Work for a few threads that many clients wait for: in turns by owner, bounded, and dropped when nobody waits.
+"""A bounded queue in front of a few threads, shared fairly: owners take turns, piece by piece.
 
-Owners take turns, so that one who brings a thousand texts waits for itself. Work begins on the event loop's word, one
-piece a thread: what still waits can be dropped until then. A lane that is full says when to come back, by the bytes
-that wait and the rate at which they were worked off.
+So an owner with a thousand texts delays itself only. The event loop hands each idle thread one piece; until then, a
+piece that nobody waits for any more is dropped. A full lane refuses with a time to come back, from the bytes that wait
+and the measured rate.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FairLane:
         self._pool = ThreadPoolExecutor(num_threads, name, initializer=_yield_to_others if yields else None)
         self._num_idle = num_threads
         self._max_bytes = max_bytes
-        # In the order of whose turn it is.
+        # The first owner is next.
         self._queues: dict[str, deque[_Piece]] = {}
         self._waiting_bytes: dict[str, int] = {}
         self._rate = _FIRST_RATE

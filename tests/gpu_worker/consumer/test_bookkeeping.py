@@ -126,7 +126,7 @@ def test_cancellations_are_forgotten_by_number_and_by_time(monkeypatch: pytest.M
 
 def test_only_gateways_that_were_heard_can_die() -> None:
     watch = GatewayWatch()
-    watch.hear("hr.gateway.a", 0.0)
+    watch.note_heartbeat("hr.gateway.a", 0.0)
     assert not watch.is_silent("hr.tok.a", SILENCE_S)
     assert watch.is_silent("hr.tok.a", SILENCE_S + 1)
     assert not watch.is_silent("hr.tok.b", SILENCE_S + 1)
