@@ -73,12 +73,6 @@ def request_subject(model: str, lane: Lane, tenant: str) -> str:
     return f"hr.req.{encode_name(model)}.interactive"
 
 
-def lane_filter(model: str, lane: Lane) -> str:
-    """Filter of the consumer that serves one lane of one model."""
-    suffix = "batch.>" if lane == "batch" else "interactive"
-    return f"hr.req.{encode_name(model)}.{suffix}"
-
-
 def frame_subject(gateway: str) -> str:
     """Subject on which one gateway receives its frames."""
     return f"hr.tok.{encode_name(gateway)}"

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import cancel_subject, lane_filter, probe_subject, worker_subject
+from shared.subjects import cancel_subject, encode_name, probe_subject, worker_subject
 
 HEARTBEAT_S = 0.05
 
@@ -191,7 +191,7 @@ class WireWorker:
 
     async def _pull(self) -> None:
         js = self.nats.jetstream()
-        durable = f"{lane_filter(self.model, 'interactive').split('.')[2]}-interactive"
+        durable = f"{encode_name(self.model)}-interactive"
         while True:
             if not self.is_pulling or not self.nats.is_connected:
                 await asyncio.sleep(0.01)
