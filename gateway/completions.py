@@ -18,7 +18,7 @@ from gateway.caller import Caller
 from gateway.chunks import Identity
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
-from gateway.event_stream import DONE, StreamLimits, error_event
+from gateway.event_stream import DONE, EventStreamLimits, error_event
 from gateway.exchange import Exchange
 from gateway.flush import Flusher
 from gateway.generation import Generation
@@ -59,7 +59,7 @@ class Completions:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._flusher = Flusher(self._loop)
-        self._stream_limits = StreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
+        self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
         self._streamed: set[StreamedAnswer] = set()
 
     async def chat(self, exchange: Exchange) -> None:

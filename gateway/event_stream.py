@@ -25,7 +25,7 @@ EVENT_STREAM_HEADERS: Headers = (
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLimits:
+class EventStreamLimits:
     """The bounds of a stream's buffer and waits.
 
     Attributes:
@@ -69,7 +69,7 @@ class EventStream:
     )
 
     def __init__(
-        self, exchange: Exchange, flusher: Flusher, limits: StreamLimits, head: Callable[[], Headers], now: float
+        self, exchange: Exchange, flusher: Flusher, limits: EventStreamLimits, head: Callable[[], Headers], now: float
     ) -> None:
         """Wait for the first bytes. `head` gives the headers when they are needed; `now` is loop time."""
         self._exchange = exchange

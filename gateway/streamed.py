@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.answer import Answer, ResponseHead
 from gateway.chunks import ChoiceChunks, Identity, encode_json, usage_event, usage_fields
 from gateway.errors import ApiError
-from gateway.event_stream import EVENT_STREAM_HEADERS, EventStream, StreamLimits, error_event
+from gateway.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits, error_event
 from gateway.exchange import Exchange, Headers
 from gateway.flush import Flusher
 from gateway.generation import Generation
@@ -77,7 +77,7 @@ class StreamedAnswer(Answer):
         identity: Identity,
         head: ResponseHead,
         flusher: Flusher,
-        limits: StreamLimits,
+        limits: EventStreamLimits,
         now: float,
     ) -> None:
         """Prepare the templates of all choices. `now` is loop time."""

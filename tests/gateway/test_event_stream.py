@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.event_stream import DONE, EventStream, StreamLimits
+from gateway.event_stream import DONE, EventStream, EventStreamLimits
 from gateway.exchange import Exchange
 from gateway.flush import Flusher
 
-LIMITS = StreamLimits(buffer_bytes=100, send_timeout_s=5.0)
+LIMITS = EventStreamLimits(buffer_bytes=100, send_timeout_s=5.0)
 
 
 class RecordingExchange:

@@ -13,7 +13,7 @@ from gateway.answer import ResponseHead
 from gateway.body import BodyBudget, RequestBody
 from gateway.chunks import Identity
 from gateway.errors import ApiError
-from gateway.event_stream import KEEP_ALIVE, StreamLimits
+from gateway.event_stream import KEEP_ALIVE, EventStreamLimits
 from gateway.exchange import Exchange, Headers
 from gateway.flush import Flusher
 from gateway.generation import Generation, Prompt
@@ -23,7 +23,7 @@ from gateway.streamed import StreamedAnswer
 from shared.messages import Delta, Finish, Sampling, Usage
 
 IDENTITY = Identity("cmpl-1", "completion", "m", 7)
-LIMITS = StreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
+LIMITS = EventStreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
 
 
 class KeepingTransport(asyncio.Transport):
