@@ -68,22 +68,22 @@ class WorkerConfig(NatsFiles):
     )
     speculative: str = setting(
         "off",
-        "Guess tokens ahead and verify several in one step; answers stay the same. ngram looks the guesses up in the "
+        "Draft tokens ahead and verify several in one step; answers stay the same. ngram looks the drafts up in the "
         "request's own text, draft has a smaller model make them, self the model's first layers, medusa heads and "
         "eagle a layer that were trained for the model. Not run on a GPU yet.",
         choices=("off", "ngram", "draft", "self", "medusa", "eagle"),
     )
     draft_model: Path | None = setting(
         None,
-        "Directory of what makes guesses: for draft a smaller model, which must have the same tokenizer; for medusa "
+        "Directory of what makes drafts: for draft a smaller model, which must have the same tokenizer; for medusa "
         "heads, for eagle a layer.",
     )
     self_speculation_layers: int | None = setting(
-        None, "First layers of the model that guess with speculative=self; about a quarter if not given.", minimum=1
+        None, "First layers of the model that draft with speculative=self; about a quarter if not given.", minimum=1
     )
     num_speculative_tokens: int = setting(
         5,
-        "Guesses that a sequence verifies in a step at most; fewer while they bring too little.",
+        "Draft tokens that a sequence verifies in a step at most; fewer while too few are accepted.",
         minimum=1,
         maximum=63,
     )

@@ -1,4 +1,4 @@
-"""The JetStream streams but for the batch queues, and the consumers that workers pull from.
+"""The JetStream streams except the batch queues, and the consumers that workers pull from.
 
 The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
