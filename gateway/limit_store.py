@@ -22,6 +22,8 @@ from gateway.redis_client import RedisCache, Script
 LEASE_TTL_S = 4.0
 
 _encode = msgspec.msgpack.Encoder().encode
+# That follow the name of the exceeded limit in the reply of `ADMIT`.
+_NUM_NUMBERS = 7
 _LIMIT_NAMES: dict[bytes, LimitName | None] = {
     b"": None,
     b"requests": "requests",
@@ -107,7 +109,7 @@ class LimitStore:
                 statement = self._statement(account, now, num_asked, kind, wishes)
                 account.is_dirty = False
                 reply = None
-                reply = await self._redis.eval(script, _keys(key_id), [_encode(statement)])
+                reply = _read(await self._redis.eval(script, _keys(key_id), [_encode(statement)]), kind)
                 if reply is None or reply[0] != b"stale":
                     break
                 reply = None
@@ -136,6 +138,19 @@ class LimitStore:
             corrections=corrections,
             **wishes,
         )
+
+
+def _read(reply: Any, kind: type[Statement]) -> list[Any] | None:
+    """Return the reply of a script, or None for what it never says: somebody else's script, or no Redis at all."""
+    words, num_numbers = (_LIMIT_NAMES, _NUM_NUMBERS) if kind is Question else ((b"done",), 0)
+    if reply == [b"stale"]:
+        return [b"stale"]
+    if not isinstance(reply, list) or len(reply) != 1 + num_numbers:
+        return None
+    word, *numbers = reply
+    if not isinstance(word, bytes) or word not in words or not all(isinstance(number, int) for number in numbers):
+        return None
+    return reply
 
 
 def _keys(key_id: str) -> list[str]:

@@ -132,7 +132,8 @@ class RedisCache:
                 batch, self._pending = self._pending[:MAX_PIPELINE], self._pending[MAX_PIPELINE:]
                 try:
                     await self._round_trip(self._connection, batch)
-                except _FAILURES as error:
+                except Exception as error:
+                    # Also what parsing a hostile reply may raise: the rest of it must not answer the next calls.
                     self._drop_connection(error, len(batch) + len(self._pending))
                 finally:
                     self._miss_all(batch)

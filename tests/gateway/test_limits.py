@@ -264,3 +264,36 @@ async def test_request_that_could_never_be_admitted_is_a_400(sequences: int, tok
 def test_reservation_is_the_prompts_once_and_the_output_of_each_choice() -> None:
     bounded = parse_completion(b'{"model":"m","prompt":[[1,2,3],[4]],"n":2,"max_tokens":10}')
     assert reserved_tokens(bounded) == 4 + 4 * 10
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"OK",
+        7,
+        [],
+        [7],
+        [b"done"],
+        [b"tokens"],
+        [b"nonsense", *[0] * 7],
+        [b"", *[b"x"] * 7],
+        [b"", *[0] * 6],
+        [b"", *[0] * 8],
+        [[], *[0] * 7],
+        [None] * 8,
+    ],
+    ids=repr,
+)
+async def test_reply_that_no_script_of_ours_makes_leaves_the_gateway_with_its_own_limit(
+    redis: RedisCache, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    async def lie(*arguments: object) -> object:
+        return reply
+
+    monkeypatch.setattr(redis, "eval", lie)
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    principal = limited(requests=1, concurrent=1)
+    lease = await limiter.admit(principal, 1, 0)
+    assert (await refused(limiter, principal)).status == 429
+    lease.release()
+    assert await limiter.state() is (reply == [b"done"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -134,3 +135,36 @@ async def test_frozen_redis_costs_one_timeout_and_then_nothing(
     await until_available(cache)
     assert await cache.get("a") == b"1"
     await cache.close()
+
+
+async def lying_server(reply: bytes) -> asyncio.Server:
+    """Start a server that greets like Redis and says `reply` to everything else."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    size = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(size + 2))[:-2])
+                is_greeting = words[0] in (b"PING", b"CLIENT", b"SELECT", b"HELLO")
+                writer.write(b"+PONG\r\n" if words[0] == b"PING" else b"+OK\r\n" if is_greeting else reply)
+                await writer.drain()
+        writer.close()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("reply", [b"*1\r\n" * 100_000 + b":1\r\n$1\r\nx\r\n", b"$x\r\n", b"\xff\r\n", b":1e9\r\n"])
+async def test_reply_that_cannot_be_parsed_is_a_miss_and_answers_no_other_call(
+    metrics: GatewayMetrics, reply: bytes
+) -> None:
+    async with await lying_server(reply) as server:
+        cache = RedisCache(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUT_S, metrics)
+        await cache.start()
+        connection = cache._connection
+        assert await cache.get("rc:a") is None
+        assert cache._connection is not connection
+        await until_available(cache)
+        assert await cache.get("rc:b") is None
+        await cache.close()
