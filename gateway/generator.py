@@ -5,7 +5,6 @@ Only what is new is checked against the fleet's capacity: joining a generation o
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from gateway.shedding import Prediction, Shedder
 from gateway.single_flight import SharedGeneration, SingleFlight
 from gateway.sinks import Sink
 from gateway.wire_requests import wire_requests
+from shared.background_tasks import BackgroundTasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Generator:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._single_flight = SingleFlight()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
@@ -135,11 +135,7 @@ class Generator:
         return flights
 
     def _keep(self, shared: SharedGeneration, key: CacheKey) -> None:
-        task = asyncio.get_running_loop().create_task(
-            self._cache.put(key, [sequence.deltas for sequence in shared.sequences])
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
 
 
 def _check_length(generation: Generation, load: FleetLoad | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -10,6 +9,7 @@ from nats.aio.client import Client
 
 from gateway.errors import ApiError
 from gateway.inflight import Flight
+from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadAttempt, DeadLetter, DeadReason, publish_dead_letter
 from shared.errors import DependencyError
 
@@ -23,7 +23,7 @@ class Quarantine:
         """Write in the name of `gateway`."""
         self._nats = nats
         self._gateway = gateway
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def take(self, flight: Flight, reason: DeadReason, why: str) -> ApiError:
         """Write a flight down, and return what its client is told."""
@@ -40,14 +40,12 @@ class Quarantine:
             quarantined=time.time(),
         )
         _logger.error("request %s of tenant %s is quarantined: %s", flight.id, flight.request.tenant, why)
-        task = asyncio.get_running_loop().create_task(self._write(letter))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._write(letter))
         return ApiError(500, message, code="request_quarantined", headers={"x-should-retry": "false"})
 
     async def close(self) -> None:
         """Wait for the letters on their way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
 
     async def _write(self, letter: DeadLetter) -> None:
         try:

@@ -26,6 +26,7 @@ from gateway.probation import ProbationQueue
 from gateway.publisher import Publisher, queue_unavailable
 from gateway.quarantine import Quarantine
 from gateway.revoker import Revoker
+from shared.background_tasks import BackgroundTasks
 
 Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled", "early"]
 
@@ -98,7 +99,7 @@ class Recovery:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._probation = ProbationQueue(flights, fleet.num_workers)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._disconnected_at: float | None = None
         self.on_move: Callable[[Reason], None] = lambda reason: None
 
@@ -190,7 +191,7 @@ class Recovery:
 
     async def close(self) -> None:
         """Wait for publications on their way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
         await self._quarantine.close()
 
     def _begin_epoch(self, flight: Flight) -> None:
@@ -282,9 +283,7 @@ class Recovery:
         for flight in flights:
             # Some have waited for this since their epoch began.
             flight.published_at = self._loop.time()
-        task = self._loop.create_task(self._publish(flights))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._publish(flights))
 
     async def _publish(self, flights: list[Flight]) -> None:
         await self._revoker.send_cancels()

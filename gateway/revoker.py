@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
 
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from shared.background_tasks import BackgroundTasks
 from shared.messages import Cancel, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import INTERACTIVE_STREAM
@@ -35,7 +34,7 @@ class Revoker:
         self._js = js
         self._cancels: dict[tuple[str, int | None], list[str]] = {}
         self._deletions = asyncio.Semaphore(MAX_DELETIONS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._sending: asyncio.Task[None] | None = None
         self._model_of: dict[str, str] = {}
 
@@ -46,7 +45,7 @@ class Revoker:
         self._model_of[request_id] = model
         self._cancels.setdefault((model, epoch), []).append(request_id)
         if self._sending is None:
-            self._sending = self._spawn(self.send_cancels())
+            self._sending = self._tasks.spawn(self.send_cancels())
 
     def cancel_again(self, request_id: str) -> None:
         """Repeat the cancellation of a request that has ended here; a request unknown here is left alone."""
@@ -56,7 +55,7 @@ class Revoker:
 
     def delete(self, stream_seq: int) -> None:
         """Delete a message from the interactive stream."""
-        self._spawn(self._delete(stream_seq))
+        self._tasks.spawn(self._delete(stream_seq))
 
     async def send_cancels(self) -> None:
         """Send the cancellations collected so far."""
@@ -72,7 +71,7 @@ class Revoker:
 
     async def close(self) -> None:
         """Wait for what is on its way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
 
     async def _delete(self, stream_seq: int) -> None:
         async with self._deletions:
@@ -81,9 +80,3 @@ class Revoker:
             except SEND_ERRORS as error:
                 # Usually claimed and acknowledged meanwhile, so that there is nothing to delete.
                 _logger.debug("message %d was not deleted: %r", stream_seq, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -9,7 +9,6 @@ One sorted set per model, key and body: each member is a place, scored by its to
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from gateway.caller import Caller
 from gateway.drain_calendar import HORIZON_S
 from gateway.redis_client import Argument, RedisCache, Script
 from gateway.reservations import GRACE_S, Reservation
+from shared.background_tasks import BackgroundTasks
 
 # More offers than this under way are not made: Redis is too slow for them.
 MAX_PENDING = 1024
@@ -66,7 +66,7 @@ class SharedPlaces:
         self._redis = redis
         self._clock = clock
         self._wall = wall
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = BackgroundTasks()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(_Place).decode
 
@@ -119,9 +119,7 @@ class SharedPlaces:
 
     def _send(self, script: Script, key: str, arguments: list[Argument]) -> None:
         if len(self._tasks) < MAX_PENDING and self._redis.is_available:
-            task = asyncio.get_running_loop().create_task(self._redis.eval(script, [key], arguments))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._redis.eval(script, [key], arguments))
 
 
 def _key(model: str, identity: bytes) -> str:

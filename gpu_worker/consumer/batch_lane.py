@@ -8,11 +8,8 @@ that names another tenant, or another tenant's subject for its reply, fails.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 from nats.aio.client import Client
@@ -26,6 +23,7 @@ from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
+from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter
 from shared.errors import BadRequestError, InvalidNameError
 from shared.messages import BatchResult, Delta, FinishReason, Request
@@ -63,7 +61,7 @@ class BatchLane:
         self._outbox = outbox
         self._results = results
         self._progress = progress
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
@@ -73,7 +71,7 @@ class BatchLane:
         except InvalidNameError as error:
             # Publishers may use encoded names only, so this is no job of a tenant, and nobody waits for a result.
             _log.warning("batch subject is malformed", extra={"subject": message.subject, "error": str(error)})
-            self._spawn(tell(self._nats, message, DISCARD))
+            self._tasks.spawn(tell(self._nats, message, DISCARD))
             return
         except UnreadableRequestError as error:
             self._refuse_unreadable(message, error, model, tenant)
@@ -99,7 +97,7 @@ class BatchLane:
         if request.deadline is not None and request.deadline <= time.time():
             self._end(held, "expired")
         elif message.num_delivered > 1:
-            self._spawn(self._resume(held))
+            self._tasks.spawn(self._resume(held))
         else:
             self._intake.begin(held, self)
 
@@ -125,7 +123,7 @@ class BatchLane:
     def give_back(self, held: HeldRequest) -> None:
         """Let another worker do it, from where it is."""
         self._remove(held)
-        self._spawn(self._hand_over(held))
+        self._tasks.spawn(self._hand_over(held))
 
     async def save_progress(self) -> None:
         """Record what running requests have, where that has become much more."""
@@ -147,7 +145,7 @@ class BatchLane:
 
     async def close(self) -> None:
         """Wait for the results and records on their way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
         await self._results.close()
 
     async def _resume(self, held: HeldRequest) -> None:
@@ -224,7 +222,7 @@ class BatchLane:
     ) -> None:
         if error.envelope is None:
             _log.warning("message is not a batch request", extra={"error": str(error)})
-            self._spawn(tell(self._nats, message, DISCARD))
+            self._tasks.spawn(tell(self._nats, message, DISCARD))
             return
         request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)
         self._refuse_unheld(message, request, str(error))
@@ -233,11 +231,6 @@ class BatchLane:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
         self._results.put(held.key, request, message, self._result(held, "failed", 0, error))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _names(subject: str) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
+from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import ChatMessage
 
@@ -54,7 +54,7 @@ class Intake:
         self._engine = engine
         self._held = held
         self._appetite = appetite
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def begin(self, held: HeldRequest, lane: Lane) -> None:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""
@@ -65,9 +65,7 @@ class Intake:
                 self._admit(held, lane, prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt), [])
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
-                task = asyncio.create_task(encoding, name=f"encode {held.key}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.spawn(encoding, f"encode {held.key}")
         except Exception as error:
             self._reject(held, lane, error)
 

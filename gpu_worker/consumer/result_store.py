@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 from gpu_worker.consumer.batch_result import send_result, store_result
 from gpu_worker.consumer.held_request import log_fields
 from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, tell
+from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.errors import DependencyError
 from shared.messages import BatchResult, Request
@@ -51,7 +52,7 @@ class ResultStore:
         self._nats = nats
         self._js: JetStreamContext = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
         self._storing: dict[str, _Storing] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._num_refused = 0
         self._is_closing = asyncio.Event()
 
@@ -66,9 +67,7 @@ class ResultStore:
         """Begin to write the result of the request `key`, after a dead letter if there is one."""
         storing = _Storing(request, message, self._payload(result), letter)
         self._storing[key] = storing
-        task = asyncio.create_task(self._store(key, storing), name=f"result {key}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._store(key, storing), f"result {key}")
 
     def has(self, key: str, message: QueuedMessage) -> bool:
         """Say whether a delivery is of a request whose result is being written; it is answered in its place then."""
@@ -81,7 +80,7 @@ class ResultStore:
     async def close(self) -> None:
         """Wait for attempts under way; what NATS did not take is left to the queue, which delivers it again."""
         self._is_closing.set()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
 
     def _payload(self, result: BatchResult) -> bytes:
         payload = msgspec.json.encode(result)

@@ -6,7 +6,6 @@ gateway no longer waits for is dropped. Answers are encoded in that lane's threa
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -17,6 +16,7 @@ from nats.aio.msg import Msg
 from gpu_worker.text.fair_lane import LaneBusyError
 from gpu_worker.text.prompt_encoder import PromptEncoder, num_characters
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError
 from shared.messages import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
 from shared.nats_connection import SEND_ERRORS
@@ -43,7 +43,7 @@ class TokenizerService:
         self._max_model_len = max_model_len
         self._vocab_size = tokenizer.vocab_size
         self._encoder = encoder
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -55,9 +55,7 @@ class TokenizerService:
         if len(self._tasks) >= MAX_CALLS:
             await self._respond(message, encode(_busy(LaneBusyError(1.0))))
             return
-        task = asyncio.create_task(self._answer(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._answer(message))
 
     async def _answer(self, message: Msg) -> None:
         try:

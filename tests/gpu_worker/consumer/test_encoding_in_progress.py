@@ -43,7 +43,7 @@ async def test_request_cancelled_while_it_is_encoded_never_runs(
     await gateway.cancel(request.id)
     await gateway.wait_until_acknowledged()
     encoder.may_go_on.set()
-    await asyncio.gather(*worker.worker.consumer._interactive._intake._tasks, return_exceptions=True)
+    await worker.worker.consumer._interactive._intake._tasks.wait()
     assert added == []
     assert answer.deltas == []
 
