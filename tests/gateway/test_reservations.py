@@ -199,5 +199,10 @@ class ReservationMachine(RuleBasedStateMachine):
         return caller(f"{who % 6}", key_id=f"{who % 3}", tenant=f"{who % 3}")
 
 
-TestReservations = ReservationMachine.TestCase
-TestReservations.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+class TestReservationMachine(ReservationMachine.TestCase):
+    settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+class TestReservationMachineAtLength(ReservationMachine.TestCase):
+    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)

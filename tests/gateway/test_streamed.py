@@ -81,6 +81,21 @@ class Streamed:
         return b"".join(self.transport.writes)
 
 
+def events(sent: bytes) -> list[bytes]:
+    """Return the events of a chunked answer, and assert that there is nothing else in it."""
+    head, _, chunks = sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    body = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        chunks = rest[int(size, 16) + 2 :]
+    *events, rest = body.split(b"\n\n")
+    assert rest == b""
+    assert all(event.startswith(b"data: ") for event in events)
+    return events
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.disable()
@@ -98,6 +113,24 @@ async def test_first_token_is_written_at_once_and_the_rest_together() -> None:
     await asyncio.sleep(0.01)
     assert len(streamed.transport.writes) == 2
     assert streamed.sent.count(b'"text":"t"') == 5
+
+
+@pytest.mark.parametrize("num_waiting", [1, 2, 3])
+async def test_tokens_that_wait_for_a_flush_are_all_written(num_waiting: int) -> None:
+    streamed = Streamed()
+    for position in range(1 + num_waiting):
+        streamed.say(position)
+    await asyncio.sleep(0.01)
+    assert len(events(streamed.sent)) == 1 + num_waiting
+
+
+async def test_answer_of_one_token_is_whole() -> None:
+    streamed = Streamed()
+    streamed.say(0, finish=Finish("stop", Usage(1, 1)))
+    assert len(streamed.transport.writes) == 1
+    *tokens, done = events(streamed.sent)
+    assert done == b"data: [DONE]"
+    assert b'"text":"t"' in tokens[0]
 
 
 async def test_last_token_finish_and_done_are_one_write() -> None:
@@ -153,6 +186,31 @@ async def test_paused_stream_is_held_and_then_resumed_in_order() -> None:
     streamed.exchange.resume()
     sent = streamed.sent
     assert sent.index(b'"text":"a"') < sent.index(b'"text":"b"') < sent.index(b'"text":"c"')
+    assert len(events(sent)) == 3
+
+
+async def test_answer_that_ends_while_paused_has_everything_that_was_held() -> None:
+    streamed = Streamed()
+    streamed.say(0, "a")
+    streamed.exchange.paused_since = 0.0
+    streamed.say(1, "b")
+    await asyncio.sleep(0.01)
+    streamed.say(2, "c", finish=Finish("stop", Usage(1, 3)))
+    sent = streamed.sent
+    assert sent.index(b'"text":"a"') < sent.index(b'"text":"b"') < sent.index(b'"text":"c"') < sent.index(b"[DONE]")
+    assert sum(b'"text":"b"' in event for event in events(sent)) == 1
+
+
+async def test_reader_that_pauses_often_and_catches_up_is_not_cut() -> None:
+    streamed = Streamed()
+    streamed.say(0)
+    for position in range(1, 4):
+        streamed.exchange.paused_since = 0.0
+        streamed.say(position, "x" * 500)
+        await asyncio.sleep(0.01)
+        streamed.exchange.resume()
+    assert streamed.sent.count(b"x" * 500) == 3
+    assert not streamed.answer.done.done()
 
 
 async def test_reader_with_too_much_waiting_is_cut_with_an_error() -> None:

@@ -1,7 +1,8 @@
-"""`make mutants`: a sample of mutants, each run against the tests of its room; survivors are missing assertions.
+"""`make mutants`: a sample of mutants, each run against the tests that run its lines; survivors are missing assertions.
 
-Works on copies of the tree, one for each job. Ends after `--minutes`, or when the sample is used up. Mutants that no
-test can notice, because they do the same, are listed with the reason in `equivalent.toml`.
+First the tests of the room run once under coverage, then the mutants meet them, and then mypy, since `make lint` has to
+pass too. Works on copies of the tree, one for each job. Ends after `--minutes`, or when the sample is used up. Mutants
+that no test can notice, because they do the same, are listed with the reason in `equivalent.toml`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.mutation.covering import CoveringTests
 from tests.mutation.mutants import Mutant, MutantSource
+from tests.mutation.runner import TestRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-TEST_TIMEOUT_S = 60
+PYTEST = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout=60"]
 GOAL = 0.9
 
-# Which tests look after which room. The mirrored file of a mutant comes first.
+# Which tests look after which room.
 ROOMS = {
     "gateway": ["tests/gateway"],
     "gpu_worker/core": ["tests/gpu_worker/core", "tests/gpu_worker/test_engine.py"],
@@ -39,6 +42,7 @@ class _Count:
     """What became of the mutants of a room."""
 
     killed: int = 0
+    ill_typed: int = 0
     equivalent: int = 0
     survived: list[Mutant] = field(default_factory=list)
 
@@ -50,7 +54,10 @@ class Run:
         """Choose the sample."""
         self._lock = threading.Lock()
         self._until = time.monotonic() + options.minutes * 60
-        self._rooms = {room: tests for room, tests in ROOMS.items() if room.startswith(options.only)}
+        self._covering: dict[str, CoveringTests] = {}
+        self._rooms = {room: options.tests or tests for room, tests in ROOMS.items() if room.startswith(options.only)}
+        if options.file is not None:
+            self._rooms = {room: tests for room, tests in self._rooms.items() if options.file.startswith(f"{room}/")}
         self._equivalent = {(e["path"], e["before"], e["after"]) for e in _equivalents()}
         self._seen: set[tuple[str, str, str]] = set()
         self.counts = {room: _Count() for room in self._rooms}
@@ -64,21 +71,35 @@ class Run:
         self.num_mutants = len(self._sample)
         random.Random(options.seed).shuffle(self._sample)
 
+    def learn_coverage(self, copies: list[Path], directory: Path) -> str | None:
+        """Run the tests of each room without a mutant; return the output of the first that fails."""
+        for room, tests in self._rooms.items():
+            self._covering[room] = CoveringTests(copies[0], tests, directory / f"coverage-{room.replace('/', '-')}")
+            if failure := self._covering[room].wait():
+                return failure
+        return None
+
     def work(self, copy: Path) -> None:
         """Test mutants in a copy of the tree until there are none, or no time, left."""
+        runner = TestRunner(copy)
         while (chosen := self._take()) is not None:
             room, mutant = chosen
+            tests = self._covering[room].of(mutant.path, mutant.lines)
             target = copy / mutant.path
             original = target.read_text()
             target.write_text(mutant.source)
-            is_killed = not _tests_pass(copy, _tests_for(mutant.path, self._rooms[room]))
+            is_killed = tests != [] and not runner.passes([*PYTEST, *(self._rooms[room] if tests is None else tests)])
+            is_ill_typed = not is_killed and not _types_pass(copy, mutant.path)
             target.write_text(original)
             with self._lock:
                 if is_killed:
                     self.counts[room].killed += 1
+                elif is_ill_typed:
+                    self.counts[room].ill_typed += 1
                 else:
                     self.counts[room].survived.append(mutant)
-                    print(f"survived: {mutant}", flush=True)
+                    print(f"survived{'' if tests != [] else ' (no test runs it)'}: {mutant}", flush=True)
+        runner.close()
 
     def _take(self) -> tuple[str, Mutant] | None:
         with self._lock:
@@ -103,10 +124,9 @@ def main() -> int:
     print(f"{run.num_mutants} mutants; {options.minutes:g} minutes, seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
         copies = [_copy_tree(Path(directory) / str(index)) for index in range(options.jobs)]
-        for room in run.counts:
-            if not _tests_pass(copies[0], ROOMS[room]):
-                print(f"the tests of {room} fail without a mutant", file=sys.stderr)
-                return 1
+        if failure := run.learn_coverage(copies, Path(directory)):
+            print(f"{failure[-4000:]}\nThese tests fail without a mutant.", file=sys.stderr)
+            return 1
         threads = [threading.Thread(target=run.work, args=(copy,)) for copy in copies]
         for thread in threads:
             thread.start()
@@ -116,15 +136,17 @@ def main() -> int:
 
 
 def _report(counts: dict[str, _Count]) -> int:
-    print(f"\n{'room':22}{'killed':>8}{'survived':>10}{'equivalent':>12}{'noticed':>10}")
-    killed = tested = 0
+    print(f"\n{'room':22}{'tests':>8}{'types':>8}{'survived':>10}{'equivalent':>12}{'noticed':>10}")
+    noticed = tested = 0
     for room, count in counts.items():
-        num_tested = count.killed + len(count.survived)
-        killed, tested = killed + count.killed, tested + num_tested
-        share = f"{count.killed / num_tested:.0%}" if num_tested else "-"
-        print(f"{room:22}{count.killed:8}{len(count.survived):10}{count.equivalent:12}{share:>10}")
-    share = killed / tested if tested else 0.0
-    print(f"{'all':22}{killed:8}{tested - killed:10}{'':12}{share:10.0%}   (goal {GOAL:.0%})")
+        num_noticed = count.killed + count.ill_typed
+        num_tested = num_noticed + len(count.survived)
+        noticed, tested = noticed + num_noticed, tested + num_tested
+        share = f"{num_noticed / num_tested:.0%}" if num_tested else "-"
+        columns = f"{count.killed:8}{count.ill_typed:8}{len(count.survived):10}{count.equivalent:12}{share:>10}"
+        print(f"{room:22}{columns}")
+    share = noticed / tested if tested else 0.0
+    print(f"{'all':22}{noticed:16}{tested - noticed:10}{'':12}{share:10.0%}   (goal {GOAL:.0%})")
     return 0 if share >= GOAL else 1
 
 
@@ -133,15 +155,8 @@ def _files(room: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths if path.name not in ("__init__.py", "__main__.py")]
 
 
-def _tests_for(path: str, tests: list[str]) -> list[str]:
-    folder, name = path.rsplit("/", 1)
-    mirrored = f"tests/{folder}/test_{name}"
-    return [mirrored, *tests] if (ROOT / mirrored).exists() else tests
-
-
-def _tests_pass(copy: Path, tests: list[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += [f"--timeout={TEST_TIMEOUT_S}", *tests]
+def _types_pass(copy: Path, path: str) -> bool:
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", path]
     return subprocess.run(command, cwd=copy, check=False, capture_output=True).returncode == 0
 
 
@@ -156,6 +171,9 @@ def _copy_tree(target: Path) -> Path:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
+    # What mypy knows already; without it the first survivor waits for the whole tree to be checked.
+    if (ROOT / ".mypy_cache").exists():
+        shutil.copytree(ROOT / ".mypy_cache", target / ".mypy_cache")
     return target
 
 
@@ -174,6 +192,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")
     parser.add_argument("--only", default="", help="A room: " + ", ".join(ROOMS))
     parser.add_argument("--file", help="One file, such as gateway/limits.py.")
+    parser.add_argument("--tests", nargs="+", help="Instead of all the tests of the room.")
     return parser.parse_args()
 
 

@@ -2,12 +2,11 @@
 
 Most changes are mutmut's operators (comparisons, constants, arguments, assignments). Two are ours, since they are the
 mistakes that tests missed most often: a statement that is left out, and a condition that is turned around. Prose is
-not mutated: log lines, messages, docstrings.
+not mutated (log lines, messages, docstrings), nor are the defaults of settings, which are choices.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +27,17 @@ class Mutant:
         source: Its whole changed text.
         before: The lines that differ, without indentation, as they are.
         after: The same lines as the mutant has them; empty where a statement is left out.
+        lines: The numbers of those lines in the file as it is.
     """
 
     path: str
     source: str
     before: str
     after: str
+    lines: range
 
     def __str__(self) -> str:
-        return f"{self.path}\n    - {self.before}\n    + {self.after}"
+        return f"{self.path}:{self.lines.start}\n    - {self.before}\n    + {self.after}"
 
 
 class MutantSource:
@@ -47,10 +48,10 @@ class MutantSource:
         self.path = path
         self._source = (root / path).read_text()
         self._module, mutations, _, _ = create_mutations(path, self._source)
-        prose = _prose(self._module)
+        ignored = _prose(self._module) | _defaults(self._module)
         changes = [(m.original_node, m.mutated_node) for m in mutations if m.contained_by_top_level_function]
         changes += _OwnOperators.of(self._module)
-        self._changes = [change for change in changes if change[0] not in prose]
+        self._changes = [change for change in changes if change[0] not in ignored]
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -108,6 +109,13 @@ def _prose(module: cst.Module) -> set[cst.CSTNode]:
     return prose
 
 
+def _defaults(module: cst.Module) -> set[cst.CSTNode]:
+    """Return the nodes of the fields of classes, their defaults included."""
+    classes = [node for node in _walk(module) if isinstance(node, cst.ClassDef)]
+    lines = [line for each in classes for line in each.body.body if isinstance(line, cst.SimpleStatementLine)]
+    return {node for line in lines for node in _walk(line)}
+
+
 def _is_logging(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.SimpleStatementLine):
         return len(node.body) == 1 and isinstance(node.body[0], cst.Expr) and _is_logging(node.body[0].value)
@@ -122,12 +130,13 @@ def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield from _walk(child)
 
 
-def _difference(before: str, after: str) -> tuple[str, str]:
-    """Return the lines that were taken out and those that were put in, joined to one line each."""
-    removed, added = [], []
-    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
-        if line.startswith("-") and not line.startswith("---"):
-            removed.append(line[1:].strip())
-        elif line.startswith("+") and not line.startswith("+++"):
-            added.append(line[1:].strip())
-    return " ".join(removed), " ".join(added)
+def _difference(before: str, after: str) -> tuple[str, str, range]:
+    """Return the lines that were taken out and those that were put in, joined to one line each, and where."""
+    old, new = before.splitlines(), after.splitlines()
+    start = next((index for index, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    end = 0
+    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    removed, added = old[start : len(old) - end], new[start : len(new) - end]
+    lines = range(start + 1, start + 1 + max(1, len(removed)))
+    return " ".join(map(str.strip, removed)), " ".join(map(str.strip, added)), lines

@@ -39,6 +39,24 @@ def test_resumed_sequence_that_was_complete_only_finishes(emitted: list[int], re
     assert harness.scheduler.step == 0
 
 
+def test_resumed_sequence_with_prompt_logprobs_that_was_complete_only_finishes() -> None:
+    harness = Harness()
+    harness.add(make_sequence(10, emitted=[EOS], max_tokens=3, prompt_logprobs=0))
+    (event,) = harness.step()
+    assert (event.token_ids, event.finish) == ((), "stop")
+    assert harness.runner.num_computed_tokens == 0
+
+
+def test_log_probabilities_of_a_token_come_with_it() -> None:
+    harness = Harness()
+    harness.add(make_sequence(4, max_tokens=10, logprobs=0))
+    for token_id in (3, 4, 5):
+        plan = harness.schedule()
+        entries = (LogprobEntry(token_id, -1.0),)
+        (event,) = harness.scheduler.settle(plan, StepResult(plan.step, [SampledTokens((token_id,), entries)]))
+        assert (event.token_ids, event.logprobs) == ((token_id,), entries)
+
+
 def test_eos_ends_the_sequence_and_is_delivered() -> None:
     harness = Harness()
     sequence = make_sequence(4)

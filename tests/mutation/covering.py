@@ -1,0 +1,87 @@
+"""Which tests run which lines, from one run of a room's tests under coverage: a mutant meets only tests that can fail.
+
+Lines that run while a module is imported belong to no test; a line that no test runs needs no test to be tried.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from coverage import CoverageData
+from coverage.parser import PythonParser
+
+DURATION = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(\S.*)")
+# Enough for a mutant: tests are tried from the mirrored file first, then the fastest.
+MAX_SECONDS = 40.0
+
+
+class CoveringTests:
+    """The tests of one room, by the lines that they run."""
+
+    def __init__(self, copy: Path, tests: list[str], data_file: Path) -> None:
+        """Start the room's tests in a copy of the tree; `wait` collects what they ran."""
+        self._root = copy
+        self._data_file = data_file
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+        command += ["--cov", "--cov-context=test", "--cov-report=", "--durations=0", "--durations-min=0.02", "-vv"]
+        self._process = subprocess.Popen(
+            command,
+            cwd=copy,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=_environment(data_file),
+        )
+        self._durations: dict[str, float] = defaultdict(float)
+        self._by_file: dict[str, tuple[PythonParser, dict[int, set[str]]]] = {}
+
+    def wait(self) -> str | None:
+        """Collect what the tests ran; return their output when one of them failed."""
+        output, _ = self._process.communicate()
+        for seconds, test in DURATION.findall(output):
+            self._durations[test] += float(seconds)
+        return output if self._process.returncode else None
+
+    def of(self, path: str, lines: range) -> list[str] | None:
+        """Return the tests that run one of the lines, best first; None for lines that run at import."""
+        parser, contexts_of = self._file(path)
+        contexts = set[str]().union(*(contexts_of.get(parser.first_line(line), set()) for line in lines))
+        tests = {context.rpartition("|")[0] for context in contexts if context}
+        if contexts and not tests:
+            return None
+        mirrored = mirrored_test(path)
+        ordered = sorted(tests, key=lambda test: (not test.startswith(mirrored), self._durations[test]))
+        chosen, seconds = [], 0.0
+        for test in ordered:
+            seconds += self._durations[test]
+            if chosen and seconds > MAX_SECONDS:
+                break
+            chosen.append(test)
+        return chosen
+
+    def _file(self, path: str) -> tuple[PythonParser, dict[int, set[str]]]:
+        if path not in self._by_file:
+            parser = PythonParser(text=(self._root / path).read_text())
+            parser.parse_source()
+            data = CoverageData(str(self._data_file))
+            data.read()
+            by_line: dict[int, set[str]] = defaultdict(set)
+            for line, contexts in data.contexts_by_lineno(str((self._root / path).resolve())).items():
+                by_line[parser.first_line(line)].update(contexts)
+            self._by_file[path] = parser, by_line
+        return self._by_file[path]
+
+
+def mirrored_test(path: str) -> str:
+    """Return where the tests of a file are, by the convention of the tree."""
+    folder, name = path.rsplit("/", 1)
+    return f"tests/{folder}/test_{name}"
+
+
+def _environment(data_file: Path) -> dict[str, str]:
+    return {**os.environ, "COVERAGE_FILE": str(data_file)}
