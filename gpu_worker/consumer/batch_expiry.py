@@ -94,7 +94,8 @@ class BatchExpiry:
         model = subject.split(".")[2]
         try:
             consumer = await self._js.consumer_info(stream, f"{model}-batch")
-        except NotFoundError:
+        except (NotFoundError, ValueError):
+            # A publisher may use any token as the model's, and NATS's client refuses some as names of consumers.
             return False
         assert message.seq is not None
         return consumer.delivered is not None and consumer.delivered.stream_seq >= message.seq

@@ -107,7 +107,9 @@ class ResultStore:
             await tell(self._nats, storing.message, ACK)
         finally:
             self._num_refused -= num_refusals > 0
-            del self._storing[key]
+            # A job that was published again under the same id may have taken its place meanwhile.
+            if self._storing.get(key) is storing:
+                del self._storing[key]
 
     async def _attempt(self, storing: _Storing, *, is_repeated: bool) -> bool:
         """Write the result if there is none; say whether there is one now."""

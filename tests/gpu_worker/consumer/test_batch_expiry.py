@@ -100,6 +100,19 @@ async def test_what_is_no_job_is_removed_too(gateway: TestGateway, tenant: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("token", ["*", ">", "a/b", "_5f", "_zz"])
+async def test_job_whose_subject_names_no_model_expires_like_others(gateway: TestGateway, token: str) -> None:
+    tenant = fresh_name("tenant")
+    await ensure_streams(gateway.js, StreamLimits(tenant_max_wait_s=3.0), [tenant])
+    job = encode(gateway.request(lane="batch", tenant=tenant, reply=None))
+    await gateway.nats.request(f"hr.req.{token}.batch.{tenant}", job, timeout=5)
+    # Between once and twice the time: when it matters whether a worker has it.
+    await asyncio.sleep(3.2)
+    assert await BatchExpiry(gateway.nats).expire(tenant) == 1
+    assert await _num_waiting(gateway, tenant) == 0
+
+
+@pytest.mark.slow
 async def test_job_that_a_worker_has_may_take_as_long_again(gateway: TestGateway) -> None:
     tenant = fresh_name("tenant")
     await ensure_streams(gateway.js, StreamLimits(tenant_max_wait_s=3.0), [tenant])

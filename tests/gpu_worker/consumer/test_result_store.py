@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
 
+from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.result_store import ResultStore
 from shared.batch_streams import batch_stream
 from shared.messages import BatchResult, Request, Sampling, encode
 from shared.nats_connection import connect
@@ -123,3 +125,13 @@ async def test_worker_that_stops_before_its_results_are_stored_leaves_them_to_th
         await worker.drain(0.0)
         await worker.worker.consumer.close()
     assert (await gateway.js.stream_info(batch_stream("acme"))).state.messages == NUM_JOBS - await _num_stored(gateway)
+
+
+async def test_results_of_a_job_that_was_published_twice_are_written_at_the_same_time(gateway: TestGateway) -> None:
+    store = ResultStore(gateway.nats)
+    job = gateway.request(lane="batch", tenant="acme", reply=None)
+    result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish="failed")
+    for number in (1, 2):
+        store.put(f"acme/{job.id}", job, QueuedMessage("s", b"", f"ack.{number}", number, 1, 0), result)
+    assert await asyncio.gather(*store._tasks, return_exceptions=True) == [None, None]
+    assert await _num_stored(gateway) == 1
