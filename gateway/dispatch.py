@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -31,6 +30,7 @@ from gateway.quarantine import Quarantine
 from gateway.recovery import Reason, Recovery, RecoveryLimits
 from gateway.revoker import Revoker
 from gateway.sinks import Sink
+from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
 from shared.nats_connection import SEND_ERRORS
@@ -60,7 +60,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        nats: Client,
+        nats: DirectClient,
         gateway: str,
         fleet_limits: FleetLimits | None = None,
         recovery_limits: RecoveryLimits | None = None,
@@ -108,9 +108,9 @@ class Dispatcher:
         self.fleet.liveness.on_dead = self._lose_worker
         await self._publisher.start()
         await self._prober.start()
-        await self._nats.subscribe(self.reply, cb=self._frames.receive)
-        await self._nats.subscribe(ALL_WORKERS, cb=self._receive_worker)
-        await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
+        await self._nats.subscribe_direct(self.reply, self._frames.receive)
+        await self._nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
+        await self._nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
         self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class Dispatcher:
         """Requests in flight."""
         return len(self._flights)
 
-    async def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
+    def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
         """Publish a request; its tokens go to `sink`.
 
         Raises:
@@ -139,7 +139,7 @@ class Dispatcher:
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at)
         self._flights.add(flight)
         try:
-            await self._publisher.publish(flight)
+            self._publisher.publish(flight)
         except BaseException:
             self._flights.remove(flight)
             raise
@@ -234,12 +234,12 @@ class Dispatcher:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
 
-    async def _receive_worker(self, message: Msg) -> None:
+    def _receive_worker(self, message: Msg) -> None:
         heartbeat = self._decode_heartbeat(message.data)
         self._flights.note_heartbeat(heartbeat.model, heartbeat.worker)
         self.fleet.note_heartbeat(heartbeat, self._loop.time())
 
-    async def _receive_gateway(self, message: Msg) -> None:
+    def _receive_gateway(self, message: Msg) -> None:
         self.fleet.note_gateway_heartbeat(self._decode_gateway(message.data), self._loop.time())
 
     async def _created(self) -> object:

@@ -57,7 +57,7 @@ class FrameReceiver:
         self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._strays: dict[tuple[str, int], float] = {}
 
-    async def receive(self, message: Msg) -> None:
+    def receive(self, message: Msg) -> None:
         """Accept a NATS message; one that is no frame is logged and dropped."""
         try:
             frame = self._decode(message.data)

@@ -71,7 +71,7 @@ class Generator:
         _check_length(generation, self._dispatcher.fleet.load(generation.model))
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
-            flights = await self._dispatch(generation, caller, sinks)
+            flights = self._dispatch(generation, caller, sinks)
             return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
         load = self._dispatcher.fleet.load(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
@@ -102,7 +102,7 @@ class Generator:
             self._metrics.cache_misses += 1
             prediction = await self._admit(generation, caller)
             shared.on_complete = partial(self._keep, shared, key)
-            flights = await self._dispatch(generation, caller, shared.sequences)
+            flights = self._dispatch(generation, caller, shared.sequences)
         except ApiError as error:
             shared.fail(error)
             return None
@@ -119,7 +119,7 @@ class Generator:
         await self._shedder.recall(fleet.load(generation.model), generation, caller)
         return self._shedder.admit(fleet.load(generation.model), generation, caller)
 
-    async def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
+    def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
         flights: list[Flight] = []
         timeout_s = generation.timeout_s or self._timeout_s
         requests = wire_requests(generation, caller.tenant, self._dispatcher.reply, timeout_s, caller.request_id)
@@ -128,7 +128,7 @@ class Generator:
                 prompt, choice = divmod(index, generation.n)
                 # The choices of a prompt share its computation.
                 tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
-                flights.append(await self._dispatcher.submit(request, sink, tokens))
+                flights.append(self._dispatcher.submit(request, sink, tokens))
         except BaseException:
             self._dispatcher.cancel(flights)
             raise

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 
 import msgspec
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from gateway.errors import ApiError
 from gateway.inflight import Flight
+from shared.direct_client import DirectClient
 from shared.messages import Request, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import request_subject
@@ -46,7 +46,7 @@ class Publisher:
         on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
     """
 
-    def __init__(self, nats: Client) -> None:
+    def __init__(self, nats: DirectClient) -> None:
         """Publish over `nats`; `start` must be called once connected."""
         self._nats = nats
         self._loop = asyncio.get_running_loop()
@@ -60,9 +60,9 @@ class Publisher:
 
     async def start(self) -> None:
         """Listen for acknowledgements."""
-        await self._nats.subscribe(self._inbox + ".*", cb=self._acknowledge)
+        await self._nats.subscribe_direct(self._inbox + ".*", self._acknowledge)
 
-    async def publish(self, flight: Flight) -> None:
+    def publish(self, flight: Flight) -> None:
         """Publish a flight's current attempt.
 
         Raises:
@@ -81,7 +81,7 @@ class Publisher:
         flight.published_at = self._loop.time()
         flight.ack = reply
         try:
-            await self._nats.publish(self._subject(flight.request), payload, reply=reply)
+            self._nats.send(self._subject(flight.request), payload, reply)
         except SEND_ERRORS as error:
             self.forget(flight)
             raise queue_unavailable() from error
@@ -100,7 +100,7 @@ class Publisher:
             self._waiting.pop(flight.ack, None)
             flight.ack = None
 
-    async def _acknowledge(self, message: Msg) -> None:
+    def _acknowledge(self, message: Msg) -> None:
         flight, epoch = self._waiting.pop(message.subject, (None, 0))
         if flight is None:
             return

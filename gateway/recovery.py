@@ -291,7 +291,7 @@ class Recovery:
             if flight.id not in self._flights.by_id or flight.worker is not None:
                 continue
             try:
-                await self._publisher.publish(flight)
+                self._publisher.publish(flight)
             except ApiError as error:
                 if error.status == 413:
                     # With what it has emitted it is too large for a message, and will never be smaller.

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from gateway.app import create_app
@@ -51,6 +50,7 @@ from gateway.shared_places import SharedPlaces
 from gateway.shedding import Shedder
 from gateway.tokenizer_client import TokenizerClient
 from shared.audit import audited_drain, nats_login
+from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.telemetry import configure_logging
@@ -224,7 +224,7 @@ async def _redis(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[tuple[Client, Dispatcher]]:
+async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[tuple[DirectClient, Dispatcher]]:
     gateway = f"gw-{secrets.token_hex(6)}"
     dispatchers: list[Dispatcher] = []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from nats.aio.client import Client
-
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import BatchLane
@@ -26,6 +24,7 @@ from gpu_worker.engine_thread import EngineThread
 from gpu_worker.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.direct_client import DirectClient
 from shared.streams import StreamLimits
 
 
@@ -48,7 +47,7 @@ class Worker:
     def __init__(
         self,
         identity: Identity,
-        nats: Client,
+        nats: DirectClient,
         setup: EngineSetup,
         directory: ModelDirectory,
         tokenizer: ModelTokenizer,
@@ -93,7 +92,7 @@ class Worker:
     def _batch_lane(
         self,
         identity: Identity,
-        nats: Client,
+        nats: DirectClient,
         limits: StreamLimits,
         intake: Intake,
         held: HeldRequests,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
+
+from shared.direct_client import DirectClient
 
 
 class ClearTextError(NatsError):
@@ -22,7 +23,7 @@ class ClearTextError(NatsError):
         return "the server does not offer TLS"
 
 
-class TlsClient(Client):
+class TlsClient(DirectClient):
     """A client that sends nothing but a TLS handshake until one has succeeded, at each connection."""
 
     async def _process_connect_init(self) -> None:

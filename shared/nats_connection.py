@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
+from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.nats_client import ClearTextError, TlsClient
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
@@ -62,7 +63,7 @@ async def connect(
     on_reconnect: AsyncCallback | None = None,
     on_close: AsyncCallback | None = None,
     timeout_s: float = 10.0,
-) -> Client:
+) -> DirectClient:
     """Connect to NATS and check the server's version.
 
     Args:
@@ -86,7 +87,7 @@ async def connect(
     identity = identity_options(files) or {"user": user, "password": password}
     is_tls = is_tls_required(url, files)
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
-    client = TlsClient() if is_tls else Client()
+    client = TlsClient() if is_tls else DirectClient()
     log = _ErrorLog(client, on_error)
     try:
         async with asyncio.timeout(timeout_s):

@@ -12,7 +12,6 @@ import logging
 import time
 
 import msgspec
-from nats.aio.client import Client
 
 from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -25,6 +24,7 @@ from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter
+from shared.direct_client import DirectClient
 from shared.errors import BadRequestError, InvalidNameError
 from shared.messages import BatchResult, Delta, FinishReason, Request
 from shared.subjects import decode_name, is_batch_reply, reply_prefix
@@ -49,7 +49,7 @@ class BatchLane:
         outbox: Outbox,
         results: ResultStore,
         progress: ProgressRecords,
-        nats: Client,
+        nats: DirectClient,
     ) -> None:
         """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead."""
         self._nats = nats
@@ -71,7 +71,7 @@ class BatchLane:
         except InvalidNameError as error:
             # Publishers may use encoded names only, so this is no job of a tenant, and nobody waits for a result.
             _log.warning("batch subject is malformed", extra={"subject": message.subject, "error": str(error)})
-            self._tasks.spawn(tell(self._nats, message, DISCARD))
+            tell(self._nats, message, DISCARD)
             return
         except UnreadableRequestError as error:
             self._refuse_unreadable(message, error, model, tenant)
@@ -168,7 +168,7 @@ class BatchLane:
 
     async def _hand_over(self, held: HeldRequest) -> None:
         await self._progress.save(held)
-        await tell(self._nats, held.message, REDELIVER)
+        tell(self._nats, held.message, REDELIVER)
 
     def _letter(self, held: HeldRequest, error: str) -> DeadLetter:
         return DeadLetter(
@@ -222,7 +222,7 @@ class BatchLane:
     ) -> None:
         if error.envelope is None:
             _log.warning("message is not a batch request", extra={"error": str(error)})
-            self._tasks.spawn(tell(self._nats, message, DISCARD))
+            tell(self._nats, message, DISCARD)
             return
         request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)
         self._refuse_unheld(message, request, str(error))

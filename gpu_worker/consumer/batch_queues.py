@@ -11,12 +11,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from nats.aio.client import Client
-
 from gpu_worker.consumer.batch_expiry import BatchExpiry
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream, batch_tenants
+from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import StreamLimits, ensure_consumer
@@ -34,7 +33,7 @@ class BatchQueues:
 
     def __init__(
         self,
-        nats: Client,
+        nats: DirectClient,
         model: str,
         limits: StreamLimits,
         appetite: Callable[[], int],

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from gpu_worker.consumer.answer import AnswerWriter
@@ -28,6 +27,7 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
+from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
@@ -50,7 +50,7 @@ class Consumer:
     def __init__(
         self,
         *,
-        nats: Client,
+        nats: DirectClient,
         engine: EngineThread,
         source: HeartbeatSource,
         appetite: Appetite,
@@ -167,7 +167,7 @@ class Consumer:
                 await self._held.is_empty.wait()
         for held in self._held:
             self._lane(held).give_back(held)
-        await self._outbox.flush()
+        self._outbox.flush()
 
     async def close(self) -> None:
         """Send what is left, and stop."""
@@ -245,7 +245,7 @@ class Consumer:
     async def _report_progress(self) -> None:
         """Tell the queues that held messages are being worked on."""
         for held in self._held:
-            await tell(self._nats, held.message, IN_PROGRESS)
+            tell(self._nats, held.message, IN_PROGRESS)
 
     async def _drop_for_silent_gateways(self) -> None:
         now = time.monotonic()

@@ -1,21 +1,22 @@
 """Sends deltas: one frame per reply subject for everything that has come together since the last round.
 
-Producers on the event loop put deltas in; one task takes them out, encodes and publishes. In the ordinary case a round
-is one engine step. When the loop falls behind, a round holds several steps, which costs less than sending them apart.
-Messages whose last delta is in a frame are acknowledged after that frame.
+Producers on the event loop put deltas in; the next turn of the loop takes them out, encodes and sends. In the ordinary
+case a round is one engine step. When the loop falls behind, or NATS does, a round holds several steps, which costs less
+than sending them apart. Messages whose last delta is in a frame are acknowledged after that frame.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from nats.aio.client import Client
 
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
+from shared.direct_client import DirectClient
 from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
 
@@ -39,14 +40,15 @@ class Outbox:
         on_unsent: Called with deltas that could not be sent; their requests must not be acknowledged.
     """
 
-    def __init__(self, nats: Client, worker: str) -> None:
+    def __init__(self, nats: DirectClient, worker: str) -> None:
         """Send in the name of `worker`; nothing is sent before `start` or `flush`."""
         self._nats = nats
         self._worker = worker
         self._parcels: dict[str, _Parcel] = {}
         self._acks: list[tuple[QueuedMessage, bytes]] = []
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_due = False
+        self._waiting: asyncio.Task[None] | None = None
         self._encode = msgspec.msgpack.Encoder().encode
         self.step = 0
         self.on_too_large: Callable[[Delta], None] = lambda delta: None
@@ -54,14 +56,14 @@ class Outbox:
 
     def start(self) -> None:
         """Begin to send."""
-        self._task = asyncio.create_task(self._run(), name="outbox")
+        self._loop = asyncio.get_running_loop()
 
     def put(self, reply: str, delta: Delta, finished: QueuedMessage | None = None) -> None:
         """Send a delta; `finished` is acknowledged afterwards."""
         parcel = self._parcels.get(reply)
         if parcel is None:
             parcel = self._parcels[reply] = _Parcel()
-            self._wake.set()
+            self._send_soon()
         parcel.deltas.append(delta)
         if finished is not None:
             parcel.finished.append(finished)
@@ -69,28 +71,29 @@ class Outbox:
     def acknowledge(self, message: QueuedMessage, answer: bytes = ACK) -> None:
         """Tell the queue about a message with the next round, after everything that waits to be sent."""
         self._acks.append((message, answer))
-        self._wake.set()
+        self._send_soon()
 
     async def close(self) -> None:
         """Send what is left and stop."""
-        if self._task is not None:
-            self._task.cancel()
-        await self.flush()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._loop = None
+        self.flush()
 
-    async def flush(self) -> None:
+    def flush(self) -> None:
         """Send and acknowledge everything put in so far."""
         parcels, self._parcels = self._parcels, {}
         acks, self._acks = self._acks, []
         for reply, parcel in parcels.items():
             try:
-                await self._send(reply, parcel.deltas)
+                self._send(reply, parcel.deltas)
             except SEND_ERRORS as error:
                 _log.warning("frame not sent", extra={"reply": reply, "error": repr(error)})
                 self.on_unsent(parcel.deltas)
             else:
                 acks += [(message, ACK) for message in parcel.finished]
         for message, answer in acks:
-            await tell(self._nats, message, answer)
+            tell(self._nats, message, answer)
 
     async def deliver(self) -> None:
         """Send everything put in so far, and wait until the server has it.
@@ -98,22 +101,37 @@ class Outbox:
         Raises:
             Exception: One of `SEND_ERRORS`: the server may have it or not.
         """
-        await self.flush()
+        self.flush()
         await self._nats.flush()
 
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await self.flush()
+    def _send_soon(self) -> None:
+        if self._loop is not None and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._send_round)
 
-    async def _send(self, reply: str, deltas: list[Delta]) -> None:
+    def _send_round(self) -> None:
+        if self._loop is None:
+            return
+        if self._nats.is_writable:
+            self._is_due = False
+            self.flush()
+        else:
+            self._waiting = self._loop.create_task(self._send_when_writable(), name="outbox")
+
+    async def _send_when_writable(self) -> None:
+        # A connection that is lost meanwhile takes what it can keep until it is back.
+        with contextlib.suppress(*SEND_ERRORS):
+            await self._nats.wait_writable()
+        self._is_due = False
+        self.flush()
+
+    def _send(self, reply: str, deltas: list[Delta]) -> None:
         payload = self._encode(Frame(self._worker, self.step, deltas))
         if len(payload) <= self._nats.max_payload:
-            await self._nats.publish(reply, payload)
+            self._nats.send(reply, payload)
         elif len(deltas) > 1:
             half = len(deltas) // 2
-            await self._send(reply, deltas[:half])
-            await self._send(reply, deltas[half:])
+            self._send(reply, deltas[:half])
+            self._send(reply, deltas[half:])
         else:
             self.on_too_large(deltas[0])

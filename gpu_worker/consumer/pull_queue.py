@@ -14,11 +14,11 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, tell
+from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
 
@@ -41,7 +41,7 @@ class PullQueue:
 
     def __init__(
         self,
-        nats: Client,
+        nats: DirectClient,
         stream: str,
         ensure_consumer: Callable[[], Awaitable[str]],
         appetite: Callable[[], int],
@@ -86,7 +86,7 @@ class PullQueue:
         """
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{await self._ensure_consumer()}"
         self._is_lost = False
-        self._subscription = await self._nats.subscribe(self._inbox, cb=self._receive)
+        self._subscription = await self._nats.subscribe_direct(self._inbox, self._receive)
         self._task = asyncio.create_task(self._run(), name=f"pull {self._stream}")
         self.wake()
 
@@ -135,7 +135,7 @@ class PullQueue:
         self.outstanding += count
         body = json.dumps({"batch": count, "expires": int(PULL_EXPIRES_S * 1e9)}).encode()
         try:
-            await self._nats.publish(self._next, body, reply=self._inbox)
+            self._nats.send(self._next, body, self._inbox)
         except SEND_ERRORS as error:
             _log.warning("pull failed", extra={"stream": self._stream, "error": repr(error)})
             self.outstanding = 0
@@ -158,7 +158,7 @@ class PullQueue:
         await asyncio.sleep(_RETRY_WAIT_S)
         self.wake()
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Msg) -> None:
         status = message.headers.get("Status") if message.headers else None
         if status is not None and not message.data:
             self._end_pull(status, message)
@@ -170,7 +170,7 @@ class PullQueue:
         self._last_pending = queued.num_pending
         self.last_pulled = max(self.last_pulled, queued.stream_seq)
         if self._is_draining:
-            await tell(self._nats, queued, REDELIVER)
+            tell(self._nats, queued, REDELIVER)
             return
         self._take(queued)
         self.wake()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NotJSMessageError
 
+from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 
 ACK = b"+ACK"
@@ -56,9 +56,9 @@ def queued_message(message: Msg) -> QueuedMessage | None:
     )
 
 
-async def tell(nats: Client, message: QueuedMessage, what: bytes) -> None:
+def tell(nats: DirectClient, message: QueuedMessage, what: bytes) -> None:
     """Tell the queue one of the constants above about a delivery; when that fails, the queue delivers it again."""
     try:
-        await nats.publish(message.ack_subject, what)
+        nats.send(message.ack_subject, what)
     except SEND_ERRORS as error:
         _log.warning("queue not told", extra={"what": what.decode(), "error": repr(error)})

@@ -13,7 +13,6 @@ import logging
 from dataclasses import dataclass
 
 import msgspec
-from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from gpu_worker.consumer.batch_result import send_result, store_result
@@ -21,6 +20,7 @@ from gpu_worker.consumer.held_request import log_fields
 from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, tell
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter, publish_dead_letter
+from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.messages import BatchResult, Request
 from shared.nats_connection import SEND_ERRORS
@@ -47,7 +47,7 @@ class _Storing:
 class ResultStore:
     """Owns the results that are not written yet."""
 
-    def __init__(self, nats: Client) -> None:
+    def __init__(self, nats: DirectClient) -> None:
         """Write over `nats`."""
         self._nats = nats
         self._js: JetStreamContext = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
@@ -98,13 +98,13 @@ class ResultStore:
                     return
                 num_refusals += 1
                 self._num_refused += num_refusals == 1
-                await tell(self._nats, storing.message, IN_PROGRESS)
+                tell(self._nats, storing.message, IN_PROGRESS)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_closing.wait(), wait_s)
                 wait_s = min(2 * wait_s, LAST_RETRY_S)
             if num_refusals:
                 _log.info("batch result stored in the end", extra=log_fields(storing.request))
-            await tell(self._nats, storing.message, ACK)
+            tell(self._nats, storing.message, ACK)
         finally:
             self._num_refused -= num_refusals > 0
             # A job that was published again under the same id may have taken its place meanwhile.

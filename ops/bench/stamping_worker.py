@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import msgspec
 import uvloop
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
 from ops.bench.stream_client import stamp
+from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
@@ -41,7 +41,7 @@ class _Running:
 class StampingWorker:
     """Sequences in flight, and the loop that gives each a token per step."""
 
-    def __init__(self, nats: Client, model: str, step_s: float) -> None:
+    def __init__(self, nats: DirectClient, model: str, step_s: float) -> None:
         """Serve `model` over `nats`."""
         self._nats = nats
         self._model = model
@@ -87,7 +87,7 @@ class StampingWorker:
                 self._running[running.id] = running
             await self._send(frames)
             for _, message in admitted:
-                await tell(self._nats, message, ACK)
+                tell(self._nats, message, ACK)
 
     async def _beat(self) -> None:
         while True:
@@ -121,7 +121,7 @@ class StampingWorker:
 
     async def _send(self, frames: dict[str, list[Delta]]) -> None:
         for reply, deltas in frames.items():
-            await self._nats.publish(reply, encode(Frame(NAME, self._step, deltas)))
+            self._nats.send(reply, encode(Frame(NAME, self._step, deltas)))
 
     def _deltas(self) -> dict[str, list[Delta]]:
         text = stamp()

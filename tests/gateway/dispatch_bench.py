@@ -126,7 +126,7 @@ class Bench:
         )
         for name, value in fields.items():
             request = _replace(request, name, value)
-        flight = await self.dispatcher.submit(request, sink, 3)
+        flight = self.dispatcher.submit(request, sink, 3)
         self.flight = flight
         return request
 

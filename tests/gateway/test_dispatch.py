@@ -380,7 +380,7 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
     await dispatcher.start()
     sink = ListSink()
     request = Request(id="a", model="m", text="x", reply=dispatcher.reply, deadline=time.time() + 30)
-    await dispatcher.submit(request, sink, 1)
+    dispatcher.submit(request, sink, 1)
     server.kill()
     dispatcher.disconnected()
     await sink.end()
@@ -388,7 +388,7 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
     assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
     await until(lambda: not nats.is_connected)
     with pytest.raises(ApiError):
-        await dispatcher.submit(request, ListSink(), 1)
+        dispatcher.submit(request, ListSink(), 1)
     server.start()
     await until(lambda: nats.is_connected)
     await dispatcher.close()

@@ -32,7 +32,7 @@ class Wire:
     failed: list[tuple[str, int]] = field(default_factory=list)
     refusal: ApiError | None = None
 
-    async def publish(self, flight: Flight) -> None:
+    def publish(self, flight: Flight) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.published.append((flight.id, flight.epoch))

@@ -150,7 +150,7 @@ async def test_deltas_that_cannot_be_sent_are_reported(
     delta = Delta("r", 0, 0, text="x" * 1_000_000)
     for _ in range(10):
         outbox.put("hr.tok.g", delta)
-        await outbox.flush()
+        outbox.flush()
     assert unsent
     assert set(unsent) == {delta}
     server.restart()

