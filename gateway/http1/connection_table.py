@@ -17,10 +17,12 @@ from email.utils import formatdate
 from typing import Generic, Protocol, TypeVar
 
 from gateway.body import BodyBudget
+from shared.pause_detector import PauseDetector
 
 # Connections beyond the limit: they are served health and refusals, one answer each.
 MAX_EXTRA_CONNECTIONS = 64
-# A sweep that comes later than this was held up itself, together with every client's bytes.
+SWEEP_INTERVAL_S = 0.5
+# A sweep that is later than this was held up itself, together with every client's bytes.
 MAX_SWEEP_DELAY_S = 1.0
 
 
@@ -108,7 +110,7 @@ class ConnectionTable(Generic[M]):
         self._waiting_extra: dict[M, None] = {}
         self._num_per_address: Counter[str] = Counter()
         self._clock = clock
-        self._swept_at = clock()
+        self._pauses = PauseDetector(SWEEP_INTERVAL_S, MAX_SWEEP_DELAY_S, clock)
         self.default_headers = _default_headers()
 
     @property
@@ -155,16 +157,15 @@ class ConnectionTable(Generic[M]):
     def sweep(self) -> None:
         """Let every connection look at its deadline."""
         now = self._clock()
-        late = now - self._swept_at
-        self._swept_at = now
+        has_paused = self._pauses.tick()
         self.default_headers = _default_headers()
         if self.num_evicted > self._num_reported:
             num = self.num_evicted - self._num_reported
             self._num_reported = self.num_evicted
             _logger.warning("waiting connections were closed to make room", extra={"num": num})
         for member in list(self.members):
-            if late > MAX_SWEEP_DELAY_S * 2:
-                member.postpone(late)
+            if has_paused:
+                member.postpone(self._pauses.lost_s)
             member.expire(now)
 
     def drain(self) -> None:

@@ -11,12 +11,11 @@ import socket
 from collections.abc import Callable, Iterable
 
 from gateway.http1.connection import Connection
-from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
+from gateway.http1.connection_table import SWEEP_INTERVAL_S, ConnectionLimits, ConnectionTable
 from gateway.http1.handler_runner import Handler, HandlerRunner
 from gateway.http1.head import MAX_HEAD_BYTES
 
 BACKLOG = 2048
-SWEEP_INTERVAL_S = 0.5
 DRAIN_POLL_S = 0.02
 # How long a connection to a process that stands still waits for another one. An owner that runs accepts at once.
 RESCUE_INTERVAL_S = 0.1

@@ -13,7 +13,7 @@ from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGate
 
 
 async def _call(gateway: TestGateway, call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
-    reply = await gateway.nats.request(tokenizer_subject(gateway.model), encode(call), timeout=10)
+    reply = await gateway.nats.request(tokenizer_subject(gateway.model), encode(call), timeout=60)
     return msgspec.msgpack.decode(reply.data, type=TokenizerReply)
 
 
