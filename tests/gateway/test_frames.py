@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from gateway.errors import ApiError
 from gateway.frames import FrameReceiver
 from gateway.inflight import Flight, FlightTable
 from gateway.recovery import Reason
-from shared.messages import Delta, Finish, Frame, Request
+from shared.messages import Delta, Finish, FinishReason, Frame, Request, encode
 from tests.gateway.dispatch_bench import ListSink
 
 
@@ -26,6 +29,7 @@ class Recorder:
         self.handed_over: list[Flight] = []
         self.completed: list[Flight] = []
         self.failed: list[Flight] = []
+        self.errors: list[ApiError] = []
 
     def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
         self.cancels.append((request_id, epoch))
@@ -44,6 +48,7 @@ class Recorder:
 
     def fail(self, flight: Flight, error: ApiError) -> None:
         self.failed.append(flight)
+        self.errors.append(error)
 
 
 @pytest.fixture
@@ -122,6 +127,58 @@ async def test_one_streams_exception_ends_it_and_no_neighbour(
     receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in ("a", "b", "c")]))
     assert (tokens(before), tokens(after)) == (1, 1)
     assert recorder.failed == [broken]
+    assert [(error.status, error.code) for error in recorder.errors] == [(500, "internal_error")]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+async def test_end_completes_the_flight_with_its_last_tokens(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason
+) -> None:
+    flight = held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish(reason))]))
+    assert flight.emitted == [7, 8, 9]
+    assert recorder.completed == [flight]
+    assert recorder.losses == recorder.errors == []
+
+
+@pytest.mark.parametrize(
+    ("finish", "error"),
+    [
+        (Finish("expired"), (408, "timeout", None)),
+        (Finish("failed", error="broken"), (500, "worker_failed", None)),
+        (Finish("failed", error="too long", error_param="prompt", error_code="c"), (400, "c", "prompt")),
+        (Finish("failed", error="no", error_param="prompt"), (400, "invalid_value", "prompt")),
+    ],
+)
+async def test_end_without_an_answer_fails_the_flight(
+    flights: FlightTable,
+    receiver: FrameReceiver,
+    recorder: Recorder,
+    finish: Finish,
+    error: tuple[int, str, str | None],
+) -> None:
+    held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=finish)]))
+    assert [(each.status, each.code, each.param) for each in recorder.errors] == [error]
+    assert recorder.losses == []
+
+
+@pytest.mark.parametrize(("reason", "lost"), [("expired", "early"), ("cancelled", "cancelled")])
+async def test_end_that_nobody_here_asked_for_is_a_loss(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason, lost: str
+) -> None:
+    flight = held(flights, "a")
+    flight.expires_at = asyncio.get_running_loop().time() + 60
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish(reason))]))
+    assert recorder.losses == [lost]
+    assert recorder.errors == []
+
+
+async def test_message_is_a_frame_or_dropped(flights: FlightTable, receiver: FrameReceiver) -> None:
+    flight = held(flights, "a")
+    for payload in (b"", b"\xc1", b"\xc0", encode(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))):
+        receiver.receive(SimpleNamespace(subject="hr.tok.g", data=payload))  # type: ignore[arg-type]
+    assert flight.emitted == [7, 8, 9]
 
 
 async def test_handover_delivers_its_tokens_without_the_end(

@@ -75,7 +75,10 @@ def test_what_changes_the_answer_changes_the_key(changes: dict[str, object]) -> 
         {"stream": True, "include_usage": True},
         {"user": "somebody"},
         {"timeout_s": 3.0},
-        {"sampling": _sampling(seed=99, top_p=0.5, top_k=3)},
+        {"sampling": _sampling(seed=99)},
+        {"sampling": _sampling(top_p=0.5)},
+        {"sampling": _sampling(top_k=3)},
+        {"sampling": _sampling(min_p=0.1)},
     ],
 )
 def test_what_does_not_change_the_answer_keeps_the_key(changes: dict[str, object]) -> None:
@@ -144,9 +147,20 @@ async def test_unreadable_value_is_a_miss(redis: RedisCache) -> None:
 
 
 async def test_too_large_an_answer_is_not_stored(redis: RedisCache) -> None:
-    cache, key = PromptCache(redis, 60, 1000), cache_key("large", _generation(), REVISIONS)
-    await cache.put(key, [[Delta("i", 0, 0, (1,), "x" * 2000)]])
-    assert await cache.get(key) is None
+    key = cache_key(f"large-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    answer = [[Delta("id-1", 0, 0, (1,), "x" * 2000, Finish("stop", Usage(1, 1)))]]
+    await PromptCache(redis, 60, 1000).put(key, answer)
+    assert await PromptCache(redis, 60, 10_000).get(key) is None
+    await PromptCache(redis, 60, 10_000).put(key, answer)
+    assert await PromptCache(redis, 60, 10_000).get(key) is not None
+
+
+async def test_stored_answer_does_not_name_the_request_that_made_it(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("anonymous", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    value = await redis.get(f"hr:answer:{key.digest.hex()}")
+    assert value is not None
+    assert b"id-1" not in value
 
 
 async def test_lifetime_of_zero_turns_the_cache_off(redis: RedisCache) -> None:

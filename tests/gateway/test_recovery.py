@@ -30,6 +30,7 @@ class Wire:
     deleted: list[int] = field(default_factory=list)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     failed: list[tuple[str, int]] = field(default_factory=list)
+    errors: list[ApiError] = field(default_factory=list)
     refusal: ApiError | None = None
 
     def publish(self, flight: Flight) -> None:
@@ -77,6 +78,7 @@ class Moves:
     def fail(self, flight: Flight, error: ApiError) -> None:
         if self.flights.remove(flight):
             self.wire.failed.append((flight.id, error.status))
+            self.wire.errors.append(error)
 
     def flight(self, request_id: str, worker: str | None = None) -> Flight:
         """Add a flight that was published long ago, and that `worker` holds, if given."""
@@ -281,6 +283,44 @@ async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     silent.progressed_at = now + 600
     moves.recovery.discount_pause(600.0, now + 600)
     assert silent.progressed_at == now + 600
+
+
+async def test_pause_does_not_count_as_time_since_the_delivery(moves: Moves) -> None:
+    flight = moves.flight("a")
+    flight.delivered_at = 100.0
+    moves.recovery.discount_pause(50.0, 200.0)
+    assert flight.delivered_at == 150.0
+    moves.recovery.discount_pause(90.0, 200.0)
+    assert flight.delivered_at == 200.0
+
+
+@pytest.mark.parametrize("is_same_stream", [True, False])
+async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_same_stream: bool) -> None:
+    claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
+    claimed.stream_seq, unclaimed.stream_seq = 3, 4
+    moves.recovery.disconnected()
+    moves.recovery.reconnected(is_same_stream)
+    await moves.settle()
+    assert moves.wire.published == [("b", 1)]
+    assert claimed.stream_seq == (3 if is_same_stream else None)
+    # In a stream that was made anew the old number may be another request's.
+    assert moves.wire.deleted == ([4] if is_same_stream else [])
+
+
+async def test_absence_of_nats_ends_requests_at_their_deadline_or_when_it_is_too_long(moves: Moves) -> None:
+    moves.recovery.disconnected()
+    start = asyncio.get_running_loop().time()
+    moves.flight("a", "w").expires_at = start + 5
+    moves.flight("b", "w")
+    moves.recovery.sweep(start + 4)
+    assert moves.wire.failed == []
+    moves.recovery.sweep(start + 6)
+    assert moves.wire.failed == [("a", 408)]
+    # The official SDKs would repeat it, and nobody waits for the answer any more.
+    assert moves.wire.errors[0].headers["x-should-retry"] == "false"
+    moves.recovery.sweep(start + LIMITS.outage_patience_s + 1)
+    assert moves.wire.failed == [("a", 408), ("b", 503)]
+    assert moves.wire.published == []
 
 
 async def test_deadline_ends_a_flight_that_waits_on_probation(moves: Moves) -> None:
