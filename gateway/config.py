@@ -63,6 +63,9 @@ class GatewayConfig(NatsFiles):
 
     cache_ttl_s: float = setting(3600.0, "Lifetime of a cached response, jittered; 0 turns the cache off.", minimum=0)
     cache_max_value_bytes: int = setting(256 << 10, "Larger responses are not cached.", minimum=1024)
+    cache_memory_bytes: int = setting(
+        8 << 20, "Cached responses of each process's own, in front of those in Redis; 0 keeps none.", minimum=0
+    )
 
     drain_timeout_s: float = setting(30.0, "Time running streams get to finish at shutdown.", minimum=0)
     audit_file: Path | None = setting(None, AUDIT_HELP)

@@ -1,8 +1,9 @@
-"""The response cache: exact answers of deterministic requests, in Redis, isolated by tenant.
+"""The response cache: exact answers of deterministic requests, in Redis and in memory, isolated by tenant.
 
 The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
 when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is said again through
-the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss.
+the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss. What was written
+or read lately is also kept in this process, in the same encoding and no longer than Redis keeps it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from gateway.answer_memory import AnswerMemory
 from gateway.generation import Generation
 from gateway.recording import as_cached, is_complete
 from gateway.redis_client import RedisCache
 from shared.messages import Delta
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TTL_JITTER = 0.2
 
 _logger = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
     digest: bytes
     sequences: list[list[Delta]]
+    # Unix seconds.
+    expires_at: float
 
 
 def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -> CacheKey:
@@ -62,10 +67,22 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
 
 
 class PromptCache:
-    """Answers in Redis. With a lifetime of 0 or without Redis it is always empty."""
+    """Answers in Redis, some of them in memory too. With a lifetime of 0 or without Redis it is always empty."""
 
-    def __init__(self, redis: RedisCache | None, ttl_s: float, max_value_bytes: int) -> None:
-        """Keep answers of at most `max_value_bytes` for about `ttl_s` seconds."""
+    def __init__(
+        self,
+        redis: RedisCache | None,
+        ttl_s: float,
+        max_value_bytes: int,
+        max_memory_bytes: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep answers of at most `max_value_bytes` for about `ttl_s` seconds, and `max_memory_bytes` of them here.
+
+        `clock` is in Unix seconds.
+        """
+        self._memory = AnswerMemory(max_memory_bytes)
+        self._clock = clock
         self._redis = redis if ttl_s > 0 else None
         self._ttl_s = ttl_s
         self._max_value_bytes = max_value_bytes
@@ -76,9 +93,14 @@ class PromptCache:
         """Return the deltas of each sequence of a cached answer, or None; each sequence has its end."""
         if self._redis is None:
             return None
+        value = self._memory.get(key.digest, self._clock())
+        if value is not None:
+            return self._read(key, value)
         value = await self._redis.get(_redis_key(key))
-        if value is None:
-            return None
+        return None if value is None else self._read(key, value)
+
+    def _read(self, key: CacheKey, value: bytes) -> list[list[Delta]] | None:
+        """Return what a value says, if it is the answer to this key, and keep it in memory then."""
         try:
             stored = self._decode(value)
         except msgspec.DecodeError as error:
@@ -90,6 +112,7 @@ class PromptCache:
         if not all(map(is_complete, stored.sequences)):
             _logger.warning("a cached answer is not complete and was ignored")
             return None
+        self._memory.put(key.digest, value, stored.expires_at)
         return [[as_cached(delta) for delta in deltas] for deltas in stored.sequences]
 
     async def put(self, key: CacheKey, sequences: Sequence[Sequence[Delta]]) -> None:
@@ -97,10 +120,12 @@ class PromptCache:
         if self._redis is None or not all(map(is_complete, sequences)):
             return
         anonymous = [[msgspec.structs.replace(delta, id="", epoch=0) for delta in deltas] for deltas in sequences]
-        value = self._encode(_Stored(FORMAT_VERSION, key.tenant, key.digest, anonymous))
+        ttl_s = self._ttl_s * random.uniform(1 - TTL_JITTER, 1 + TTL_JITTER)
+        expires_at = self._clock() + ttl_s
+        value = self._encode(_Stored(FORMAT_VERSION, key.tenant, key.digest, anonymous, expires_at))
         if len(value) <= self._max_value_bytes:
-            jitter = random.uniform(1 - TTL_JITTER, 1 + TTL_JITTER)
-            await self._redis.set(_redis_key(key), value, self._ttl_s * jitter)
+            self._memory.put(key.digest, value, expires_at)
+            await self._redis.set(_redis_key(key), value, ttl_s)
 
 
 def _redis_key(key: CacheKey) -> str:

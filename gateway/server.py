@@ -157,7 +157,7 @@ async def _assemble(
     limiter = RateLimiter(redis, metrics)
     places = None if redis is None else SharedPlaces(redis, time.monotonic)
     shedder = Shedder(config, metrics, places=places)
-    cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes)
+    cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
     generator = Generator(dispatcher, shedder, cache, metrics, config.default_timeout_s)
     completions = Completions(config, keys, limiter, shedder, generator, metrics)
     services = RouteServices(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from gateway.prompt_cache import FORMAT_VERSION, CacheKey, PromptCache, cache_key
+from gateway.prompt_cache import FORMAT_VERSION, TTL_JITTER, CacheKey, PromptCache, cache_key
 from gateway.redis_client import RedisCache
 from gateway.schemas import parse_completion
 from shared.messages import ChatMessage, Delta, Finish, Sampling, Usage
@@ -129,7 +130,7 @@ async def test_answer_that_is_not_whole_is_neither_stored_nor_repeated(redis: Re
     await cache.put(key, [DELTAS, deltas])
     assert await redis.get(f"hr:answer:{key.digest.hex()}") is None
     # As another version, or somebody with access to Redis, might have left it there.
-    torn = (FORMAT_VERSION, key.tenant, key.digest, [DELTAS, deltas])
+    torn = (FORMAT_VERSION, key.tenant, key.digest, [DELTAS, deltas], time.time() + 60)
     await redis.set(f"hr:answer:{key.digest.hex()}", msgspec.msgpack.encode(torn), 60)
     assert await cache.get(key) is None
 
@@ -167,6 +168,33 @@ async def test_lifetime_of_zero_turns_the_cache_off(redis: RedisCache) -> None:
     cache, key = PromptCache(redis, 0, 10_000), cache_key("off", _generation(), REVISIONS)
     await cache.put(key, [DELTAS])
     assert await PromptCache(redis, 60, 10_000).get(key) is None
+
+
+async def test_answer_in_memory_needs_no_redis_until_its_time_is_over(redis: RedisCache) -> None:
+    now = time.time()
+    cache = PromptCache(redis, 60, 10_000, 10_000, lambda: now)
+    key = cache_key(f"memory-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    await redis.set(f"hr:answer:{key.digest.hex()}", b"", 60)
+    found = await cache.get(key)
+    assert found is not None
+    assert [delta.text for delta in found[0]] == ["a", "b"]
+    assert await cache.get(CacheKey("somebody else", key.digest)) is None
+    now += 60 * (1 + TTL_JITTER) + 1
+    assert await cache.get(key) is None
+
+
+async def test_answer_read_from_redis_is_kept_no_longer_than_there(redis: RedisCache) -> None:
+    now = time.time()
+    key = cache_key(f"read-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    await PromptCache(redis, 60, 10_000, clock=lambda: now).put(key, [DELTAS])
+    other = PromptCache(redis, 60, 10_000, 10_000, lambda: now)
+    now += 30
+    assert await other.get(key) is not None
+    await redis.set(f"hr:answer:{key.digest.hex()}", b"", 60)
+    assert await other.get(key) is not None
+    now += 60 * (1 + TTL_JITTER) - 30 + 1
+    assert await other.get(key) is None
 
 
 async def test_without_redis_everything_is_a_miss() -> None:
