@@ -29,7 +29,6 @@ from ops.stack.servers import find_nats_server, find_redis_server
 
 MODEL = "headrace-demo"
 CASES = ("cached", "simulated", "demo")
-PAUSE_S = 0.03
 NUM_WARM = 10
 
 
@@ -46,10 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ops.bench.hops", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=200, help="Requests of each case.")
     parser.add_argument("--case", choices=CASES, action="append", help="Only this case; may be repeated.")
+    parser.add_argument("--pause-ms", type=float, default=30.0, help="Time between requests: caches cool meanwhile.")
     parser.add_argument("--no-marks", action="store_true", help="Only the whole time, without the cost of the marks.")
     options = parser.parse_args()
     for case in options.case or CASES:
-        marks, trials = _measure(case, options.requests, is_marked=not options.no_marks)
+        marks, trials = _measure(case, options.requests, options.pause_ms / 1000, is_marked=not options.no_marks)
         whole_ms = sorted((trial.first_byte - trial.sent) / 1e6 for trial in trials)
         p50, p99 = (round(whole_ms[len(whole_ms) * percent // 100], 3) for percent in (50, 99))
         hops = _hops(marks, trials)
@@ -58,16 +58,26 @@ def main() -> None:
         for name, micros in hops.items():
             print(f"  {micros:7.0f} µs  +{micros - before:5.0f}  {name}")
             before = micros
-        row = {"case": case, "ttft_p50_ms": p50, "ttft_p99_ms": p99, "num_requests": len(trials), "hops_us": hops}
+        row = {
+            "case": case,
+            "pause_ms": options.pause_ms,
+            "ttft_p50_ms": p50,
+            "ttft_p99_ms": p99,
+            "num_requests": len(trials),
+            "hops_us": hops,
+        }
         append_record("hops", "python -m ops.bench.hops " + " ".join(sys.argv[1:]), row)
 
 
-def _measure(case: str, num_requests: int, *, is_marked: bool) -> tuple[list[tuple[int, str]], list[Trial]]:
+def _measure(
+    case: str, num_requests: int, pause_s: float, *, is_marked: bool
+) -> tuple[list[tuple[int, str]], list[Trial]]:
     with _system(None if case == "demo" else 0.0, is_marked=is_marked) as (port, traces):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # The last warm one of the cached case has filled the cache.
-            trials = [_ask(client, 0 if case == "cached" else n) for n in range(NUM_WARM + num_requests)][NUM_WARM:]
+            seeds = [0 if case == "cached" else n for n in range(NUM_WARM + num_requests)]
+            trials = [_ask(client, seed, pause_s) for seed in seeds][NUM_WARM:]
         marks = []
         for trace in traces:
             for line in trace.read_text().splitlines():
@@ -76,8 +86,8 @@ def _measure(case: str, num_requests: int, *, is_marked: bool) -> tuple[list[tup
         return sorted(marks), trials
 
 
-def _ask(client: socket.socket, seed: int) -> Trial:
-    time.sleep(PAUSE_S)
+def _ask(client: socket.socket, seed: int, pause_s: float) -> Trial:
+    time.sleep(pause_s)
     text = f"def f{seed}(a, b):"
     fields = {"model": MODEL, "prompt": text, "max_tokens": 3, "stream": True, "temperature": 1.0, "seed": seed}
     body = json.dumps(fields).encode()
