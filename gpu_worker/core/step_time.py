@@ -2,8 +2,11 @@
 
 The model is a sum: a fixed part, a part for each interactive sequence, one for each batch sequence, and one for each
 token of a sequence beyond its first (chunks of prompts, drafts). Lanes have costs of their own because their contexts
-may differ in length. All parts stay positive. Every step corrects the parts in proportion to their share in what was
-predicted (Kaczmarz' method on logarithms), so a part that a step does not use is not changed by it.
+may differ in length. All parts stay positive.
+
+A Kalman filter estimates the parts: they drift slowly, and a step's duration is their sum with noise in proportion to
+it. Its covariance knows which parts the steps so far have told apart. Kaczmarz' method, which corrects parts by their
+share alone, needs thousands of steps to tell a small part from a large one.
 """
 
 from __future__ import annotations
@@ -14,15 +17,22 @@ from gpu_worker.core.step import StepPlan
 
 _FIRST_WEIGHTS = (1.0, 0.2, 0.2, 0.05)
 """What the parts are to one another until steps of different sizes have been measured: a small model on a CPU, where
-another sequence costs most. A guess too high is corrected by the few steps that try more."""
+another sequence costs most. A guess too high is corrected by the few steps that try more. These are the standard
+deviations of the first guess too."""
 
-_LEAST_RATE = 0.02
-"""How much of a step's error is corrected once a part is known; the n-th step of a part corrects 1/n before that."""
+_NOISE = 0.1
+"""Standard deviation of a step's duration, as a share of it."""
 
-_NUM_EARLY_STEPS = 10
-_LARGEST_EARLY_ERROR = math.log(8.0)
-_LARGEST_ERROR = math.log(1.5)
-"""A step that errs more than this is taken for a disturbance, and counts as no more."""
+_DRIFT = 0.002
+"""Standard deviation of a part's change from one step to the next, as a share of it."""
+
+_LARGEST_ERROR = 0.4
+_LARGEST_DEVIATION = 3.0
+"""A step that errs by more than both, as a share of what was predicted and in standard deviations of the prediction, is
+taken for a disturbance, and counts as no more."""
+
+_LEAST_SHARE = 1e-4
+"""No part is less than this share of a step."""
 
 
 class StepTimeModel:
@@ -31,7 +41,7 @@ class StepTimeModel:
     def __init__(self) -> None:
         """Know nothing."""
         self._costs_s: list[float] = []
-        self._num_steps = [0] * len(_FIRST_WEIGHTS)
+        self._covariance: list[list[float]] = []
 
     @property
     def is_known(self) -> bool:
@@ -71,16 +81,41 @@ class StepTimeModel:
             return
         counts = (1, num_interactive, num_batch, num_more_tokens)
         if not self._costs_s:
-            scale = duration_s / sum(map(float.__mul__, _FIRST_WEIGHTS, map(float, counts)))
-            self._costs_s = [weight * scale for weight in _FIRST_WEIGHTS]
-        used = [part for part, count in enumerate(counts) if count]
+            self._begin(counts, duration_s)
+        self._drift()
         predicted = self.predict(*counts[1:])
-        is_early = min([self._num_steps[part] for part in used]) < _NUM_EARLY_STEPS
-        largest = _LARGEST_EARLY_ERROR if is_early else _LARGEST_ERROR
-        error = max(-largest, min(largest, math.log(duration_s / predicted)))
-        shares = [self._costs_s[part] * counts[part] / predicted for part in used]
-        error /= sum([share * share for share in shares])
-        for part, share in zip(used, shares, strict=True):
-            self._num_steps[part] += 1
-            rate = max(_LEAST_RATE, 1.0 / self._num_steps[part])
-            self._costs_s[part] *= math.exp(max(-largest, min(largest, rate * share * error)))
+        used = [(part, count) for part, count in enumerate(counts) if count]
+        # Covariance of each part with the prediction.
+        shared = [sum([row[part] * count for part, count in used]) for row in self._covariance]
+        variance = sum([shared[part] * count for part, count in used]) + (_NOISE * predicted) ** 2
+        largest = max(_LARGEST_ERROR * predicted, _LARGEST_DEVIATION * math.sqrt(variance))
+        error = max(-largest, min(largest, duration_s - predicted))
+        least = _LEAST_SHARE * predicted
+        for part, covariance in enumerate(shared):
+            gain = covariance / variance
+            self._costs_s[part] = max(min(least, self._costs_s[part]), self._costs_s[part] + gain * error)
+            row = self._covariance[part]
+            for other, its in enumerate(shared):
+                row[other] -= gain * its
+
+    def _begin(self, counts: tuple[int, ...], duration_s: float) -> None:
+        """Guess all parts from the first step."""
+        scale = duration_s / sum([weight * count for weight, count in zip(_FIRST_WEIGHTS, counts, strict=True)])
+        self._costs_s = [weight * scale for weight in _FIRST_WEIGHTS]
+        size = range(len(_FIRST_WEIGHTS))
+        self._covariance = [[self._costs_s[i] ** 2 if i == j else 0.0 for j in size] for i in size]
+
+    def _drift(self) -> None:
+        """Be less sure of every part than a step ago, but no less than of the first guess."""
+        # About what the fixed part was guessed to be from a step like the present ones.
+        scale = sum(self._costs_s) / sum(_FIRST_WEIGHTS)
+        for part, weight in enumerate(_FIRST_WEIGHTS):
+            row = self._covariance[part]
+            row[part] += (_DRIFT * self._costs_s[part]) ** 2
+            limit = (weight * scale) ** 2
+            if row[part] > limit:
+                # The same factor for row and column: it stays a covariance.
+                factor = math.sqrt(limit / row[part])
+                for other, others in enumerate(self._covariance):
+                    row[other] *= factor
+                    others[part] *= factor

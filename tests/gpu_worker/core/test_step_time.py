@@ -38,6 +38,15 @@ def test_steps_like_those_seen_are_predicted(costs_s: tuple[float, float, float,
         assert model.predict(interactive, batch, more) == pytest.approx(expected, rel=0.1)
 
 
+def test_small_parts_are_told_apart_from_a_large_fixed_one() -> None:
+    choice = random.Random(3)
+    kinds = [(1, 0, 0), (0, 1, 0), (1, 0, 20), (1, 30, 0)]
+    model = measured([choice.choice(kinds) for _ in range(2000)], GPU)
+    assert model.fixed_s == pytest.approx(GPU[0], rel=0.1)
+    assert model.batch_sequence_s == pytest.approx(GPU[2], rel=0.3)
+    assert model.token_s == pytest.approx(GPU[3], rel=0.3)
+
+
 def test_machine_that_becomes_slower_is_followed() -> None:
     model = measured([(1, 0, 0)] * 1000, CPU)
     for _ in range(300):
