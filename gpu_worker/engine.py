@@ -166,6 +166,13 @@ class Engine:
         return self._scheduler.has_work()
 
     @property
+    def pause_s(self) -> float:
+        """Seconds for which it is better to wait for something new than to step."""
+        if self._in_flight or self._isolation.is_active:
+            return 0.0
+        return self._scheduler.pause_s(self._clock())
+
+    @property
     def num_steps_in_flight(self) -> int:
         """Steps that were submitted and have not landed."""
         return len(self._in_flight)
@@ -204,7 +211,7 @@ class Engine:
                 self._isolation.is_runner_proven = True
             else:
                 self._time_drafts(plan, result, self._landed_at - began)
-            self._scheduler.observe(plan, result, self._landed_at - began)
+            self._scheduler.observe(plan, result, self._landed_at - began, self._landed_at)
         return events
 
     def _undo(self, error: Exception) -> list[SequenceEvent]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
@@ -117,7 +117,7 @@ class EngineThread:
                 self._take_commands()
                 if self._stop_at is not None and (not self._engine.has_work() or time.monotonic() >= self._stop_at):
                     break
-                if self._engine.has_work():
+                if self._engine.has_work() and not self._engine.pause_s:
                     self._report_of(self._engine.step)
             while self._engine.num_steps_in_flight:
                 self._report_of(self._engine.land)
@@ -157,10 +157,17 @@ class EngineThread:
         self._deliver(StepOutcome(self._stats.step, events, self._stats, error))
 
     def _take_commands(self) -> None:
-        """Apply all commands in the inbox; wait for one while there is nothing else to do."""
+        """Apply all commands in the inbox; wait for one while there is nothing else to do, or the engine pauses."""
         if self._inbox.empty() and (self._engine.has_work() or self._stop_at is not None):
-            return
-        self._inbox.get()()
+            pause_s = self._engine.pause_s
+            if not pause_s:
+                return
+            try:
+                self._inbox.get(timeout=pause_s)()
+            except Empty:
+                return
+        else:
+            self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
         self._stats = self._engine.stats

@@ -7,7 +7,8 @@ Three situations, told apart at every step:
   `_LONG_STEP_INTERVAL` may be several times longer, which moves no 99th percentile and lets batch work go on. Where
   every step has batch work, one in `_PROBE_INTERVAL` goes without, so that what people's steps take alone stays known.
 - It has none, but there were some in the last `_PEOPLE_MEMORY_S`: people come in bursts. The next one waits half of a
-  batch step on average, so steps are short beside what a first token takes: one sequence at least, few at most.
+  batch step on average, so steps are short beside what a first token takes: one sequence at least, few at most. For
+  `_PAUSE_S` there is no step at all: a client that asks again at once finds the engine, and the cores, free.
 - Nobody is there. A step is as long as is needed for `_FULL_SPEED` of the highest throughput: with a fixed part `f`, a
   step of length `f / (1 - share)` reaches that share. The first person to come waits for no more than that.
 
@@ -18,9 +19,10 @@ from __future__ import annotations
 
 import math
 
+from gpu_worker.core.step import StepPlan
 from gpu_worker.core.step_time import StepTimeModel
 
-_LONG_STEP_INTERVAL = 400
+_LONG_STEP_INTERVAL = 1000
 _LONG_STEP = 10.0
 """How much longer the long step may be, in steps without batch work, …"""
 
@@ -29,6 +31,7 @@ _LONG_STEP_S = 0.05
 
 _PROBE_INTERVAL = 64
 _PEOPLE_MEMORY_S = 10.0
+_PAUSE_S = 0.02
 _WAIT_SHARE = 0.2
 """Length of a batch step over the time to a first token: half of it is waited for on average."""
 
@@ -103,6 +106,7 @@ class BatchThrottle:
         self._model = model
         self._slowdown = slowdown
         self._last_people = -math.inf
+        self._last_landed = -math.inf
         self._first_token_s = 0.0
         self._num_steps_without = 0
         self._num_steps_with = 0
@@ -144,6 +148,15 @@ class BatchThrottle:
             alone_s = self._model.predict(num_interactive, 0, num_more_tokens)
             weight = _FIRST_TOKEN_WEIGHT if self._first_token_s else 1.0
             self._first_token_s += weight * (alone_s - self._first_token_s)
+
+    def landed(self, plan: StepPlan, now: float) -> None:
+        """Take note that a step has landed at `now`, in monotonic seconds."""
+        if any([item.sequence.lane == "interactive" for item in plan.scheduled]):
+            self._last_landed = now
+
+    def pause_s(self, now: float) -> float:
+        """Return for how many seconds no step of batch work alone should begin."""
+        return max(0.0, self._last_landed + _PAUSE_S - now)
 
     def max_batch_seqs(self, max_num_seqs: int) -> int:
         """Return how many batch sequences the longest step at present can hold: no more are worth having here."""

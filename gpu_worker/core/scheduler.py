@@ -96,6 +96,20 @@ class Scheduler:
         """Say whether there is something to compute, to land or to report."""
         return bool(self._sequences or self._events or self._in_flight)
 
+    def pause_s(self, now: float) -> float:
+        """Return for how many seconds it is better to compute nothing than batch work, because people may come back.
+
+        Whoever drives the scheduler may wait so long for something new; a step is planned whenever one is asked for.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if self._in_flight or self._events or self._waiting["interactive"]:
+            return 0.0
+        if len(self._running) > self._running.num_batch:
+            return 0.0
+        return self._throttle.pause_s(now)
+
     def validate(self, sequence: Sequence) -> None:
         """Refuse a sequence that could never run. Reads only the configuration, so any thread may call it.
 
@@ -271,8 +285,9 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
-        """Learn how long a step took that has landed."""
+    def observe(self, plan: StepPlan, result: StepResult, duration_s: float, now: float) -> None:
+        """Learn how long a step took that has landed at `now`, in monotonic seconds."""
+        self._throttle.landed(plan, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         self._step_time.observe_step(plan, num_drafted, duration_s)
 

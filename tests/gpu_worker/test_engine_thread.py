@@ -1,6 +1,7 @@
 import queue
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,11 @@ from tests.gpu_worker.runners import (
 class Running:
     """An engine thread and the outcomes that it delivered."""
 
-    def __init__(self, runner: ModelRunner, max_num_seqs: int = 4) -> None:
+    def __init__(
+        self, runner: ModelRunner, max_num_seqs: int = 4, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
-        self.thread = EngineThread(Engine(make_scheduler(max_num_seqs), runner), self.outcomes.put)
+        self.thread = EngineThread(Engine(make_scheduler(max_num_seqs), runner, clock), self.outcomes.put)
 
     def outcome(self) -> StepOutcome:
         return self.outcomes.get(timeout=10)
@@ -49,7 +52,7 @@ def start() -> Iterator[Callable[..., Running]]:
     """Starts engine threads, and stops them after the test."""
     started: list[Running] = []
 
-    def start_one(runner: ModelRunner, **options: int) -> Running:
+    def start_one(runner: ModelRunner, **options: Any) -> Running:
         running = Running(runner, **options)
         running.thread.start()
         started.append(running)
@@ -92,6 +95,22 @@ def test_idle_thread_uses_no_cpu_and_makes_no_steps(start: Start) -> None:
     assert time.process_time() - before < 0.1
     assert running.outcomes.empty()
     assert running.thread.stats.step == 1
+
+
+def test_batch_work_waits_for_a_moment_after_people_but_they_do_not(start: Start) -> None:
+    now = [100.0]
+    running = start(SimulatedRunner(0, range(10, 20)), clock=lambda: now[0])
+    running.thread.add(make_sequence(5, max_tokens=2))
+    running.events_until_finished(1)
+    background = make_sequence(5, max_tokens=2, lane="batch")
+    running.thread.add(background)
+    with pytest.raises(queue.Empty):
+        running.outcomes.get(timeout=0.2)
+    person = make_sequence(5, max_tokens=1)
+    running.thread.add(person)
+    assert person in [event.sequence for event in running.outcome().events]
+    now[0] += 1.0
+    running.wait_until(lambda: background.num_output_tokens == 2)
 
 
 def test_commands_during_a_step_take_effect_after_it(start: Start) -> None:

@@ -103,7 +103,7 @@ class Harness:
         result = step.result() if plan.scheduled else StepResult(plan.step, [])
         events = self.scheduler.settle(plan, result)
         if self.cost is not None and plan.scheduled:
-            self.scheduler.observe(plan, result, self.cost.of(plan))
+            self.scheduler.observe(plan, result, self.cost.of(plan), self.now)
         return self.collect(events)
 
     def lose(self) -> list[ScheduledSequence]:

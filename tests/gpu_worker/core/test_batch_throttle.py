@@ -3,7 +3,9 @@ import math
 import pytest
 
 from gpu_worker.core.batch_throttle import MIN_CHUNK_TOKENS, BatchAllowance, BatchThrottle
+from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.core.step_time import StepTimeModel
+from tests.gpu_worker.core.sequences import make_sequence
 
 
 def model_of(fixed_s: float, sequence_s: float, token_s: float) -> StepTimeModel:
@@ -48,18 +50,18 @@ def test_steps_of_people_become_longer_by_the_slowdown_at_most(gpu: StepTimeMode
         assert count >= 9
 
 
-def test_one_step_in_400_goes_on_where_no_step_of_people_has_room(cpu: StepTimeModel) -> None:
+def test_one_step_in_1000_goes_on_where_no_step_of_people_has_room(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
-    counts = [num_decodes(throttle, float(step), 1) for step in range(2005)]
+    counts = [num_decodes(throttle, float(step), 1) for step in range(5005)]
     long_steps = [step for step, count in enumerate(counts) if count]
-    assert long_steps == [400, 801, 1202, 1603, 2004]
+    assert long_steps == [1000, 2001, 3002, 4003, 5004]
     assert {counts[step] for step in long_steps} == {math.floor(10 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)}
-    assert throttle.max_batch_seqs(256) == pytest.approx(counts[400], abs=1)
+    assert throttle.max_batch_seqs(256) == pytest.approx(counts[1000], abs=1)
 
 
 def test_step_with_a_prompt_of_people_is_never_the_long_one(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
-    for _ in range(500):
+    for _ in range(1100):
         assert throttle.allowance(0.0, 2, 20).take_decodes(1000) <= 0.05 * cpu.predict(2, 0, 20) / cpu.batch_sequence_s
         throttle.planned(2, 20, 0)
     assert num_decodes(throttle, 0.0, 2) > 5
@@ -68,7 +70,7 @@ def test_step_with_a_prompt_of_people_is_never_the_long_one(cpu: StepTimeModel) 
 def test_long_step_is_bounded_in_seconds_too() -> None:
     slow = model_of(0.1, 0.01, 0.001)
     throttle = BatchThrottle(slow, 0.0)
-    counts = [num_decodes(throttle, 0.0, 1) for _ in range(401)]
+    counts = [num_decodes(throttle, 0.0, 1) for _ in range(1001)]
     assert counts[-1] * slow.batch_sequence_s <= slow.predict(1, 0, 0)
 
 
@@ -128,3 +130,12 @@ def test_one_sequence_at_most_is_free(cpu: StepTimeModel) -> None:
     assert not allowance.has_room
     assert allowance.is_spent
     assert (allowance.take_decodes(7), allowance.take_chunk(20)) == (0, 0)
+
+
+def test_batch_steps_pause_for_a_moment_after_a_step_of_people(cpu: StepTimeModel) -> None:
+    throttle = BatchThrottle(cpu, 0.05)
+    assert throttle.pause_s(100.0) == 0.0
+    throttle.landed(StepPlan(1, [ScheduledSequence(make_sequence(4), 4, 1, True)], 1), 100.0)
+    throttle.landed(StepPlan(2, [ScheduledSequence(make_sequence(4, lane="batch"), 4, 1, True)], 1), 100.01)
+    assert 0.0 < throttle.pause_s(100.001) < 0.02
+    assert throttle.pause_s(100.05) == 0.0

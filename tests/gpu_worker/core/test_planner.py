@@ -292,7 +292,7 @@ def test_batch_goes_on_beside_a_person_who_never_stops(depth: int) -> None:
         harness.step()
     assert all(sequence.id in harness.finish for sequence in background)
     num_mixed = sum(len(plan.scheduled) > 1 for plan in harness.runner.plans)
-    assert num_mixed <= 2500 // 400
+    assert num_mixed <= 2500 // 1000
     harness.run()
     harness.assert_reference(person, *background)
 
