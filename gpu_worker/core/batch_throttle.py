@@ -151,7 +151,7 @@ class BatchThrottle:
 
     def landed(self, plan: StepPlan, now: float) -> None:
         """Take note that a step has landed at `now`, in monotonic seconds."""
-        if any([item.sequence.lane == "interactive" for item in plan.scheduled]):
+        if any(item.sequence.lane == "interactive" for item in plan.scheduled):
             self._last_landed = now
 
     def pause_s(self, now: float) -> float:
