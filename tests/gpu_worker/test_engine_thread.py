@@ -25,9 +25,7 @@ from tests.gpu_worker.runners import (
 class Running:
     """An engine thread and the outcomes that it delivered."""
 
-    def __init__(
-        self, runner: ModelRunner, max_num_seqs: int = 4, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, runner: ModelRunner, max_num_seqs: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self.outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
         self.thread = EngineThread(Engine(make_scheduler(max_num_seqs), runner, clock), self.outcomes.put)
 
