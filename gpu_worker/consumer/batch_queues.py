@@ -3,17 +3,21 @@
 Each tenant has a stream of its own, and new ones are looked for while the worker runs. The room that there is for batch
 requests is shared equally among the tenants known to have jobs waiting. At the others' queues a pull for one message
 waits, so that their next job is noticed: so up to one request a tenant may be held beyond the room.
+
+Jobs come many at once, and encoding the prompts of all would hold up the frames of people: one job is taken in each
+turn of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
 from gpu_worker.consumer.pull_queue import PullQueue
-from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, tell
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
@@ -55,13 +59,14 @@ class BatchQueues:
         self._appetite = appetite
         self._take = take
         self._queues: dict[str, PullQueue] = {}
+        self._arrived: deque[QueuedMessage] = deque()
         self._expiry = BatchExpiry(nats)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def outstanding(self) -> int:
-        """Messages that the server may still send for pulls made so far."""
-        return sum(queue.outstanding for queue in self._queues.values())
+        """Messages pulled for that have not been taken yet, those included that the server may still send."""
+        return sum(queue.outstanding for queue in self._queues.values()) + len(self._arrived)
 
     async def start(self) -> None:
         """Begin to pull.
@@ -91,6 +96,8 @@ class BatchQueues:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(queue.drain() for queue in self._queues.values()))
+        while self._arrived:
+            tell(self._nats, self._arrived.popleft(), REDELIVER)
 
     async def search(self) -> None:
         """Begin to pull from queues that are new, and stop with those that are gone.
@@ -113,11 +120,23 @@ class BatchQueues:
         def share() -> int:
             return self._share(queue)
 
-        queue = PullQueue(self._nats, batch_stream(tenant), ensure, share, self._take)
+        queue = PullQueue(self._nats, batch_stream(tenant), ensure, share, self._receive)
         return queue
 
+    def _receive(self, message: QueuedMessage) -> None:
+        self._arrived.append(message)
+        if len(self._arrived) == 1:
+            asyncio.get_running_loop().call_soon(self._take_next)
+
+    def _take_next(self) -> None:
+        if not self._arrived:
+            return
+        self._take(self._arrived.popleft())
+        if self._arrived:
+            asyncio.get_running_loop().call_soon(self._take_next)
+
     def _share(self, queue: PullQueue) -> int:
-        room = self._appetite()
+        room = self._appetite() - len(self._arrived)
         if room <= 0:
             return 0
         if not queue.backlog:

@@ -174,8 +174,6 @@ class PullQueue:
             return
         self._take(queued)
         self.wake()
-        # The prompt may have been encoded meanwhile. Where many messages come at once, frames go out between them.
-        await asyncio.sleep(0)
 
     def _end_pull(self, status: str, message: Msg) -> None:
         """Take note that a pull has ended: 408 it expired, 409 the consumer or its leader went, 503 nobody answers."""

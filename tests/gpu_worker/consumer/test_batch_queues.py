@@ -6,8 +6,10 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
+import pytest
 from nats.aio.msg import Msg
 
+from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
 from shared.messages import Sampling, encode
 from shared.streams import StreamLimits, ensure_streams
@@ -87,3 +89,20 @@ async def test_no_more_is_pulled_than_there_is_room_for_but_one_request_a_tenant
     await asyncio.sleep(0.3)
     num_queues = len(worker.worker.consumer._batch_queue._queues)
     assert 4 <= held.count("batch") <= 4 + num_queues
+
+
+async def test_jobs_that_come_at_once_are_taken_one_in_each_turn_of_the_loop(
+    worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = worker.worker.consumer._batch_queue
+    turns = []
+    monkeypatch.setattr(queues, "_take", lambda message: turns.append((turn, message.stream_seq)))
+    jobs = [QueuedMessage("subject", b"", f"ack.{number}", number, 1, 0) for number in range(4)]
+    for job in jobs:
+        queues._receive(job)
+    waiting = queues.outstanding
+    for turn in range(10):  # noqa: B007 - read by the lambda
+        await asyncio.sleep(0)
+    assert [number for _, number in turns] == [0, 1, 2, 3]
+    assert len({when for when, _ in turns}) == 4
+    assert waiting == queues.outstanding + 4
