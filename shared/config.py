@@ -78,6 +78,11 @@ def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[s
     return cls(**resolved)
 
 
+def shown_bound(bound: float) -> str:
+    """Return a bound as people type it: `1048576`, not `1.04858e+06`."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
+
+
 def base_type(annotation: Any) -> type:
     """Return the plain type of a setting: `int` for `int | None`."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
@@ -105,7 +110,7 @@ def _checked(variable: str, value: Any, constraint: Constraint) -> Any:
     if isinstance(value, float) and value != value:
         raise ConfigError(variable, "must be a number, not NaN")
     if constraint.minimum is not None and value < constraint.minimum:
-        raise ConfigError(variable, f"{value} is too small; the least allowed is {constraint.minimum:g}")
+        raise ConfigError(variable, f"{value} is too small; the least allowed is {shown_bound(constraint.minimum)}")
     if constraint.maximum is not None and value > constraint.maximum:
-        raise ConfigError(variable, f"{value} is too large; the most allowed is {constraint.maximum:g}")
+        raise ConfigError(variable, f"{value} is too large; the most allowed is {shown_bound(constraint.maximum)}")
     return value

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shared.config import Constraint, base_type, resolve, variable_name
+from shared.config import Constraint, base_type, resolve, shown_bound, variable_name
 
 T = TypeVar("T")
 _METAVARS = {"int": "N", "float": "NUMBER", "Path": "PATH", "str": "TEXT"}
@@ -58,9 +58,9 @@ def _facts(field: dataclasses.Field[Any], constraint: Constraint) -> list[str]:
     if has_default and not constraint.secret:
         facts.append(f"default {field.default}")
     if constraint.minimum is not None and constraint.maximum is not None:
-        facts.append(f"{constraint.minimum:g} to {constraint.maximum:g}")
+        facts.append(f"{shown_bound(constraint.minimum)} to {shown_bound(constraint.maximum)}")
     elif constraint.minimum is not None:
-        facts.append(f"at least {constraint.minimum:g}")
+        facts.append(f"at least {shown_bound(constraint.minimum)}")
     elif constraint.maximum is not None:
-        facts.append(f"at most {constraint.maximum:g}")
+        facts.append(f"at most {shown_bound(constraint.maximum)}")
     return facts

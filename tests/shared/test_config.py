@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 class _Settings:
     port: int = setting(8000, "Port.", minimum=0, maximum=65535)
     rate: float | None = setting(None, "Rate.", minimum=0)
+    size: int | None = setting(None, "Size.", minimum=1 << 20)
     kind: str = setting("a", "Kind.", choices=("a", "b"))
     is_on: bool = setting(True, "On.")
     place: Path | None = setting(None, "Place.")
@@ -21,7 +22,9 @@ class _Settings:
 
 
 def test_defaults_hold_when_nothing_is_given() -> None:
-    assert resolve(_Settings, {}, {"HEADRACE_PORT": "", "PORT": "1"}) == _Settings(8000, None, "a", True, None, [])
+    assert resolve(_Settings, {}, {"HEADRACE_PORT": "", "PORT": "1"}) == _Settings(
+        8000, None, None, "a", True, None, []
+    )
 
 
 def test_values_win_over_the_environment_which_wins_over_defaults() -> None:
@@ -38,6 +41,7 @@ def test_values_win_over_the_environment_which_wins_over_defaults() -> None:
         ("PORT", "-1", "too small; the least allowed is 0"),
         ("PORT", "70000", "too large; the most allowed is 65535"),
         ("RATE", "nan", "NaN"),
+        ("SIZE", "9", "9 is too small; the least allowed is 1048576"),
         ("KIND", "c", "'c' is not one of a, b"),
         ("IS_ON", "maybe", "use true or false"),
     ],

@@ -65,8 +65,8 @@ def test_interrupted_training_says_that_there_is_no_draft(
     ("option", "value", "limit"),
     [
         ("--minutes", "inf", "inf is too large; the most allowed is 525600"),
-        ("--tokens", "1" + "0" * 400, "is too large; the most allowed is 1e+12"),
-        ("--steps", "1" + "0" * 400, "is too large; the most allowed is 1e+09"),
+        ("--tokens", "1" + "0" * 400, "is too large; the most allowed is 1000000000000"),
+        ("--steps", "1" + "0" * 400, "is too large; the most allowed is 1000000000"),
         ("--num-layers", "1" + "0" * 400, "is too large; the most allowed is 1000"),
     ],
 )
