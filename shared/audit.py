@@ -81,10 +81,11 @@ def servers_in(nats_url: str) -> str:
 
 
 def nats_login(user: str | None, nats_url: str | None, files: NatsFiles) -> str | None:
-    """Return whom NATS takes us for: a user's name, or the file with its credentials or seed. None without a login."""
-    named = user or (nats_url and urlsplit(nats_url.split(",")[0]).username)
+    """Return whom NATS takes us for: the file with credentials or seed, which wins, else a user's name, else None."""
     file = files.nats_creds_file or files.nats_nkey_seed_file
-    return named or (None if file is None else f"file {file}")
+    if file is not None:
+        return f"file {file}"
+    return user or (urlsplit(nats_url.split(",")[0]).username if nats_url else None)
 
 
 def _open(file: Path) -> int:

@@ -106,9 +106,9 @@ def test_password_in_a_url_is_not_written(url: str, servers: str, user: str | No
     assert (servers_in(url), nats_login(None, url, NatsFiles())) == (servers, user)
 
 
-def test_login_is_the_user_or_else_the_file(tmp_path: Path) -> None:
+def test_login_is_the_file_or_else_the_user_as_nats_decides(tmp_path: Path) -> None:
     files = NatsFiles(nats_creds_file=tmp_path / "admin.creds")
-    assert nats_login("ann", "nats://bob@a", files) == "ann"
-    assert nats_login(None, "nats://bob@a", files) == "bob"
-    assert nats_login(None, "nats://a", files) == f"file {tmp_path / 'admin.creds'}"
+    assert nats_login("ann", "nats://bob@a", NatsFiles()) == "ann"
+    assert nats_login(None, "nats://bob@a", NatsFiles()) == "bob"
+    assert nats_login("ann", "nats://bob@a", files) == f"file {tmp_path / 'admin.creds'}"
     assert nats_login(None, None, NatsFiles(nats_nkey_seed_file=tmp_path / "seed")) == f"file {tmp_path / 'seed'}"
