@@ -22,6 +22,11 @@ from shared.subjects import decode_name, encode_name
 DEFAULT_TENANT = "default"
 # Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
 MAX_WAIT_KEY = "headrace_max_wait_s"
+# NATS leaves calls that a user may not make unanswered, as it does those for which there is nobody.
+NO_JETSTREAM = (
+    "NATS does not answer JetStream calls: check HEADRACE_NATS_USER (`headrace setup` and `headrace dead` need the "
+    "admin user), or start NATS with JetStream enabled."
+)
 
 _PREFIX = "HR_BATCH_"
 _TIMEOUT_S = 5.0
@@ -69,7 +74,7 @@ async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> Non
                 "administrator's credentials, `headrace setup --tenants`, or give NATS more storage."
             ) from error
     except NatsTimeoutError as error:
-        raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+        raise DependencyError(NO_JETSTREAM) from error
 
 
 async def batch_tenants(nats: Client, model: str) -> list[str]:

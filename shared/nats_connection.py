@@ -123,7 +123,7 @@ class _ErrorLog:
     async def report(self, error: Exception) -> None:
         self.failures = [*self.failures[-9:], error]
         if self._client.is_connected:
-            _log.warning("nats error", extra={"error": repr(error)})
+            _log.warning("nats error: %s", error)
         elif _is_refusal(error) and not self.was_connected:
             self._client.options["allow_reconnect"] = False  # makes connect() raise
         if self._on_error is not None:

@@ -24,7 +24,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError
 
-from shared.batch_streams import DEFAULT_TENANT, batch_stream, batch_stream_config, ensure_batch_stream
+from shared.batch_streams import DEFAULT_TENANT, NO_JETSTREAM, batch_stream, batch_stream_config, ensure_batch_stream
 from shared.errors import DependencyError
 from shared.messages import Lane
 from shared.subjects import dead_letter_filter, encode_name, request_subject
@@ -166,7 +166,7 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
         except NotFoundError:
             await _make_stream(js, config)
         except NatsTimeoutError as error:
-            raise DependencyError("NATS does not answer JetStream calls: start it with JetStream enabled.") from error
+            raise DependencyError(NO_JETSTREAM) from error
     for tenant in tenants:
         await ensure_batch_stream(js, tenant_stream_config(tenant, limits))
 

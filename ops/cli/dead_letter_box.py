@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NotFoundError
 
-from shared.batch_streams import ensure_batch_stream
+from shared.batch_streams import NO_JETSTREAM, ensure_batch_stream
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
 from shared.messages import Lane, Request, encode
@@ -74,6 +75,8 @@ class DeadLetterBox:
             # 10037 is the end of the selected letters; else the stream itself is missing.
             if error.err_code != 10037:
                 raise DependencyError("the stream HR_DEAD does not exist; run `headrace setup`") from error
+        except NatsTimeoutError as error:
+            raise DependencyError(NO_JETSTREAM) from error
         except (APIError, NatsError) as error:
             raise DependencyError(f"the dead letters cannot be read: {error!r}") from error
 

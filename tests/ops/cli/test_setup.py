@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import nats
 
@@ -58,16 +59,28 @@ async def test_setup_brings_streams_of_an_earlier_version_up_to_date(start_nats:
     await client.close()
 
 
-def test_setup_by_a_role_that_may_not_is_one_line_and_exit_code_2(
+def test_setup_and_dead_by_a_role_that_may_not_name_the_user_and_what_was_refused(
     start_nats: Callable[..., NatsServer], monkeypatch
 ) -> None:
     for role in NATS_ROLES:
         monkeypatch.setenv(nats_password_variable(role), f"password{role}")
     server = start_nats("-c", str(NATS_CONFIG))
-    done = headrace("setup", "--nats-url", server.url, "--nats-user", "batch", "--nats-password", "passwordbatch")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("headrace: ")
-    assert "Traceback" not in done.stderr
+    login = ["--nats-url", server.url, "--nats-user", "batch", "--nats-password", "passwordbatch"]
+    for command in (["setup", *login], ["dead", *login, "list"]):
+        done = headrace(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        *refused, message = done.stderr.splitlines()
+        assert message.startswith("headrace: NATS does not answer JetStream calls: check HEADRACE_NATS_USER")
+        assert any("publish" in line and "$js.api.stream.info" in line for line in refused)
+        assert "Traceback" not in done.stderr
+
+
+def test_setup_with_a_key_but_no_certificate_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("key")
+    done = headrace("setup", "--nats-url", "nats://127.0.0.1:1", "--nats-key-file", str(tmp_path / "key.pem"))
+    assert (done.returncode, done.stderr) == (
+        2, "headrace: HEADRACE_NATS_KEY_FILE: needs HEADRACE_NATS_CERT_FILE beside it\n",
+    )  # fmt: skip
 
 
 def test_setup_without_a_server_is_one_line_and_exit_code_2() -> None:
