@@ -103,7 +103,10 @@ class BatchClient:
         while missing:
             wait_s = min(_LOOK_EVERY_S, deadline - asyncio.get_running_loop().time())
             if wait_s <= 0:
-                raise DependencyError(f"{len(missing)} results are still missing after {timeout_s:g} s")
+                raise DependencyError(
+                    f"after {timeout_s:g} s {len(missing)} of {len(requests)} results are missing, such as "
+                    f"{min(missing)}; what is published stays in the queue until a worker serves its model"
+                )
             try:
                 message = await asyncio.wait_for(arrived.get(), wait_s)
                 found = {message.subject: message.data} if message.subject in missing else {}

@@ -90,6 +90,8 @@ def _request(config: PublishConfig, model: str | None, fields: dict[str, Any]) -
     try:
         request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
     except msgspec.ValidationError as error:
+        if "model" not in defaults | fields:
+            raise ConfigError("HEADRACE_MODEL_NAME", "not set, and a request names no model") from error
         raise ConfigError("HEADRACE_FILE", f"request {fields.get('id', defaults['id'])!r}: {error}") from error
     if [request.text, request.messages, request.token_ids].count(None) != 2:
         raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: give one of text, messages and token_ids")

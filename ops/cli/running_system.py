@@ -14,6 +14,7 @@ from ops.stack.state import Readiness, read_ready_file
 from shared.errors import ConfigError, HeadraceError
 
 CONNECT_TIMEOUT_S = 10.0
+_WHAT_TO_GIVE = "give --state-dir of one that runs, or"
 
 
 class ServerRefusedError(HeadraceError):
@@ -93,7 +94,7 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
     running = read_ready_file(state_dir)
     if url is None and running is None:
         raise ConfigError(
-            "HEADRACE_URL", f"not set, and no `headrace up` runs on {state_dir}; give --url and --api-key"
+            "HEADRACE_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --url and --api-key"
         )
     if running is None or (url is not None and url != running.url):
         return Endpoint(url or "", api_key)
@@ -110,7 +111,9 @@ def find_nats(url: str | None, state_dir: Path) -> tuple[str, Readiness | None]:
         return url, None
     running = read_ready_file(state_dir)
     if running is None:
-        raise ConfigError("HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; give --nats-url")
+        raise ConfigError(
+            "HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --nats-url"
+        )
     return running.nats_url, running
 
 

@@ -36,7 +36,8 @@ async def main(nats_url: str, model: str, prompt: str) -> None:
     request_id = uuid.uuid4().hex
     sampling = {"max_tokens": 32, "temperature": 0.0}
     request = {"id": request_id, "model": model, "lane": "batch", "text": prompt, "sampling": sampling}
-    client = await nats.connect(nats_url)
+    # Without reconnecting, a wrong password or address is an error at once; a program that runs for long wants it on.
+    client = await nats.connect(nats_url, allow_reconnect=False)
     result = await client.subscribe(f"hr.result.default.{request_id}")
     await client.jetstream().publish(f"hr.req.{token(model)}.batch.default", json.dumps(request).encode())
     message = await result.next_msg(timeout=300)
@@ -45,4 +46,6 @@ async def main(nats_url: str, model: str, prompt: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit("usage: python batch_publish.py NATS_URL MODEL PROMPT")
     asyncio.run(main(*sys.argv[1:]))

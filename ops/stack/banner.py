@@ -15,7 +15,7 @@ _BANNER = """
 
 curl -N {url}/v1/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' -d '{body}'
 
-from openai import OpenAI
+from openai import OpenAI  # pip install openai
 client = OpenAI(base_url="{url}/v1", api_key="{key}")
 for chunk in client.completions.create(model={model}, prompt={prompt}, max_tokens=64, stream=True):
     print(chunk.choices[0].text, end="", flush=True)

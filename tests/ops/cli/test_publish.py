@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,6 +82,26 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         assert message in done.stderr
 
 
+def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:
+    options = ["--model-name", "unserved", "--wait", "--timeout-s", "0.5", "--state-dir", str(state_dir)]
+    done = headrace("publish", "--file", "-", *options, given='{"id": "waiting", "text": "a"}')
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "1 of 1 results are missing, such as hr.result.default.waiting; " in done.stderr
+    assert "until a worker serves its model" in done.stderr
+
+
+def test_request_without_a_model_names_the_setting() -> None:
+    done = headrace("publish", "x", "--nats-url", "nats://127.0.0.1:1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "HEADRACE_MODEL_NAME: not set, and a request names no model" in done.stderr
+
+
+def test_directory_on_which_nothing_runs_names_the_options(tmp_path: Path) -> None:
+    done = headrace("publish", "x", cwd=tmp_path, PYTHONPATH=str(Path.cwd()))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no `headrace up` runs on .headrace; give --state-dir of one that runs, or --nats-url" in done.stderr
+
+
 def test_prompt_and_file_together_or_neither_are_refused(state_dir: Path) -> None:
     for arguments in (["x", "--file", "-"], []):
         done = headrace("publish", *arguments, "--state-dir", str(state_dir))
@@ -92,5 +113,10 @@ def test_documented_example_runs_with_nothing_but_nats_py(cli_system: System) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finish"] == "length"
+    wrong_password = re.sub(r"batch:[^@]*@", "batch:wrong@", command[2])
+    done = subprocess.run([*command[:2], wrong_password, *command[3:]], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, "Authorization Violation" in done.stderr) == (1, True)
+    done = subprocess.run(command[:4], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "usage: python batch_publish.py NATS_URL MODEL PROMPT\n")
     source = Path(batch_publish.__file__).read_text()
     assert "shared" not in source.replace("shared.messages.Request", "")
