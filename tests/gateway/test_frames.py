@@ -130,6 +130,29 @@ async def test_one_streams_exception_ends_it_and_no_neighbour(
     assert [(error.status, error.code) for error in recorder.errors] == [(500, "internal_error")]
 
 
+async def test_every_delta_that_counts_is_news_of_its_flight(flights: FlightTable, receiver: FrameReceiver) -> None:
+    flight = held(flights, "a")
+    now = asyncio.get_running_loop().time()
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))
+    assert flight.progressed_at >= now
+    flight.progressed_at = 0.0
+    receiver.accept(Frame("w", 2, [Delta("a", 0, 3, (10,), "y", prompt_tokens=5)]))
+    receiver.accept(Frame("other", 2, [Delta("a", 0, 4, (10,), "y")]))
+    assert flight.progressed_at >= now
+    flight.progressed_at = 0.0
+    receiver.accept(Frame("other", 3, [Delta("a", 0, 4, (10,), "y")]))
+    assert flight.progressed_at == 0.0
+
+
+async def test_strays_that_are_remembered_are_bounded(
+    receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.frames.MAX_STRAYS", 10)
+    for number in range(100):
+        receiver.accept(Frame("w", 1, [Delta(f"gone-{number}", 0, 0, (1,), "x")]))
+    assert len(receiver._strays) <= 10
+
+
 @pytest.mark.parametrize("reason", ["stop", "length"])
 async def test_end_completes_the_flight_with_its_last_tokens(
     flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason

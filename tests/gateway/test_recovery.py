@@ -31,6 +31,7 @@ class Wire:
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     failed: list[tuple[str, int]] = field(default_factory=list)
     errors: list[ApiError] = field(default_factory=list)
+    num_published_at_cancels: list[int] = field(default_factory=list)
     refusal: ApiError | None = None
 
     def publish(self, flight: Flight) -> None:
@@ -48,7 +49,7 @@ class Wire:
         self.deleted.append(stream_seq)
 
     async def send_cancels(self) -> None:
-        pass
+        self.num_published_at_cancels.append(len(self.published))
 
     def take(self, flight: Flight, reason: str, why: str) -> ApiError:
         self.quarantined.append((flight.id, reason))
@@ -109,6 +110,7 @@ async def test_move_cancels_exactly_the_old_attempt_and_deletes_its_message(move
     assert moves.wire.cancelled == [("a", 4)]
     assert moves.wire.deleted == [77]
     assert moves.wire.published == [("a", 5)]
+    assert moves.wire.num_published_at_cancels == [0]
     assert (flight.worker, flight.stream_seq, flight.epoch) == (None, None, 5)
 
 
@@ -231,6 +233,33 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
         await moves.settle()
     assert moves.wire.published == [("a", 1)]
     assert sent.delivered_at is None
+
+
+async def test_patience_with_a_request_that_nobody_claims_doubles(moves: Moves) -> None:
+    idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
+    flight = moves.flight("a")
+    for epoch, factor in enumerate((1, 2, 4)):
+        for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
+            now = 100.0 + LIMITS.claim_patience_s * factor + seconds
+            flight.published_at, flight.stream_seq = 100.0, 10
+            moves.fleet.note_heartbeat(idle, now)
+            moves.recovery.sweep(now)
+            await moves.settle()
+            assert flight.epoch == expected
+
+
+async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
+    now = 100.0
+    for _ in range(100):
+        now += 0.1
+        moves.fleet.note_heartbeat(BEAT, now)
+        moves.fleet.sweep(now)
+    gone, kept = moves.flight("a", "somebody"), moves.flight("b", BEAT.worker)
+    gone.emitted, kept.emitted = [1], [1]
+    gone.progressed_at = kept.progressed_at = now - LIMITS.reconnect_patience_s - 0.1
+    moves.recovery.sweep(now)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])

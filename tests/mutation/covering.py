@@ -16,6 +16,7 @@ from coverage import CoverageData
 from coverage.parser import PythonParser
 
 DURATION = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(\S.*)")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
 # Enough for a mutant: tests are tried from the mirrored file first, then the fastest.
 MAX_SECONDS = 40.0
 
@@ -38,14 +39,24 @@ class CoveringTests:
             env=_environment(data_file),
         )
         self._durations: dict[str, float] = defaultdict(float)
+        self._failed: set[str] = set()
         self._by_file: dict[str, tuple[PythonParser, dict[int, set[str]]]] = {}
 
-    def wait(self) -> str | None:
-        """Collect what the tests ran; return their output when one of them failed."""
+    def wait(self) -> list[str]:
+        """Collect what the tests ran; return those that failed, which are not used.
+
+        Coverage makes the code slower and larger, which tests of times and memory notice.
+
+        Raises:
+            RuntimeError: The tests could not be run.
+        """
         output, _ = self._process.communicate()
+        if self._process.returncode not in (0, 1):
+            raise RuntimeError(f"pytest ended with {self._process.returncode}:\n{output[-4000:]}")
         for seconds, test in DURATION.findall(output):
             self._durations[test] += float(seconds)
-        return output if self._process.returncode else None
+        self._failed = set(FAILED.findall(output))
+        return sorted(self._failed)
 
     def of(self, path: str, lines: range) -> list[str] | None:
         """Return the tests that run one of the lines, best first; None for lines that run at import."""
@@ -54,6 +65,7 @@ class CoveringTests:
         tests = {context.rpartition("|")[0] for context in contexts if context}
         if contexts and not tests:
             return None
+        tests -= self._failed
         mirrored = mirrored_test(path)
         ordered = sorted(tests, key=lambda test: (not test.startswith(mirrored), self._durations[test]))
         chosen, seconds = [], 0.0

@@ -134,3 +134,59 @@ def test_late_sweep_gives_every_client_the_time_it_lost(table: Table) -> None:
     table.table.sweep()
     assert member.postponed_s == 60 - SWEEP_INTERVAL_S
     assert member.told == ["expire", "expire"]
+
+
+def test_place_of_a_connection_that_left_is_free_for_its_address() -> None:
+    table = Table(replace(LIMITS, max_per_address=2))
+    first, second = table.add(), table.add()
+    assert table.add().is_limited
+    for member in (first, second):
+        table.table.remove(member)
+        table.table.remove(member)
+    assert [table.add().is_limited for _ in range(2)] == [False, True]
+
+
+def test_addresses_without_a_connection_are_forgotten() -> None:
+    table = Table()
+    for number in range(10):
+        table.table.remove(table.add(f"10.0.0.{number}"))
+    assert not table.table._num_per_address
+
+
+def test_limited_connection_that_waits_again_makes_room_for_limited_ones_only() -> None:
+    table = Table()
+    members = [table.add() for _ in range(4)]
+    for member in members:
+        table.table.note_busy(member)
+    extra = table.add()
+    assert extra.is_limited
+    table.table.note_busy(extra)
+    assert table.table.num_busy == 5
+    table.table.note_waiting(extra)
+    assert table.table.num_busy == 4
+    assert table.add().is_limited
+    assert extra.told == []
+    for _ in range(MAX_EXTRA_CONNECTIONS - 1):
+        table.add()
+    assert extra.told == ["evict"]
+
+
+def test_answers_have_the_date_of_the_last_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 784111777.0)
+    table = Table()
+    assert table.table.default_headers == [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]
+    monkeypatch.setattr("time.time", lambda: 784111778.0)
+    table.table.sweep()
+    assert table.table.default_headers == [(b"date", b"Sun, 06 Nov 1994 08:49:38 GMT")]
+
+
+def test_evictions_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    table = Table()
+    for _ in range(7):
+        table.add()
+    table.table.sweep()
+    assert [getattr(record, "num", None) for record in caplog.records] == [3]
+    table.table.sweep()
+    table.add()
+    table.table.sweep()
+    assert [getattr(record, "num", None) for record in caplog.records] == [3, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +22,14 @@ class Connection:
     broken: set[str] = field(default_factory=set)
     sent: list[tuple[str, bytes]] = field(default_factory=list)
     max_payload: int = MAX_PAYLOAD
+    writable: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_writable(self) -> bool:
+        return self.writable.is_set()
+
+    async def wait_writable(self) -> None:
+        await self.writable.wait()
 
     def send(self, subject: str, payload: bytes) -> None:
         if subject in self.broken:
@@ -98,3 +107,43 @@ async def test_answers_to_the_queue_follow_the_deltas(outbox: Outbox, connection
     outbox.flush()
     assert [(subject, payload) for subject, payload in connection.sent][-1] == ("ack.b", b"-NAK")
     assert connection.frames("hr.tok.a")
+
+
+async def test_what_is_put_in_is_sent_by_itself_with_what_comes_meanwhile(
+    outbox: Outbox, connection: Connection
+) -> None:
+    outbox.start()
+    connection.writable.set()
+    for first in (0, 2):
+        outbox.put("hr.tok.a", Delta("a", 0, first, (1,), "x"))
+        outbox.put("hr.tok.a", Delta("a", 0, first + 1, (1,), "x"))
+        await asyncio.sleep(0)
+    assert [[delta.seq for delta in frame.deltas] for frame in connection.frames("hr.tok.a")] == [[0, 1], [2, 3]]
+
+
+async def test_connection_that_takes_nothing_gets_one_frame_when_it_can(outbox: Outbox, connection: Connection) -> None:
+    outbox.start()
+    for position in range(3):
+        outbox.put("hr.tok.a", Delta("a", 0, position, (1,), "x"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert connection.sent == []
+    connection.writable.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [[delta.seq for delta in frame.deltas] for frame in connection.frames("hr.tok.a")] == [[0, 1, 2]]
+    outbox.put("hr.tok.a", Delta("a", 0, 3, (1,), "x"))
+    await asyncio.sleep(0)
+    assert len(connection.frames("hr.tok.a")) == 2
+
+
+async def test_close_sends_what_is_left_once(outbox: Outbox, connection: Connection) -> None:
+    outbox.start()
+    outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x"))
+    await asyncio.sleep(0)
+    await outbox.close()
+    assert len(connection.frames("hr.tok.a")) == 1
+    connection.writable.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(connection.sent) == 1
