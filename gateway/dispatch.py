@@ -35,7 +35,7 @@ from shared.errors import DependencyError
 from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
 from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, frame_subject, gateway_subject
 
 SWEEP_INTERVAL_S = 0.05
@@ -190,7 +190,7 @@ class Dispatcher:
         """Take note that NATS is back, perhaps without what its memory held."""
         while self._nats.is_connected:
             try:
-                await ensure_streams(self._js, self._stream_limits)
+                await ensure_interactive_stream(self._js, self._stream_limits)
                 created = await self._created()
             except (DependencyError, NatsError, OSError) as error:
                 _logger.warning("NATS is back, but its streams are not: %s", error)
@@ -200,7 +200,15 @@ class Dispatcher:
             _logger.warning("NATS is back%s", "" if is_same_stream else ", and the interactive stream is a new one")
             self.fleet.liveness.nats_reconnected(self._loop.time())
             self._recovery.reconnected(is_same_stream)
+            await self._restore_records()
             return
+
+    async def _restore_records(self) -> None:
+        # A server that lost its disk has no streams of results and dead letters either. People do not wait for these.
+        try:
+            await ensure_streams(self._js, self._stream_limits)
+        except (DependencyError, NatsError, OSError) as error:
+            _logger.warning("batch results and dead letters cannot be stored: %s", error)
 
     def _take_back(self, flight: Flight) -> bool:
         if not self._flights.remove(flight):

@@ -159,16 +159,20 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
     Raises:
         DependencyError: A stream is missing and we may not or cannot make it.
     """
-    for config in stream_configs(limits):
-        assert config.name is not None
-        try:
-            await js.stream_info(config.name)
-        except NotFoundError:
-            await _make_stream(js, config)
-        except NatsTimeoutError as error:
-            raise DependencyError(NO_JETSTREAM) from error
+    await _ensure(js, stream_configs(limits))
     for tenant in tenants:
         await ensure_batch_stream(js, tenant_stream_config(tenant, limits))
+
+
+async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) -> None:
+    """Make the queue of interactive requests if it is missing.
+
+    It lives in memory and is all that an answer needs, so gateways and workers may make it themselves.
+
+    Raises:
+        DependencyError: It is missing and we may not or cannot make it.
+    """
+    await _ensure(js, _queue_configs(limits))
 
 
 async def reshape_streams(js: JetStreamContext, limits: StreamLimits) -> None:
@@ -191,6 +195,17 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits) -> None:
                 await js.update_stream(wanted)
         except (APIError, NatsTimeoutError) as error:
             raise DependencyError(f"NATS stream {config.name} could not be brought up to date: {error!r}") from error
+
+
+async def _ensure(js: JetStreamContext, configs: list[StreamConfig]) -> None:
+    for config in configs:
+        assert config.name is not None
+        try:
+            await js.stream_info(config.name)
+        except NotFoundError:
+            await _make_stream(js, config)
+        except NatsTimeoutError as error:
+            raise DependencyError(NO_JETSTREAM) from error
 
 
 async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:

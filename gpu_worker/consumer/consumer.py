@@ -31,7 +31,7 @@ from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
@@ -179,7 +179,7 @@ class Consumer:
         await self._outbox.close()
 
     async def _ensure_interactive(self) -> str:
-        await ensure_streams(self._js, self._limits)
+        await ensure_interactive_stream(self._js, self._limits)
         return await ensure_consumer(self._js, self._source.model, "interactive", self._limits)
 
     def _interactive_appetite(self) -> int:
