@@ -1,9 +1,9 @@
 """Redis for things that may be missing: a call that fails, or is not answered in time, is a miss and never an error.
 
-One connection; the calls of one event loop tick travel as one pipeline, and what arrives while a pipeline is under way
-forms the next. The circuit breaker is the connection itself: the first failure drops it, because its replies can no
-longer be told apart, and from then on every call misses at once until a background task has a new connection that
-answers a PING in time. So no request ever pays for a probe, and a call waits for one timeout at most.
+One connection; a call travels at once, and those that come while it is under way form the next pipeline. The circuit
+breaker is the connection itself: the first failure drops it, because its replies can no longer be told apart, and from
+then on every call misses at once until a background task has a new connection that answers a PING in time. So no
+request ever pays for a probe, and a call waits for one timeout at most.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.metrics import GatewayMetrics
+from gateway.redis_pipeline import Argument, RedisPipeline
 
 CONNECT_TIMEOUT_S = 1.0
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
-MAX_PIPELINE = 128
 
 _FAILURES = (RedisError, OSError, EOFError, TimeoutError, ValueError)
 _logger = logging.getLogger(__name__)
-
-Argument = str | bytes | int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,15 @@ class RedisCache:
         )
         self._timeout_s = timeout_s
         self._metrics = metrics
-        self._connection: AbstractConnection | None = None
+        self._pipeline: RedisPipeline | None = None
+        self._broken: AbstractConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._pending: list[tuple[tuple[Argument, ...], asyncio.Future[Any]]] = []
         self._retry_s = 0.0
 
     @property
     def is_available(self) -> bool:
         """Whether calls are tried at all; False while the breaker is open."""
-        return self._connection is not None
+        return self._pipeline is not None
 
     async def start(self) -> None:
         """Begin connecting, and give a healthy Redis the time to be there from the first request on."""
@@ -86,15 +83,15 @@ class RedisCache:
 
     async def close(self) -> None:
         """Close the connection; calls made from now on miss."""
-        for task in (self._connecting, self._writing):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        connection, self._connection = self._connection, None
-        self._miss_all(self._pending)
-        if connection is not None:
-            await connection.disconnect(nowait=True)
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._connecting
+        await self._discard_broken()
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
+            await pipeline.connection.disconnect(nowait=True)
 
     async def get(self, key: str) -> bytes | None:
         """Return a value, or None when there is none or Redis is away."""
@@ -114,65 +111,32 @@ class RedisCache:
         return None if isinstance(reply, ResponseError) else reply
 
     async def _call(self, *command: Argument) -> Any:
-        if self._connection is None:
+        if self._pipeline is None:
             return None
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append((command, future))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_pending())
-        reply = await future
+        reply = await self._pipeline.call(command)
         if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
             self._metrics.redis_failures += 1
             _logger.warning("redis refused %s: %s", command[0], reply)
         return reply
 
-    async def _write_pending(self) -> None:
-        try:
-            while self._pending and self._connection is not None:
-                batch, self._pending = self._pending[:MAX_PIPELINE], self._pending[MAX_PIPELINE:]
-                try:
-                    await self._round_trip(self._connection, batch)
-                except Exception as error:
-                    # Also what parsing a hostile reply may raise: the rest of it must not answer the next calls.
-                    self._drop_connection(error, len(batch) + len(self._pending))
-                finally:
-                    self._miss_all(batch)
-        finally:
-            self._writing = None
-            if self._connection is None:
-                self._miss_all(self._pending)
-
-    async def _round_trip(
-        self, connection: AbstractConnection, batch: list[tuple[tuple[Argument, ...], asyncio.Future[Any]]]
-    ) -> None:
-        async with asyncio.timeout(self._timeout_s):
-            await connection.send_packed_command(connection.pack_commands([command for command, _ in batch]))
-            for _, future in batch:
-                reply: Any
-                try:
-                    reply = await connection.read_response(disconnect_on_error=False)
-                except ResponseError as error:
-                    reply = error
-                if not future.done():
-                    future.set_result(reply)
+    def _succeeded(self) -> None:
         self._retry_s = 0.0
 
-    def _miss_all(self, commands: list[tuple[tuple[Argument, ...], asyncio.Future[Any]]]) -> None:
-        for _, future in commands:
-            if not future.done():
-                future.set_result(None)
-        commands.clear()
-
-    def _drop_connection(self, error: BaseException, missed: int) -> None:
+    def _drop_connection(self, pipeline: RedisPipeline, error: BaseException, missed: int) -> None:
         _logger.warning("redis is away (%s): going on without it", error or type(error).__name__)
         self._metrics.redis_failures += missed
         self._metrics.is_redis_open = True
-        connection, self._connection = self._connection, None
-        self._connecting = asyncio.create_task(self._connect(connection))
+        self._pipeline = None
+        self._broken = pipeline.connection
+        self._connecting = asyncio.create_task(self._connect())
 
-    async def _connect(self, broken: AbstractConnection | None = None) -> None:
+    async def _discard_broken(self) -> None:
+        broken, self._broken = self._broken, None
         if broken is not None:
             await _discard(broken)
+
+    async def _connect(self) -> None:
+        await self._discard_broken()
         while True:
             await asyncio.sleep(self._retry_s)
             self._retry_s = min(RETRY_MAX_S, max(RETRY_MIN_S, 2 * self._retry_s))
@@ -193,7 +157,7 @@ class RedisCache:
                 raise
             else:
                 break
-        self._connection = connection
+        self._pipeline = RedisPipeline(connection, self._timeout_s, self._succeeded, self._drop_connection)
         self._metrics.is_redis_open = False
         _logger.info("redis is connected")
 

@@ -17,7 +17,8 @@ import msgspec
 
 from gateway.caller import Caller
 from gateway.drain_calendar import HORIZON_S
-from gateway.redis_client import Argument, RedisCache, Script
+from gateway.redis_client import RedisCache, Script
+from gateway.redis_pipeline import Argument
 from gateway.reservations import GRACE_S, Reservation
 from shared.background_tasks import BackgroundTasks
 

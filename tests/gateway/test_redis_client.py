@@ -52,15 +52,16 @@ async def test_concurrent_calls_each_get_their_own_reply(cache: RedisCache) -> N
 
 async def test_concurrent_gets_travel_in_few_pipelines(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    round_trip = cache._round_trip
+    assert cache._pipeline is not None
+    pack = cache._pipeline.connection.pack_commands
 
-    async def counted(connection, batch):  # type: ignore[no-untyped-def]
-        sizes.append(len(batch))
-        await round_trip(connection, batch)
+    def counted(commands: list[object]) -> list[bytes]:
+        sizes.append(len(commands))
+        return pack(commands)
 
-    monkeypatch.setattr(cache, "_round_trip", counted)
+    monkeypatch.setattr(cache._pipeline.connection, "pack_commands", counted)
     await asyncio.gather(*(cache.get(f"rc:none{i}") for i in range(64)))
-    assert sizes == [64]
+    assert sizes == [1, 63]
 
 
 async def test_script_unknown_to_redis_is_sent_and_then_cached(cache: RedisCache) -> None:
@@ -162,9 +163,9 @@ async def test_reply_that_cannot_be_parsed_is_a_miss_and_answers_no_other_call(
     async with await lying_server(reply) as server:
         cache = RedisCache(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUT_S, metrics)
         await cache.start()
-        connection = cache._connection
+        pipeline = cache._pipeline
         assert await cache.get("rc:a") is None
-        assert cache._connection is not connection
+        assert cache._pipeline is not pipeline
         await until_available(cache)
         assert await cache.get("rc:b") is None
         await cache.close()
