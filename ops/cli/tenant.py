@@ -47,14 +47,17 @@ class TenantConfig:
 def run(config: TenantConfig, name: str) -> None:
     """Print a NATS account for a tenant who publishes batch jobs.
 
-    Append it to ops/nats/tenants.conf, reload NATS (`nats-server --signal reload`, or SIGHUP), and make the tenant's
-    queue with `headrace setup --tenants NAME`. Its user may publish jobs of this tenant and read their results, and can
-    reach nothing else.
+    Append it to ops/nats/tenants.conf and reload NATS twice (`nats-server --signal reload`, or SIGHUP): NATS connects
+    what a new account imports only at the next reload. Then make the tenant's queue with `headrace setup --tenants
+    NAME`. Its user may publish jobs of this tenant and read their results, and can reach nothing else.
     """
     token = encode_name(name)
     print(account_block(name, _login(config, token)), end="")
     if sys.stdout.isatty():
-        print("append this to ops/nats/tenants.conf, reload NATS (SIGHUP), run `headrace setup`", file=sys.stderr)
+        print(
+            "append this to ops/nats/tenants.conf, reload NATS twice (SIGHUP), run `headrace setup --tenants`",
+            file=sys.stderr,
+        )
 
 
 def account_block(name: str, login: str) -> str:

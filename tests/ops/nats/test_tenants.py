@@ -19,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 from ops.cli.tenant import account_block
 from ops.stack.commands import NATS_CONFIG
 from shared.batch_streams import batch_stream
-from shared.streams import INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer
+from shared.streams import INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from tests.ops.cli.command import headrace
 from tests.ops.nats.secured import OTHER_TENANT, OTHER_TOKEN, PASSWORDS, Connection, secured_server
 from tests.servers import NatsServer
@@ -224,14 +224,18 @@ async def test_added_tenant_is_served_after_a_reload_that_drops_no_connection(tm
         old = await nats.connect(url, allow_reconnect=False)
         with (tmp_path / "configuration" / "tenants.conf").open("a") as file:
             file.write(account_block("new", 'user: "batch-new", password: "passwordnew"'))
-        os.kill(server.pid, signal.SIGHUP)
-        new_url = server.url.replace("//", "//batch-new:passwordnew@")
-        deadline = asyncio.get_running_loop().time() + 10
-        while "Reloaded server configuration" not in server.log:
-            assert asyncio.get_running_loop().time() < deadline, server.log[-2000:]
-            await asyncio.sleep(0.05)
-        new = await nats.connect(new_url, allow_reconnect=False)
-        await new.flush()
+        # NATS 2.15 connects the imports of an account that a reload adds only at the next reload.
+        for count in (1, 2):
+            os.kill(server.pid, signal.SIGHUP)
+            deadline = asyncio.get_running_loop().time() + 10
+            while server.log.count("Reloaded server configuration") < count:
+                assert asyncio.get_running_loop().time() < deadline, server.log[-2000:]
+                await asyncio.sleep(0.05)
+        admin = await nats.connect(server.url.replace("//", f"//admin:{PASSWORDS['admin']}@"), allow_reconnect=False)
+        await ensure_streams(admin.jetstream(), StreamLimits(), ["new"])
+        await admin.close()
+        new = await nats.connect(server.url.replace("//", "//batch-new:passwordnew@"), allow_reconnect=False)
+        assert (await new.jetstream().publish("hr.req.m.batch.new", b"job")).stream == "HR_BATCH_new"
         assert old.is_connected
         await old.flush()
         await old.close()
