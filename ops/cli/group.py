@@ -49,7 +49,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Every option of a command is also an environment variable: --nats-url is HEADRACE_NATS_URL. "
+    epilog="Settings can be given as environment variables too, named in brackets: --nats-url is HEADRACE_NATS_URL. "
     "An option wins over its variable.",
 )
 @click.option(
