@@ -57,6 +57,8 @@ def list_(config: KeysConfig) -> None:
     """List the keys: what they may do, never the keys themselves."""
     from gateway.api_keys import list_keys
 
+    if not config.keys_file.exists():
+        click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
     heads = ("ID", "TENANT", "MODELS", "REQ/MIN", "TOK/MIN", "CONCURRENT", "CREATED", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [heads]
     for record in list_keys(config.keys_file):

@@ -65,9 +65,11 @@ def _read(file: Path | None, prompt: str | None) -> Iterator[dict[str, Any]]:
         yield {"text": prompt}
         return
     try:
-        lines = sys.stdin.read() if str(file) == "-" else file.read_text()
+        lines = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     except OSError as error:
         raise ConfigError("HEADRACE_FILE", f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("HEADRACE_FILE", f"{file} is not text in UTF-8: {error.reason}") from error
     for number, line in enumerate(lines.splitlines(), start=1):
         if line.strip():
             try:

@@ -126,8 +126,17 @@ def write_ready_file(path: Path, readiness: Readiness) -> None:
 
 
 def read_ready_file(state_dir: Path) -> Readiness | None:
-    """Return the system that runs on a state directory, or None."""
+    """Return the system that runs on a state directory, or None.
+
+    Raises:
+        ConfigError: The ready file cannot be read, or is another version's.
+    """
     try:
         return Readiness(**json.loads((state_dir / READY_FILE).read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError, TypeError) as error:
+        file, why = state_dir / READY_FILE, getattr(error, "strerror", None) or "it is not of this version"
+        raise ConfigError(
+            "HEADRACE_STATE_DIR", f"{file} cannot be read: {why}; start `headrace up` anew, or give another --state-dir"
+        ) from None

@@ -37,6 +37,12 @@ def test_unknown_key_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "key_none" in done.stderr
 
 
+def test_list_says_when_there_is_no_key_file(tmp_path: Path) -> None:
+    done = headrace("keys", "--keys-file", str(tmp_path / "none.json"), "list")
+    assert (done.returncode, done.stdout.count("\n"), done.stderr.count("\n")) == (0, 1, 1)
+    assert f"there is no {tmp_path / 'none.json'} yet" in done.stderr
+
+
 def test_key_made_beside_a_running_system_opens_it(state_dir: Path, cli_system: System) -> None:
     key = headrace("keys", "--keys-file", str(state_dir / "keys.json"), "create").stdout.strip()
     deadline = time.monotonic() + 10

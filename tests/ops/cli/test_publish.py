@@ -96,6 +96,24 @@ def test_request_without_a_model_names_the_setting() -> None:
     assert "HEADRACE_MODEL_NAME: not set, and a request names no model" in done.stderr
 
 
+def test_ready_file_of_another_version_is_one_line(tmp_path: Path) -> None:
+    for text in ('{"url": "http://127.0.0.1:1"}', "{"):
+        (tmp_path / "ready.json").write_text(text)
+        done = headrace("publish", "x", "--state-dir", str(tmp_path))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "ready.json cannot be read: it is not of this version; start `headrace up` anew" in done.stderr
+
+
+def test_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_bytes(b"\xff")
+    done = headrace(
+        "publish", "--file", str(tmp_path / "jobs"), "--model-name", "m", "--nats-url", "nats://127.0.0.1:1"
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "HEADRACE_FILE: " in done.stderr
+    assert "is not text in UTF-8" in done.stderr
+
+
 def test_directory_on_which_nothing_runs_names_the_options(tmp_path: Path) -> None:
     done = headrace("publish", "x", cwd=tmp_path, PYTHONPATH=str(Path.cwd()))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
