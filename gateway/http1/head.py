@@ -167,7 +167,7 @@ def _split_target(method: str, target: bytes) -> tuple[bytes, bytes]:
         raise ApiError(501, "This server is no proxy.", code="method_not_implemented")
     if b"#" in target:
         raise bad_request("A request's target has no fragment.")
-    if not target.startswith(b"/") and target != b"*":
+    if not target.startswith(b"/"):
         try:
             url = httptools.parse_url(target)
         except httptools.HttpParserInvalidURLError:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidNameError
 from shared.subjects import (
+    dead_letter_filter,
+    dead_letter_subject,
     decode_name,
     encode_name,
     frame_subject,
@@ -80,3 +82,11 @@ def test_metacharacters_in_names_do_not_reach_other_subjects() -> None:
     assert frame_subject("g 1") == "hr.tok.g_201"
     assert worker_subject("m", "w.1") == "hr.worker.m.w_2e1"
     assert result_subject("t", "id_1") == "hr.result.t.id_5f1"
+
+
+def test_filter_of_dead_letters_matches_its_subjects() -> None:
+    tokens = dead_letter_subject("m/1", "batch", "t*").split(".")
+    assert dead_letter_filter().split(".") == ["hr", "dead", "*", "*", "*"]
+    assert dead_letter_filter("m/1").split(".") == [*tokens[:3], "*", "*"]
+    assert dead_letter_filter(lane="batch").split(".") == ["hr", "dead", "*", "batch", "*"]
+    assert dead_letter_filter("m/1", "batch", "t*").split(".") == tokens

@@ -138,6 +138,12 @@ def test_what_is_not_served_has_a_status_of_its_own(head: bytes, status: int) ->
     assert status_of(head) == status
 
 
+def test_too_many_headers_are_refused_by_a_code() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_head(GET + b"X: y\r\n" * MAX_HEADERS + b"\r\n")
+    assert (caught.value.status, caught.value.code) == (431, "headers_too_large")
+
+
 def test_bytes_after_the_head_are_not_taken_for_another_request() -> None:
     with pytest.raises(ApiError):
         parse_head(GET + b"\r\n" + GET + b"\r\n")
