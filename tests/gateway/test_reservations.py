@@ -95,6 +95,9 @@ def test_promise_that_was_not_kept_has_the_next_place(book: ReservationBook) -> 
     assert refuse(book, caller("first")).wait_s > 50
     now = NOW + others[2].wait_s
     assert [refuse(book, caller(f"other {i}"), now, excess_s=1.5).wait_s for i in range(3)] == [2, 3, 3]
+    # Their first places are free again.
+    num_booked = sum(each.is_booked for each in book._by_ticket.values())
+    assert sum(book.calendar._booked.values()) == pytest.approx(num_booked * COST_S)
 
 
 def test_line_beyond_the_horizon_is_spread_and_booked_in_its_order(book: ReservationBook) -> None:

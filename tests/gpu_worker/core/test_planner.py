@@ -280,7 +280,7 @@ def test_batch_decodes_are_paused_with_their_blocks_while_a_person_sets_the_pace
     harness.assert_reference(person, *background)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_batch_goes_on_beside_a_person_who_never_stops(depth: int) -> None:
     harness = Harness(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=2000, cost=CPU, max_steps_in_flight=depth)
     person = make_sequence(4, max_tokens=2500, ignore_eos=True)
