@@ -18,7 +18,7 @@ Moves sequences between the waiting queues and the running set; it never ends on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from gpu_worker.core.batch_throttle import BatchAllowance, BatchThrottle
@@ -62,10 +62,10 @@ class Planner:
             None when one of the steps in flight has to land first.
         """
         running, budget = self._running, self._config.max_num_batched_tokens
-        people = running.decoding["interactive"]
-        if not self._grow(people.values(), running.catching_up["interactive"].values()) or not self._admit_people():
+        decodes: Collection[Sequence] = running.decoding["interactive"].values()
+        if not self._grow(decodes, running.catching_up["interactive"].values()) or not self._admit_people():
             return None
-        decodes, prompts = list(people.values()), running.ordered_catching_up("interactive")
+        prompts = running.ordered_catching_up("interactive")
         num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
         num_more_tokens = max(0, num_tokens - num_interactive)
@@ -79,7 +79,9 @@ class Planner:
             batch_decodes = [sequence for sequence in batch_decodes if sequence.status is SequenceStatus.RUNNING]
             chunks = self._batch_chunks(allowance, budget - num_tokens - len(batch_decodes), batch_decodes)
         self._throttle.planned(num_interactive, num_more_tokens, len(batch_decodes) + len(chunks))
-        return self._share_out(step, decodes + batch_decodes, prompts, chunks, is_throttled=allowance.is_throttled)
+        if batch_decodes:
+            decodes = [*decodes, *batch_decodes]
+        return self._share_out(step, decodes, prompts, chunks, is_throttled=allowance.is_throttled)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> StepPlan:
         """Plan step number `step` with shares of one that was rolled back, without drafts.
@@ -199,7 +201,7 @@ class Planner:
     def _share_out(
         self,
         step: int,
-        decodes: list[Sequence],
+        decodes: Iterable[Sequence],
         prompts: list[Sequence],
         batch_chunks: list[tuple[Sequence, int]],
         *,
@@ -241,7 +243,7 @@ class Planner:
                 num_left -= depth
                 scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, depth)
 
-    def _decodes(self, step: int, sequences: list[Sequence]) -> list[ScheduledSequence]:
+    def _decodes(self, step: int, sequences: Iterable[Sequence]) -> list[ScheduledSequence]:
         """Schedule decodes. The hot loop of planning: no properties, no calls but the one that makes the item."""
         scheduled, last = [], []
         for sequence in sequences:
