@@ -36,6 +36,9 @@ _WAIT_SHARE = 0.2
 """Length of a batch step over the time to a first token: half of it is waited for on average."""
 
 _FULL_SPEED = 0.95
+_LEAST_FULL_STEP = 4.0
+"""Length of a step at full speed over that of one sequence, at least."""
+
 _FIRST_TOKEN_WEIGHT = 0.1
 
 MIN_CHUNK_TOKENS = 16
@@ -168,7 +171,9 @@ class BatchThrottle:
 
     @property
     def _full_speed_s(self) -> float:
-        return self._model.fixed_s * (1.0 / (1.0 - _FULL_SPEED) - 1.0)
+        # Steps of one sequence do not tell the fixed part from the other: always try several.
+        least_s = _LEAST_FULL_STEP * self._model.predict(0, 1, 0)
+        return max(least_s, self._model.fixed_s * (1.0 / (1.0 - _FULL_SPEED) - 1.0))
 
     def _beside_people_s(self, num_interactive: int, num_more_tokens: int) -> float:
         alone_s = self._model.predict(num_interactive, 0, num_more_tokens)

@@ -4,9 +4,10 @@ The model is a sum: a fixed part, a part for each interactive sequence, one for 
 token of a sequence beyond its first (chunks of prompts, drafts). Lanes have costs of their own because their contexts
 may differ in length. All parts stay positive.
 
-A Kalman filter estimates the parts: they drift slowly, and a step's duration is their sum with noise in proportion to
-it. Its covariance knows which parts the steps so far have told apart. Kaczmarz' method, which corrects parts by their
-share alone, needs thousands of steps to tell a small part from a large one.
+An extended Kalman filter estimates the logarithms of the parts: they drift slowly, and what is measured is the
+logarithm of a step's duration, with noise. Its covariance knows which parts the steps so far have told apart.
+Corrections by the parts' shares alone (Kaczmarz' method) need thousands of steps to tell a small part from a large one.
+The parts themselves instead of their logarithms become zero where two of them cannot be told apart.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from gpu_worker.core.step import StepPlan
 
 _FIRST_WEIGHTS = (1.0, 0.2, 0.2, 0.05)
 """What the parts are to one another until steps of different sizes have been measured: a small model on a CPU, where
-another sequence costs most. A guess too high is corrected by the few steps that try more. These are the standard
-deviations of the first guess too."""
+another sequence costs most. A guess too high is corrected by the few steps that try more."""
+
+_FIRST_DEVIATION = 1.0
+"""Standard deviation of a guess; also the most that a part becomes uncertain again. All these are of logarithms."""
 
 _NOISE = 0.1
-"""Standard deviation of a step's duration, as a share of it."""
+"""Standard deviation of a measured duration."""
 
 _DRIFT = 0.002
-"""Standard deviation of a part's change from one step to the next, as a share of it."""
+"""Standard deviation of a part's change from one step to the next."""
 
 _LARGEST_ERROR = 0.4
 _LARGEST_DEVIATION = 3.0
-"""A step that errs by more than both, as a share of what was predicted and in standard deviations of the prediction, is
-taken for a disturbance, and counts as no more."""
-
-_LEAST_SHARE = 1e-4
-"""No part is less than this share of a step."""
+"""A step that errs by more than both, the second in standard deviations of the prediction, is taken for a disturbance,
+and counts as no more."""
 
 
 class StepTimeModel:
@@ -82,40 +82,38 @@ class StepTimeModel:
         counts = (1, num_interactive, num_batch, num_more_tokens)
         if not self._costs_s:
             self._begin(counts, duration_s)
-        self._drift()
         predicted = self.predict(*counts[1:])
-        used = [(part, count) for part, count in enumerate(counts) if count]
-        # Covariance of each part with the prediction.
-        shared = [sum([row[part] * count for part, count in used]) for row in self._covariance]
-        variance = sum([shared[part] * count for part, count in used]) + (_NOISE * predicted) ** 2
-        largest = max(_LARGEST_ERROR * predicted, _LARGEST_DEVIATION * math.sqrt(variance))
-        error = max(-largest, min(largest, duration_s - predicted))
-        least = _LEAST_SHARE * predicted
+        # The derivatives of the logarithm of the prediction.
+        shares = [(part, self._costs_s[part] * count / predicted) for part, count in enumerate(counts) if count]
+        shared = [sum([row[part] * share for part, share in shares]) for row in self._covariance]
+        uncertainty = sum([shared[part] * share for part, share in shares])
+        deviation = math.sqrt(uncertainty + _NOISE**2)
+        largest = max(_LARGEST_ERROR, _LARGEST_DEVIATION * deviation)
+        error = max(-largest, min(largest, math.log(duration_s / predicted)))
+        # Derivatives say little about far away: after a large error it is not as sure as they say.
+        variance = uncertainty + _NOISE**2 + min((error / 2) ** 2, uncertainty)
         for part, covariance in enumerate(shared):
             gain = covariance / variance
-            self._costs_s[part] = max(min(least, self._costs_s[part]), self._costs_s[part] + gain * error)
+            self._costs_s[part] *= math.exp(gain * error)
             row = self._covariance[part]
             for other, its in enumerate(shared):
                 row[other] -= gain * its
+        self._drift()
 
     def _begin(self, counts: tuple[int, ...], duration_s: float) -> None:
         """Guess all parts from the first step."""
         scale = duration_s / sum([weight * count for weight, count in zip(_FIRST_WEIGHTS, counts, strict=True)])
         self._costs_s = [weight * scale for weight in _FIRST_WEIGHTS]
         size = range(len(_FIRST_WEIGHTS))
-        self._covariance = [[self._costs_s[i] ** 2 if i == j else 0.0 for j in size] for i in size]
+        self._covariance = [[_FIRST_DEVIATION**2 if i == j else 0.0 for j in size] for i in size]
 
     def _drift(self) -> None:
-        """Be less sure of every part than a step ago, but no less than of the first guess."""
-        # About what the fixed part was guessed to be from a step like the present ones.
-        scale = sum(self._costs_s) / sum(_FIRST_WEIGHTS)
-        for part, weight in enumerate(_FIRST_WEIGHTS):
-            row = self._covariance[part]
-            row[part] += (_DRIFT * self._costs_s[part]) ** 2
-            limit = (weight * scale) ** 2
-            if row[part] > limit:
+        """Be less sure of every part than a step ago, but no less than of a guess."""
+        for part, row in enumerate(self._covariance):
+            row[part] += _DRIFT**2
+            if row[part] > _FIRST_DEVIATION**2:
                 # The same factor for row and column: it stays a covariance.
-                factor = math.sqrt(limit / row[part])
+                factor = _FIRST_DEVIATION / math.sqrt(row[part])
                 for other, others in enumerate(self._covariance):
                     row[other] *= factor
                     others[part] *= factor

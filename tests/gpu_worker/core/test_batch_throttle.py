@@ -109,6 +109,13 @@ def test_step_without_people_reaches_95_percent_of_the_highest_throughput(
     assert throttle.max_batch_seqs(100_000) == pytest.approx(count, abs=1)
 
 
+def test_step_without_people_holds_several_sequences_whatever_the_fixed_part_is_taken_for() -> None:
+    model = model_of(1e-6, 1e-3, 1e-4)
+    throttle = BatchThrottle(model, 0.05)
+    assert 3 <= throttle.allowance(0.0, 0, 0).take_decodes(1000) <= 5
+    assert throttle.max_batch_seqs(256) >= 3
+
+
 def test_chunk_shrinks_to_what_is_left_but_not_below_what_is_worth_a_step(gpu: StepTimeModel) -> None:
     def allowance(seconds: float, *, is_first_free: bool = False) -> BatchAllowance:
         return BatchAllowance(seconds, gpu, is_first_free=is_first_free)

@@ -47,6 +47,12 @@ def test_small_parts_are_told_apart_from_a_large_fixed_one() -> None:
     assert model.token_s == pytest.approx(GPU[3], rel=0.3)
 
 
+def test_parts_that_cannot_be_told_apart_stay_as_guessed() -> None:
+    model = measured([(1, 0, 0)] * 500 + [(0, 1, 0)] * 5000, CPU)
+    assert 0.3 < model.fixed_s / CPU[0] < 1.5
+    assert 0.3 < model.batch_sequence_s / CPU[2] < 5.0
+
+
 def test_machine_that_becomes_slower_is_followed() -> None:
     model = measured([(1, 0, 0)] * 1000, CPU)
     for _ in range(300):
