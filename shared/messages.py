@@ -130,7 +130,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     probation: NumOutputTokens = 0
 
 
-class TokenLogprob(Struct, frozen=True, array_like=True):
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     """One token with its log probability and, for a chosen token, the most likely alternatives."""
 
     token_id: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from gpu_worker.core.sequence import Sequence
@@ -19,15 +20,32 @@ from gpu_worker.execution.token_choice import Truncation
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
 
+class TokenBias:
+    """A `logit_bias` as arrays, because a dictionary is slow to read anew for each batch.
+
+    Attributes:
+        token_ids: `[num_tokens]` int64.
+        values: `[num_tokens]` float32, what is added to each logit.
+    """
+
+    __slots__ = ("token_ids", "values")
+
+    def __init__(self, logit_bias: dict[int, float]) -> None:
+        """Read the entries."""
+        self.token_ids = np.fromiter(logit_bias.keys(), dtype=np.int64, count=len(logit_bias))
+        self.values = np.fromiter(logit_bias.values(), dtype=np.float32, count=len(logit_bias))
+
+
 class SamplingRow:
     """State of one sequence that is worth keeping while other sequences come and go."""
 
-    __slots__ = ("counts", "uniforms")
+    __slots__ = ("bias", "counts", "uniforms")
 
     def __init__(self, sequence: Sequence) -> None:
         """Start with nothing computed."""
         self.uniforms = UniformStream(sequence.sampling.seed)
         self.counts = TokenCounts(sequence) if has_penalties(sequence.sampling) else None
+        self.bias = TokenBias(sequence.sampling.logit_bias) if sequence.sampling.logit_bias else None
 
 
 class RandomRows:
@@ -125,7 +143,7 @@ class SamplingBatch:
         self.penalised = [row for row, state in enumerate(self.rows) if state.counts is not None]
         self.with_logprobs = [row for row, s in enumerate(sequences) if s.sampling.logprobs is not None]
         self.num_top = [sequences[row].sampling.logprobs or 0 for row in self.with_logprobs]
-        self.bias_index, self.bias = _flat_bias(sequences, vocab_size, device)
+        self.bias_index, self.bias = _flat_bias(self.rows, vocab_size, device)
 
     def drafts_before(self, row: int) -> tuple[int, ...]:
         """Return the drafts that a row takes for granted."""
@@ -133,16 +151,15 @@ class SamplingBatch:
 
 
 def _flat_bias(
-    sequences: list[Sequence], vocab_size: int, device: torch.device
+    rows: list[SamplingRow], vocab_size: int, device: torch.device
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Lay all `logit_bias` entries end to end. Ids outside the vocabulary name no token and are left out."""
-    entries = [
-        (row * vocab_size + token_id, bias)
-        for row, sequence in enumerate(sequences)
-        for token_id, bias in sequence.sampling.logit_bias.items()
-        if 0 <= token_id < vocab_size
-    ]
-    if not entries:
+    biased = [(row, state.bias) for row, state in enumerate(rows) if state.bias is not None]
+    if not biased:
         return None, None
-    indices, values = zip(*entries, strict=True)
-    return torch.tensor(indices, device=device), torch.tensor(values, dtype=torch.float32, device=device)
+    sizes = [len(bias.token_ids) for _, bias in biased]
+    token_ids = np.concatenate([bias.token_ids for _, bias in biased])
+    values = np.concatenate([bias.values for _, bias in biased])
+    indices = np.repeat(np.array([row for row, _ in biased], dtype=np.int64) * vocab_size, sizes) + token_ids
+    is_token = token_ids < vocab_size
+    return torch.from_numpy(indices[is_token]).to(device), torch.from_numpy(values[is_token]).to(device)

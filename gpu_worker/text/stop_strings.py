@@ -7,7 +7,9 @@ class StopStrings:
     """Passes text through, holding back the longest suffix that may still become a stop string.
 
     Each stop string is followed by a Knuth-Morris-Pratt automaton, so the cost per character does not depend on the
-    strings' lengths. When several stop strings end in one piece, the one that starts first wins.
+    strings' lengths. An automaton is built as far as the text has matched its string, so that a long stop string
+    costs nothing before the text resembles it. When several stop strings end in one piece, the one that starts first
+    wins.
 
     Attributes:
         is_matched: A stop string was found; the text before it has been passed through, and nothing follows.
@@ -18,8 +20,7 @@ class StopStrings:
         self.is_matched = False
         self._held = ""
         self._first_characters = frozenset(stop[0] for stop in stops)
-        self._stops = [(stop, _failure_links(stop)) for stop in stops]
-        self._states = [0] * len(stops)
+        self._automata = [_Automaton(stop) for stop in stops]
 
     def feed(self, piece: str) -> str:
         """Return the text that is certain not to belong to a stop string."""
@@ -33,7 +34,7 @@ class StopStrings:
             self.is_matched = True
             self._held = ""
             return text[:start]
-        cut = len(text) - max(self._states)
+        cut = len(text) - max(automaton.num_matched for automaton in self._automata)
         self._held = text[cut:]
         return text[:cut]
 
@@ -46,27 +47,57 @@ class StopStrings:
         """Advance all automata; return where in held text + piece the first complete stop string starts."""
         num_held = len(self._held)
         found: int | None = None
-        for index, (stop, links) in enumerate(self._stops):
-            state = self._states[index]
-            for position, character in enumerate(piece):
-                while state and stop[state] != character:
-                    state = links[state]
-                state += stop[state] == character
-                if state == len(stop):
-                    start = num_held + position + 1 - state
-                    found = start if found is None else min(found, start)
-                    break
-            self._states[index] = state
+        for automaton in self._automata:
+            end = automaton.feed(piece)
+            if end is not None:
+                start = num_held + end - automaton.num_matched
+                found = start if found is None else min(found, start)
         return found
 
 
-def _failure_links(stop: str) -> list[int]:
-    """Return, for each matched length, the next shorter length that is still a match."""
-    links = [0] * (len(stop) + 1)
-    length = 0
-    for index in range(1, len(stop)):
-        while length and stop[index] != stop[length]:
+class _Automaton:
+    """Follows one stop string through the text.
+
+    Attributes:
+        num_matched: Length of the longest suffix of the text that the stop string begins with.
+    """
+
+    __slots__ = ("_links", "_stop", "num_matched")
+
+    def __init__(self, stop: str) -> None:
+        """Start before the text."""
+        self.num_matched = 0
+        self._stop = stop
+        # For each matched length, the next shorter length that is still a match; known up to `num_matched`.
+        self._links = [0, 0]
+
+    def feed(self, piece: str) -> int | None:
+        """Take in a piece; return where in it the stop string ends, or None when it is not complete."""
+        stop, links, matched = self._stop, self._links, self.num_matched
+        position = 0
+        if not matched:
+            position = piece.find(stop[0])
+            if position < 0:
+                return None
+        for index in range(position, len(piece)):
+            character = piece[index]
+            while matched and stop[matched] != character:
+                matched = links[matched]
+            if stop[matched] == character:
+                matched += 1
+                if matched == len(links):
+                    links.append(self._next_link())
+            if matched == len(stop):
+                self.num_matched = matched
+                return index + 1
+        self.num_matched = matched
+        return None
+
+    def _next_link(self) -> int:
+        """Return the link of the shortest length that has none yet."""
+        stop, links = self._stop, self._links
+        last = stop[len(links) - 1]
+        length = links[-1]
+        while length and stop[length] != last:
             length = links[length]
-        length += stop[index] == stop[length]
-        links[index + 1] = length
-    return links
+        return length + (stop[length] == last)

@@ -9,10 +9,6 @@ from shared.messages import TokenLogprob
 
 def to_token_logprob(tokenizer: ModelTokenizer, entry: LogprobEntry) -> TokenLogprob:
     """Return the wire form of one token's log probability, with its alternatives."""
-    top = tuple(_plain(tokenizer, token_id, logprob) for token_id, logprob in entry.top)
-    chosen = _plain(tokenizer, entry.token_id, entry.logprob)
-    return TokenLogprob(chosen.token_id, chosen.token, chosen.bytes, chosen.logprob, top)
-
-
-def _plain(tokenizer: ModelTokenizer, token_id: int, logprob: float) -> TokenLogprob:
-    return TokenLogprob(token_id, tokenizer.token_text(token_id), tokenizer.token_bytes(token_id), logprob)
+    shown = tokenizer.shown_token
+    top = tuple([TokenLogprob(token_id, *shown(token_id), logprob) for token_id, logprob in entry.top])
+    return TokenLogprob(entry.token_id, *shown(entry.token_id), entry.logprob, top)

@@ -55,6 +55,8 @@ class ModelTokenizer:
         self._table = build_table(self._tokenizer, content, directory.vocab_size)
         self.max_token_bytes = self._longest_token()
         self._template: ChatTemplate | None = load_chat_template(directory)
+        # Token id to text and bytes, of the tokens that were shown so far: at most one entry an id.
+        self._shown: dict[int, tuple[str, bytes]] = {}
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         # One character cannot be broken up; a special token that short is not protected.
@@ -127,6 +129,13 @@ class ModelTokenizer:
         if token_id in self._special:
             return self._special[token_id]
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def shown_token(self, token_id: int) -> tuple[str, bytes]:
+        """Return a token's text for display and its bytes; worked out once an id."""
+        shown = self._shown.get(token_id)
+        if shown is None:
+            shown = self._shown[token_id] = (self.token_text(token_id), self.token_bytes(token_id))
+        return shown
 
     @cached_property
     def plain_token_ids(self) -> list[int]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -232,3 +233,28 @@ def test_tiny_differences_of_logits_change_no_token() -> None:
     logits = random_logits(64, 1000)
     noise = 1 + 1e-7 * torch.randn(64, 1000, generator=torch.Generator().manual_seed(9))
     assert sample_ids(logits, sequences) == sample_ids(logits * noise, sequences)
+
+
+class CountedReads(dict[int, float]):
+    """A `logit_bias` that counts how often its entries are read."""
+
+    num_reads = 0
+
+    def keys(self) -> Any:
+        self.num_reads += 1
+        return super().keys()
+
+    def items(self) -> Any:
+        self.num_reads += 1
+        return super().items()
+
+
+def test_logit_bias_is_read_once_while_others_come_and_go() -> None:
+    biases = [CountedReads({3: 100.0, 10_000: 1.0}) for _ in range(4)]
+    sequences = [
+        make_sequence(Sampling(temperature=0.0, logit_bias=bias), name=str(row)) for row, bias in enumerate(biases)
+    ]
+    sampler, logits = Sampler(CPU), random_logits(4, 16)
+    for num in (4, 3, 4, 2, 4):
+        assert sample_ids(logits[:num], sequences[:num], sampler) == [3] * num
+    assert [bias.num_reads for bias in biases[:2]] == [1, 1]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,3 +61,20 @@ def test_long_stop_string_costs_little_per_character() -> None:
     matcher = StopStrings(tuple("a" * length + "b" for length in range(1000, 1016)))
     matcher.feed("a" * 20_000)
     assert matcher.flush() == "a" * 1015
+
+
+class CountedReads(str):
+    """A string that counts how many of its characters were read."""
+
+    num_reads = 0
+
+    def __getitem__(self, place: SupportsIndex | slice) -> str:
+        self.num_reads += 1
+        return super().__getitem__(place)
+
+
+def test_long_stop_string_is_read_only_as_far_as_the_text_resembles_it() -> None:
+    stop = CountedReads("ab" * 512)
+    matcher = StopStrings((stop,))
+    assert matcher.feed("what else, aba") == "what else, "
+    assert stop.num_reads < 50

@@ -147,3 +147,9 @@ def test_plain_tokens_leave_out_special_and_partial_ones(tokenizer: ModelTokeniz
     assert len(plain) > 1000
     assert not set(plain) & set(SPECIAL.values())
     assert "\ufffd" not in tokenizer.decode(plain)
+
+
+def test_shown_token_is_text_and_bytes_of_every_id(tokenizer: ModelTokenizer) -> None:
+    for token_id in [*range(tokenizer.vocab_size), 2, 2]:
+        assert tokenizer.shown_token(token_id) == (tokenizer.token_text(token_id), tokenizer.token_bytes(token_id))
+    assert tokenizer.shown_token(7) is tokenizer.shown_token(7)
