@@ -22,11 +22,15 @@ class Connection:
     broken: set[str] = field(default_factory=set)
     sent: list[tuple[str, bytes]] = field(default_factory=list)
     max_payload: int = MAX_PAYLOAD
+    num_sent_at_flush: list[int] = field(default_factory=list)
     writable: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_writable(self) -> bool:
         return self.writable.is_set()
+
+    async def flush(self) -> None:
+        self.num_sent_at_flush.append(len(self.sent))
 
     async def wait_writable(self) -> None:
         await self.writable.wait()
@@ -147,3 +151,9 @@ async def test_close_sends_what_is_left_once(outbox: Outbox, connection: Connect
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(connection.sent) == 1
+
+
+async def test_deliver_sends_what_waits_before_it_asks_the_server(outbox: Outbox, connection: Connection) -> None:
+    outbox.put("hr.tok.a", Delta("a", 0, 0, (1,), "x"))
+    await outbox.deliver()
+    assert connection.num_sent_at_flush == [1]
