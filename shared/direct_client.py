@@ -2,8 +2,9 @@
 
 The library takes a message through a stream reader, a queue and a task for each subscription, and a publication
 through a queue and a task: four turns of the event loop for one exchange. Here a direct subscription is called from the
-transport itself, and a publication is written by the call that makes it, as long as the connection takes bytes.
-Everything else (handshake, pings, errors, messages with headers, reconnecting) stays with the library.
+transport itself, and a publication is written by the call that makes it, as long as the connection takes bytes; the
+others of the same turn of the event loop are written together when it ends. Everything else (handshake, pings, errors,
+messages with headers, reconnecting) stays with the library.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class DirectClient(Client):
         """Start unconnected."""
         super().__init__()
         self._handlers: dict[int, Handler] = {}
+        # Something was written in this turn of the loop: the rest of the turn's publications go out together.
+        self._is_corked = False
 
     @property
     def is_writable(self) -> bool:
@@ -67,11 +70,8 @@ class DirectClient(Client):
         self.stats["out_bytes"] += len(payload)
         self._pending.append(command)
         self._pending_data_size += len(command)
-        if self._write_pending() or not self.is_connected or self._flush_queue is None:
-            return
-        if self._flush_queue.empty():
-            # The library writes it when the connection takes bytes again.
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+        if not self._write_soon():
+            self._leave_to_library()
 
     async def subscribe_direct(self, subject: str, handler: Handler) -> Subscription:
         """Call `handler` with each message of a subject as it comes in; what it raises is logged.
@@ -96,9 +96,14 @@ class DirectClient(Client):
             transport.set_protocol(_Tap(transport.get_protocol(), self._take))
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        if force_flush or not self._write_pending():
+        if force_flush or not self._write_soon():
             return await super()._flush_pending(force_flush)
         return None
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        # The answer tells that the server has everything that was published before.
+        self._write_pending()
+        await super()._send_ping(future)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self._handlers.get(sid)
@@ -118,6 +123,26 @@ class DirectClient(Client):
         if not isinstance(transport, TcpTransport) or transport._io_writer is None:
             return None
         return cast("asyncio.Transport", transport._io_writer.transport)
+
+    def _write_soon(self) -> bool:
+        """Write what waits, now or at the end of this turn; return False if the connection takes nothing now."""
+        if self._is_corked:
+            return True
+        if not self._write_pending():
+            return False
+        self._is_corked = True
+        asyncio.get_running_loop().call_soon(self._uncork)
+        return True
+
+    def _uncork(self) -> None:
+        self._is_corked = False
+        if self._pending and not self._write_pending():
+            self._leave_to_library()
+
+    def _leave_to_library(self) -> None:
+        """Let the library write what waits when the connection takes bytes again, or is back."""
+        if self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _write_pending(self) -> bool:
         """Write what waits, if the connection takes it now; return whether it did."""

@@ -93,12 +93,30 @@ async def test_handler_that_raises_costs_its_message_alone(
     assert "could not be handled" in caplog.text
 
 
-async def test_publication_is_with_the_socket_before_the_loop_turns(client: DirectClient) -> None:
-    await client.publish("s", b"x")
-    client.send("s", b"y")
+async def test_first_publication_of_a_turn_is_written_at_once_and_the_others_together(client: DirectClient) -> None:
+    received: list[bytes] = []
+    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    await asyncio.sleep(0.01)
+    await client.publish("s", b"0")
     assert not client._pending
-    assert client._flush_queue is not None
-    assert client._flush_queue.empty()
+    for n in range(1, 50):
+        client.send("s", b"%d" % n)
+    assert len(client._pending) == 49
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not client._pending
+    await wait_until(lambda: len(received) == 50)
+    assert received == [b"%d" % n for n in range(50)]
+
+
+async def test_flush_waits_for_everything_that_was_published_before(client: DirectClient) -> None:
+    received: list[bytes] = []
+    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    await asyncio.sleep(0.01)
+    for n in range(3):
+        client.send("s", b"%d" % n)
+    await client.flush()
+    assert received == [b"0", b"1", b"2"]
 
 
 async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient) -> None:
