@@ -88,11 +88,13 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
 
 
 def _worst(bounds: list[Excess]) -> Excess:
-    """Return the first bound that is exceeded, with the time until none is."""
+    """Return the first bound that is exceeded, with the time until none is; the last bound is the one of time."""
     exceeded = [bound for bound in bounds if bound.is_exceeded]
-    worst = max(bounds, key=lambda bound: bound.seconds)
     if not exceeded:
-        return worst
+        # How far a bound is away in time is 0 while the rate is unknown, which is not near.
+        *others, time = bounds
+        return max([time, *(bound for bound in others if bound.seconds < 0)], key=lambda bound: bound.seconds)
+    worst = max(bounds, key=lambda bound: bound.seconds)
     return replace(exceeded[0], seconds=worst.seconds, is_elastic=all(bound.is_elastic for bound in exceeded))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.caller import Caller
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
+from gateway.forecast import Experience, forecast
 from gateway.generation import Generation, Prompt
 from gateway.load import FleetLoad
 from gateway.metrics import GatewayMetrics
@@ -135,6 +136,12 @@ def test_unknown_rates_admit_up_to_the_bounds_without_a_prediction(shedder: Shed
     assert prediction.ttft_s is None
     shedder.observe(prediction, 3.0)
     assert sum(metrics.prediction_error_s.counts) == 0
+
+
+def test_bound_that_is_far_away_leaves_room_while_the_rate_is_unknown() -> None:
+    load = replace(IDLE, queued_requests=2, queued_tokens=4, prefill_rate=0.0)
+    excess = forecast(load, generation(), Experience(), CONFIG).excess
+    assert (excess.reason, excess.seconds) == ("overloaded", -CONFIG.interactive_ttft_slo_s)
 
 
 def test_unknown_model_is_a_404_and_a_model_without_workers_a_503(shedder: Shedder) -> None:
