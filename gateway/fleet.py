@@ -116,6 +116,7 @@ def _sum(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat])
         total_blocks=sum(h.total_blocks for h in workers),
         block_size=max((h.block_size for h in workers), default=1),
         max_model_len=min((h.max_model_len for h in workers), default=0),
+        longest_model_len=max((h.max_model_len for h in workers), default=0),
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
         revisions=tuple(sorted({h.revision for h in workers})),
         num_gateways=1 + len(gateways),

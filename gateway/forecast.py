@@ -75,7 +75,8 @@ class Forecast:
 
 def forecast(load: FleetLoad, generation: Generation, experience: Experience, config: GatewayConfig) -> Forecast:
     """Predict what admitting a request means under the present load."""
-    own_tokens = generation.estimated_prompt_tokens * experience.tokens_per_estimate
+    ratio = experience.tokens_per_estimate
+    own_tokens = sum(load.prompt_tokens(prompt.estimated_tokens * ratio) for prompt in generation.prompts)
     own_s = _prefill_s(load, own_tokens)
     departure_s = _departure_s(load, experience)
     wait_s = _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, own_tokens, departure_s)

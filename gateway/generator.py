@@ -121,6 +121,7 @@ class Generator:
 
     def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
         flights: list[Flight] = []
+        load = self._dispatcher.fleet.load(generation.model)
         timeout_s = generation.timeout_s or self._timeout_s
         requests = wire_requests(generation, caller.tenant, self._dispatcher.reply, timeout_s, caller.request_id)
         try:
@@ -128,6 +129,8 @@ class Generator:
                 prompt, choice = divmod(index, generation.n)
                 # The choices of a prompt share its computation.
                 tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
+                if load is not None:
+                    tokens = int(load.prompt_tokens(tokens))
                 flights.append(self._dispatcher.submit(request, sink, tokens))
         except BaseException:
             self._dispatcher.cancel(flights)
@@ -139,13 +142,17 @@ class Generator:
 
 
 def _check_length(generation: Generation, load: FleetLoad | None) -> None:
-    """Refuse by its length alone what a worker would refuse, before it goes through the queue."""
-    limit = load.max_prompt_characters if load is not None else 0
-    for prompt in generation.prompts if limit else ():
-        if prompt.num_characters > limit:
-            message = (
-                f"The prompt has {prompt.num_characters} characters; at most {limit} can fit into this model's context."
-            )
+    """Refuse by its length alone what every worker would refuse, before it goes through the queue."""
+    if load is None:
+        return
+    for prompt in generation.prompts:
+        if prompt.token_ids is not None:
+            # The context holds at least one generated token too.
+            num, limit, unit = len(prompt.token_ids), load.longest_model_len - 1, "tokens"
+        else:
+            num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
+        if limit > 0 and num > limit:
+            message = f"The prompt has {num} {unit}; at most {limit} can fit into this model's context."
             param = "prompt" if prompt.messages is None else "messages"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 

@@ -16,6 +16,7 @@ class FleetLoad:
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
         revisions: Fingerprints of the models the workers serve; more than one while an update rolls out.
         free_slots: Sequences that could start now (`max_num_seqs - running`).
+        longest_model_len: The longest context of any of the workers, in tokens; 0 while there is none.
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
@@ -41,3 +42,8 @@ class FleetLoad:
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
+    longest_model_len: int = 0
+
+    def prompt_tokens(self, estimate: float) -> float:
+        """Return an estimate of one prompt's tokens, without what no worker computes: a longer prompt is refused."""
+        return min(estimate, self.longest_model_len) if self.longest_model_len else estimate
