@@ -8,9 +8,10 @@ alive), `prober` (who is there).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -31,12 +32,13 @@ from gateway.recovery import Reason, Recovery, RecoveryLimits
 from gateway.revoker import Revoker
 from gateway.sinks import Sink
 from shared.direct_client import DirectClient
-from shared.errors import DependencyError
+from shared.errors import DependencyError, InvalidNameError
+from shared.log_limit import LogLimit
 from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
-from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, frame_subject, gateway_subject
+from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, check_name, frame_subject, gateway_subject
 
 SWEEP_INTERVAL_S = 0.05
 # A sweep that is later than this follows a pause of this process.
@@ -89,6 +91,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
         self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
+        self._log_limit = LogLimit(_logger)
         self._stream_created: object = None
         self._tasks: list[asyncio.Task[None]] = []
         self._restoring: asyncio.Task[None] | None = None
@@ -243,12 +246,27 @@ class Dispatcher:
         self._flights.forget_worker(death.worker)
 
     def _receive_worker(self, message: Msg) -> None:
-        heartbeat = self._decode_heartbeat(message.data)
+        try:
+            heartbeat = self._decode_heartbeat(message.data)
+            check_name(heartbeat.worker)
+            check_name(heartbeat.model)
+        except (msgspec.DecodeError, InvalidNameError) as error:
+            self._drop_heartbeat(message, error)
+            return
         self._flights.note_heartbeat(heartbeat.model, heartbeat.worker)
         self.fleet.note_heartbeat(heartbeat, self._loop.time())
 
     def _receive_gateway(self, message: Msg) -> None:
-        self.fleet.note_gateway_heartbeat(self._decode_gateway(message.data), self._loop.time())
+        try:
+            heartbeat = self._decode_gateway(message.data)
+        except msgspec.DecodeError as error:
+            self._drop_heartbeat(message, error)
+            return
+        self.fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
+
+    def _drop_heartbeat(self, message: Msg, error: Exception) -> None:
+        text = "a message on %s is no heartbeat and was dropped: %s"
+        self._log_limit.warning(message.subject, text, message.subject, error)
 
     async def _created(self) -> object:
         return (await self._js.stream_info(INTERACTIVE_STREAM)).created
@@ -260,19 +278,28 @@ class Dispatcher:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now = self._loop.time()
             is_odd = not is_odd
-            try:
-                if pauses.tick():
-                    _logger.warning("this process was paused for %.2f s", pauses.lost_s)
+            if pauses.tick():
+                _logger.warning("this process was paused for %.2f s", pauses.lost_s)
+                with self._isolated("taking note of a pause"):
                     self.fleet.discount_pause(pauses.lost_s, now)
                     self._recovery.discount_pause(pauses.lost_s, now)
+            with self._isolated("the sweep of the fleet"):
                 self.fleet.sweep(now)
-                for worker in self.fleet.liveness.take_probes(now):
+            for worker in self.fleet.liveness.take_probes(now):
+                with self._isolated("a probe"):
                     await self._prober.probe(worker, now)
-                # There may be thousands of flights, and their times are long.
-                if is_odd:
+            # There may be thousands of flights, and their times are long.
+            if is_odd:
+                with self._isolated("the sweep of the requests"):
                     self._recovery.sweep(now)
-            except Exception:
-                _logger.exception("the sweep failed")
+
+    @contextlib.contextmanager
+    def _isolated(self, part: str) -> Iterator[None]:
+        """Log what a part of the sweep raises: the other parts, and the next sweep, must not be left out for it."""
+        try:
+            yield
+        except Exception as error:
+            self._log_limit.warning(part, "%s failed: %r", part, error, exc_info=error)
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -14,6 +14,8 @@ from shared.messages import GatewayHeartbeat, Heartbeat
 
 # Silence in seconds after which another gateway's queue no longer counts.
 GATEWAY_SILENCE_S = 5.0
+# A model without workers for so long is unknown again: it was taken out of service, not interrupted.
+MODEL_MEMORY_S = 300.0
 
 
 class Fleet:
@@ -27,7 +29,8 @@ class Fleet:
         """Start empty. `unshown` gives this gateway's requests of a model that no heartbeat shows, and their tokens."""
         self._gateway = gateway
         self._unshown = unshown
-        self._known_models: set[str] = set()
+        # When each model last had a worker.
+        self._known_models: dict[str, float] = {}
         # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
@@ -36,7 +39,7 @@ class Fleet:
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()
-        self._known_models.add(heartbeat.model)
+        self._known_models[heartbeat.model] = now
         self.liveness.note_heartbeat(heartbeat, now)
 
     def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
@@ -58,6 +61,7 @@ class Fleet:
             del self._gateways[name]
         if self.liveness.sweep(now) or silent:
             self._loads.clear()
+        self._forget_models(now)
 
     def models(self) -> list[str]:
         """Return the models that live workers serve, sorted."""
@@ -72,7 +76,7 @@ class Fleet:
         return len(self._takers(model))
 
     def load(self, model: str) -> FleetLoad | None:
-        """Return the sums over a model's workers that take new requests; None for a model nobody has heard of.
+        """Return the sums over a model's workers that take new requests; None for one without workers for minutes.
 
         While no worker at all can be heard, no model is unknown: it has no workers.
         """
@@ -98,6 +102,13 @@ class Fleet:
     def last_pulled(self, model: str) -> int:
         """Return the highest stream sequence that a model's workers were sent: all before it are with somebody."""
         return max((h.last_pulled for h in self.liveness.live() if h.model == model), default=0)
+
+    def _forget_models(self, now: float) -> None:
+        # While NATS is away, the workers that were heard before still count.
+        self._known_models |= dict.fromkeys((heartbeat.model for heartbeat in self.liveness.live()), now)
+        for model in [model for model, at in self._known_models.items() if now - at > MODEL_MEMORY_S]:
+            del self._known_models[model]
+            self._loads.pop(model, None)
 
     def _takers(self, model: str) -> list[Heartbeat]:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]

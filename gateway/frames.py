@@ -18,6 +18,7 @@ from gateway.errors import ApiError
 from gateway.inflight import Flight, FlightTable
 from gateway.recovery import Reason, timeout_error
 from gateway.revoker import Revoker
+from shared.log_limit import LogLimit
 from shared.messages import Delta, Finish, Frame
 
 STRAY_CANCEL_INTERVAL_S = 1.0
@@ -56,13 +57,14 @@ class FrameReceiver:
         self._loop = asyncio.get_running_loop()
         self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._strays: dict[tuple[str, int], float] = {}
+        self._log_limit = LogLimit(_logger)
 
     def receive(self, message: Msg) -> None:
         """Accept a NATS message; one that is no frame is logged and dropped."""
         try:
             frame = self._decode(message.data)
         except msgspec.DecodeError as error:
-            _logger.warning("a message on %s is not a frame: %s", message.subject, error)
+            self._log_limit.warning(message.subject, "a message on %s is not a frame: %s", message.subject, error)
             return
         self.accept(frame)
 

@@ -1,4 +1,4 @@
-"""The bounds of every parameter of a request, once, for the gateway's JSON and for the messages on the wire.
+"""The bounds of every parameter of a request and of a heartbeat, once, for the gateway's JSON and for the wire.
 
 Each type has a lower and an upper bound. So it refuses NaN, the infinities, and integers that do not fit 64 bits,
 whichever encoding they come in: msgspec compares in such a way that NaN is within no bound.
@@ -23,6 +23,10 @@ MAX_TIMEOUT_S = 86_400.0
 MAX_LOGPROBS = 20
 MAX_TOKEN_ID = 2**31 - 1
 MAX_EPOCH = 2**31 - 1
+MAX_QUEUED_REQUESTS = 10_000_000
+MAX_QUEUED_TOKENS = 2**40
+MAX_COUNTER = 2**63 - 1
+MAX_TOKENS_PER_S = 1e12
 MAX_UNIX_S = 253_402_300_799.0
 """The end of the year 9999."""
 
@@ -48,3 +52,12 @@ Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TenantName = Annotated[str, Meta(min_length=1, max_length=128)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
 ReplySubject = Annotated[str, Meta(max_length=512)]
+NumRequests = Annotated[int, Meta(ge=0, le=MAX_QUEUED_REQUESTS)]
+NumTokens = Annotated[int, Meta(ge=0, le=MAX_QUEUED_TOKENS)]
+NumBlocks = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+BlockSize = Annotated[int, Meta(ge=1, le=1 << 20)]
+Counter = Annotated[int, Meta(ge=0, le=MAX_COUNTER)]
+TokensPerSecond = Annotated[float, Meta(ge=0.0, le=MAX_TOKENS_PER_S)]
+ProcessId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+PeerName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES, pattern=r"^[^\x00]+\Z")]
+Revision = Annotated[str, Meta(max_length=256)]

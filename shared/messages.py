@@ -20,21 +20,30 @@ from shared.bounds import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
     Biases,
+    BlockSize,
+    Counter,
     Epoch,
+    NumBlocks,
     NumLogprobs,
     NumOutputTokens,
+    NumRequests,
+    NumTokens,
+    PeerName,
     Penalty,
     Priority,
     Probability,
+    ProcessId,
     RepetitionPenalty,
     ReplySubject,
     RequestId,
+    Revision,
     Seed,
     StopString,
     Temperature,
     TenantName,
     TokenId,
     TokenIds,
+    TokensPerSecond,
     TopK,
     UnixSeconds,
     Version,
@@ -222,30 +231,30 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
             out in order, so that those before it are with some worker too.
     """
 
-    worker: str
-    model: str
-    step: int
-    running: int
-    waiting: int
-    waiting_tokens: int
-    free_blocks: int
-    total_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    prefill_rate: float
-    decode_rate: float
-    queue_pending: int
+    worker: PeerName
+    model: PeerName
+    step: Counter
+    running: NumRequests
+    waiting: NumRequests
+    waiting_tokens: NumTokens
+    free_blocks: NumBlocks
+    total_blocks: NumBlocks
+    block_size: BlockSize
+    max_model_len: NumTokens
+    max_num_seqs: NumRequests
+    prefill_rate: TokensPerSecond
+    decode_rate: TokensPerSecond
+    queue_pending: NumRequests
     draining: bool = False
-    pid: int = 0
-    started: float = 0.0
-    revision: str = ""
-    version: int = PROTOCOL_VERSION
-    spec_decode_num_drafts: int = 0
-    spec_decode_num_draft_tokens: int = 0
-    spec_decode_num_accepted_tokens: int = 0
-    last_pulled: int = 0
-    max_prompt_characters: int = 0
+    pid: ProcessId = 0
+    started: UnixSeconds = 0.0
+    revision: Revision = ""
+    version: Version = PROTOCOL_VERSION
+    spec_decode_num_drafts: Counter = 0
+    spec_decode_num_draft_tokens: Counter = 0
+    spec_decode_num_accepted_tokens: Counter = 0
+    last_pulled: Counter = 0
+    max_prompt_characters: NumTokens = 0
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -255,11 +264,11 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         unclaimed: Requests published that no worker has answered yet, and the prompt tokens in them.
     """
 
-    gateway: str
-    unclaimed: int
-    unclaimed_tokens: int
-    active: int
-    version: int = PROTOCOL_VERSION
+    gateway: PeerName
+    unclaimed: NumRequests
+    unclaimed_tokens: NumTokens
+    active: NumRequests
+    version: Version = PROTOCOL_VERSION
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

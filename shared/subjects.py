@@ -36,6 +36,15 @@ def encode_name(name: str) -> str:
     """Encode a name as one subject token: letters, digits and `-` stay, every other byte becomes `_xx`.
 
     Raises:
+        InvalidNameError: As `check_name`.
+    """
+    return "".join(chr(b) if _PLAIN.match(chr(b)) else f"_{b:02x}" for b in check_name(name))
+
+
+def check_name(name: str) -> bytes:
+    """Return the bytes of a name that can be encoded.
+
+    Raises:
         InvalidNameError: The name is empty, holds a NUL, is not valid Unicode, or is longer than 128 bytes in UTF-8.
     """
     try:
@@ -46,7 +55,7 @@ def encode_name(name: str) -> str:
         raise InvalidNameError(name, f"must be 1 to {MAX_NAME_BYTES} bytes long in UTF-8")
     if 0 in raw:
         raise InvalidNameError(name, "must not contain a NUL character")
-    return "".join(chr(b) if _PLAIN.match(chr(b)) else f"_{b:02x}" for b in raw)
+    return raw
 
 
 def decode_name(token: str) -> str:

@@ -26,6 +26,7 @@ from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError, InvalidNameError
+from shared.log_limit import LogLimit
 from shared.messages import BatchResult, Delta, FinishReason, Request
 from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
@@ -52,6 +53,7 @@ class BatchLane:
         nats: DirectClient,
     ) -> None:
         """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead."""
+        self._log_limit = LogLimit(_log)
         self._nats = nats
         self._worker = worker
         self._max_attempts = max_attempts
@@ -70,7 +72,9 @@ class BatchLane:
             request = read_request(message.data)
         except InvalidNameError as error:
             # Publishers may use encoded names only, so this is no job of a tenant, and nobody waits for a result.
-            _log.warning("batch subject is malformed", extra={"subject": message.subject, "error": str(error)})
+            self._log_limit.warning(
+                message.subject, "batch subject is malformed", extra={"subject": message.subject, "error": str(error)}
+            )
             tell(self._nats, message, DISCARD)
             return
         except UnreadableRequestError as error:
@@ -221,7 +225,7 @@ class BatchLane:
         self, message: QueuedMessage, error: UnreadableRequestError, model: str, tenant: str
     ) -> None:
         if error.envelope is None:
-            _log.warning("message is not a batch request", extra={"error": str(error)})
+            self._log_limit.warning(message.subject, "message is not a batch request", extra={"error": str(error)})
             tell(self._nats, message, DISCARD)
             return
         request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)

@@ -28,6 +28,7 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine_thread import EngineThread, StepOutcome
 from shared.direct_client import DirectClient
+from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
@@ -61,6 +62,7 @@ class Consumer:
         limits: StreamLimits,
     ) -> None:
         """Join the parts; nothing happens before `start`."""
+        self._log_limit = LogLimit(_log)
         self._nats = nats
         self._js = nats.jetstream()
         self._engine = engine
@@ -228,7 +230,7 @@ class Consumer:
         try:
             cancel = self._decode_cancel(message.data)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            _log.warning("message is not a cancellation", extra={"error": str(error)})
+            self._log_limit.warning(message.subject, "message is not a cancellation", extra={"error": str(error)})
             return
         self._interactive.cancel(cancel)
         self._interactive_queue.wake()

@@ -25,6 +25,7 @@ from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine_thread import EngineThread
 from shared.errors import BadRequestError
+from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, Finish, Request
 from shared.nats_connection import SEND_ERRORS
 
@@ -43,6 +44,7 @@ class InteractiveLane:
 
     def __init__(self, intake: Intake, engine: EngineThread, held: HeldRequests, outbox: Outbox) -> None:
         """Serve over `outbox` what comes in."""
+        self._log_limit = LogLimit(_log)
         self._intake = intake
         self._engine = engine
         self._held = held
@@ -209,7 +211,7 @@ class InteractiveLane:
     def _refuse_unreadable(self, message: QueuedMessage, error: UnreadableRequestError) -> None:
         envelope = error.envelope
         if envelope is None or envelope.reply is None or not _FRAME_SUBJECT.fullmatch(envelope.reply):
-            _log.warning("message is not a request", extra={"error": str(error)})
+            self._log_limit.warning(message.subject, "message is not a request", extra={"error": str(error)})
             self._outbox.acknowledge(message)
             return
         finish = Finish("failed", error=str(error), error_param=error.param)

@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
+import msgspec
 import pytest
 
 from gateway.dispatch import Dispatcher
 from gateway.errors import ApiError
 from gateway.frames import EARLY_S
 from gateway.recovery import RecoveryLimits
-from shared.messages import Delta, Finish, Request, Sampling, Usage
+from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Sampling, Usage, encode
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
@@ -393,3 +394,36 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
     await until(lambda: nats.is_connected)
     await dispatcher.close()
     await nats.close()
+
+
+async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await bench.worker("a")
+    beat = worker._heartbeat()
+    for changes in ({"worker": ""}, {"worker": "é" * 100}, {"waiting": 2**62}, {"block_size": 0}):
+        await worker.nats.publish("hr.worker.m.liar", encode(msgspec.structs.replace(beat, **changes)))
+    gateway = GatewayHeartbeat(gateway="liar", unclaimed=2**62, unclaimed_tokens=0, active=0)
+    for _ in range(100):
+        await worker.nats.publish("hr.worker.m.liar", b"junk")
+        await worker.nats.publish("hr.gateway.liar", encode(gateway))
+    await worker.nats.publish("hr.worker.m.b", encode(msgspec.structs.replace(beat, worker="b")))
+    await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
+    load = bench.dispatcher.fleet.load(beat.model)
+    assert load is not None
+    assert load.queued_requests == 0
+    dropped = [record for record in caplog.records if "is no heartbeat" in record.getMessage()]
+    assert len(dropped) == 2
+
+
+async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(now: float) -> None:
+        raise RuntimeError("bad state of a peer")
+
+    sweeps: list[float] = []
+    monkeypatch.setattr(bench.dispatcher.fleet, "sweep", fail)
+    monkeypatch.setattr(bench.dispatcher._recovery, "sweep", sweeps.append)
+    await until(lambda: len(sweeps) >= 3)
+    assert sum("bad state of a peer" in record.getMessage() for record in caplog.records) == 1

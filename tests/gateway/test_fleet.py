@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.fleet import Fleet
+from gateway.fleet import MODEL_MEMORY_S, Fleet
 from gateway.liveness import FleetLimits
 from shared.messages import GatewayHeartbeat, Heartbeat
 
@@ -104,3 +104,24 @@ def test_drafts_of_all_workers_are_counted(watched: Watched) -> None:
     assert load.spec_decode_num_drafts == 4
     assert load.spec_decode_num_draft_tokens == 16
     assert load.spec_decode_num_accepted_tokens == 10
+
+
+def test_model_whose_workers_are_gone_for_minutes_is_unknown_again(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+    watched.run(MODEL_MEMORY_S - 5, worker="w2", model="other", step=3, running=0)
+    assert watched.fleet.load("m") is not None
+    watched.run(20, worker="w2", model="other", step=3, running=0)
+    assert watched.fleet.load("m") is None
+    watched.hear()
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.num_workers == 1
+
+
+def test_model_is_not_forgotten_while_nats_is_away(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+    watched.fleet.liveness.nats_disconnected()
+    watched.run(2 * MODEL_MEMORY_S)
+    watched.fleet.liveness.nats_reconnected(watched.now)
+    watched.hear(worker="w2", model="other")
+    assert watched.fleet.load("m") is not None

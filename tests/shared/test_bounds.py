@@ -13,7 +13,7 @@ from gateway.schemas.chat import ChatBody
 from gateway.schemas.completion import CompletionBody
 from gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
-from shared.messages import DetokenizeCall, Request, TokenizeCall, decode_request
+from shared.messages import DetokenizeCall, GatewayHeartbeat, Heartbeat, Request, TokenizeCall, decode_request
 from tests.bounded_types import (
     MANY,
     Collection,
@@ -25,7 +25,8 @@ from tests.bounded_types import (
 )
 
 BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]
-MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *BODIES]
+HEARTBEATS = [Heartbeat, GatewayHeartbeat]
+MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
 # These are as long as the message or the body, which is bounded as a whole.
 LONG_TEXTS = {"text", "content", "prediction", "prompt"}
 LEAVES = leaves(Request)
@@ -126,3 +127,36 @@ def test_envelope_of_an_unreadable_request_can_be_answered() -> None:
         read_request(msgspec.json.encode(message))
     # An epoch that no answer can carry would make the frame of all neighbours impossible to encode.
     assert caught.value.envelope is None
+
+
+BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {"worker": "w", "model": "m", "draining": False, "revision": ""}
+GATEWAY_BEAT = {"gateway": "g", "unclaimed": 1, "unclaimed_tokens": 1, "active": 1}
+
+
+@pytest.mark.parametrize(("struct", "fields"), [(Heartbeat, BEAT), (GatewayHeartbeat, GATEWAY_BEAT)])
+def test_heartbeat_with_a_field_outside_its_bounds_is_refused(
+    struct: type[msgspec.Struct], fields: dict[str, object]
+) -> None:
+    tag = struct.__struct_config__.tag
+    decoder = msgspec.msgpack.Decoder(struct)
+    decoder.decode(msgspec.msgpack.encode({"type": tag, **fields}))
+    names = [leaf for leaf in leaves(struct) if not isinstance(leaf.type, Number)]
+    illegal = [(leaf.path[0], value) for leaf in names for value in ("x" * 257, 1)]
+    illegal += [(name, value) for name in {"worker", "model", "gateway"} & fields.keys() for value in ("", "a\x00b")]
+    illegal += [
+        (leaf.path[0], value)
+        for leaf in leaves(struct)
+        if isinstance(leaf.type, Number)
+        for value in illegal_numbers(leaf.type)
+        if not isinstance(value, int) or -(2**63) <= value <= MAX_MSGPACK
+    ]
+    for name, value in illegal:
+        payload = msgspec.msgpack.encode({"type": tag, **fields, name: value})
+        with pytest.raises(msgspec.DecodeError, match=name):
+            decoder.decode(payload)
+
+
+def test_heartbeat_of_more_waiting_requests_than_a_queue_can_hold_is_refused() -> None:
+    for waiting in (2**62, -1):
+        with pytest.raises(msgspec.ValidationError, match="waiting"):
+            msgspec.convert({"type": "heartbeat", **BEAT, "waiting": waiting}, Heartbeat)
