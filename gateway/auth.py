@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.api_keys import ALL_MODELS, KeyRecord, hash_key, list_keys
+from gateway.body import BodyOwner
 from gateway.errors import ApiError, model_not_found
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
@@ -43,6 +44,11 @@ class Principal:
     def is_unlimited(self) -> bool:
         """Whether no limit applies at all."""
         return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_concurrent is None
+
+    @property
+    def body_owner(self) -> BodyOwner:
+        """Against whom its requests count while they are on their way in."""
+        return BodyOwner(self.key_id, self.max_concurrent)
 
     def can_use(self, model: str) -> bool:
         """Tell whether the key may use a model."""

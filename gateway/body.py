@@ -8,28 +8,68 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from gateway.errors import ApiError
+from gateway.shares import Refusal, Shares
 
 
 class ClientGoneError(Exception):
     """The client left before its request was complete; there is nobody to answer."""
 
 
-class BodyBudget:
-    """The bytes of all bodies that are on their way in.
+@dataclass(frozen=True, slots=True)
+class BodyOwner:
+    """Against whom a body counts while it is on its way in.
 
     Attributes:
-        max_bytes: How many there may be at once.
-        used: How many there are.
+        key_id: The key that was shown; all requests without one share the empty name.
+        max_bodies: How many it may have on their way at once; None leaves it to its share of the gateway.
     """
 
-    __slots__ = ("max_bytes", "used")
+    key_id: str = ""
+    max_bodies: int | None = None
 
-    def __init__(self, max_bytes: int) -> None:
+
+WITHOUT_KEY = BodyOwner()
+
+
+class BodyBudget:
+    """The bodies that are on their way in, and their bytes. A key that holds many leaves as much for the others.
+
+    Attributes:
+        bytes: Bytes that have arrived of all of them.
+        bodies: Those whose reader waits for the rest.
+    """
+
+    __slots__ = ("bodies", "bytes")
+
+    def __init__(self, max_bytes: int, max_bodies: int) -> None:
         """Start empty."""
-        self.max_bytes = max_bytes
-        self.used = 0
+        self.bytes = Shares(max_bytes, 1)
+        self.bodies = Shares(max_bodies, 1)
+
+    def take_bytes(self, owner: BodyOwner, num: int) -> ApiError | None:
+        """Count bytes that have arrived, or return why they are too many."""
+        return _refusal("bytes of request bodies", "too_many_body_bytes", self.bytes.take(owner.key_id, num))
+
+    def take_body(self, owner: BodyOwner) -> ApiError | None:
+        """Count a body that is waited for, or return why there are too many."""
+        limit = owner.max_bodies
+        if limit is not None and self.bodies.held(owner.key_id) >= limit:
+            message = f"This key may run {limit} sequences at once, and as many of its requests are still on their way."
+            return ApiError(429, f"{message} Try again shortly.", code="too_many_bodies", retry_after_s=1.0)
+        return _refusal("request bodies", "too_many_bodies", self.bodies.take(owner.key_id))
+
+
+def _refusal(what: str, code: str, refusal: Refusal | None) -> ApiError | None:
+    if refusal is None:
+        return None
+    if refusal is Refusal.KEY_HAS_ITS_SHARE:
+        message = f"Too many {what} of this key are on their way to this gateway. Try again shortly."
+        return ApiError(429, message, code=code, retry_after_s=1.0)
+    message = f"Too many {what} are on their way to this gateway. Try again shortly."
+    return ApiError(503, message, code=code, retry_after_s=1.0)
 
 
 class RequestBody:
@@ -47,6 +87,7 @@ class RequestBody:
         "_is_dropped",
         "_max_bytes",
         "_on_wanted",
+        "_owner",
         "_waiting",
         "is_wanted",
     )
@@ -55,6 +96,7 @@ class RequestBody:
         """Expect a body; `on_wanted` makes the connection feed what it has, and go on reading."""
         self._on_wanted = on_wanted
         self._budget = budget
+        self._owner = WITHOUT_KEY
         self._data = bytearray()
         self._max_bytes = 0
         self._error: Exception | None = None
@@ -67,21 +109,21 @@ class RequestBody:
         """Return the number of bytes held."""
         return len(self._data)
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY) -> bytes:
         """Return the whole body, once.
 
         Raises:
-            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 400 for broken framing, 503
-                while too many bytes of bodies are on their way.
+            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 400 for broken framing, 429
+                while too many bodies of this owner, or bytes of them, are on their way, 503 while too many of all are.
             ClientGoneError: The client left.
         """
         self._max_bytes = max_bytes
+        self._owner = owner
         self.is_wanted = True
         if not self._is_complete and self._error is None:
             self._on_wanted()
         if not self._is_complete and self._error is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            await self._wait(owner)
         self.is_wanted = False
         if self._error is not None:
             raise self._take_error()
@@ -95,12 +137,12 @@ class RequestBody:
             return
         if len(self._data) + len(piece) > self._max_bytes:
             self.fail(too_large(self._max_bytes))
-        elif self._budget.used + len(piece) > self._budget.max_bytes:
-            message = "Too many bytes of request bodies are on their way to this gateway. Try again shortly."
-            self.fail(ApiError(503, message, code="too_many_body_bytes", retry_after_s=1.0))
-        else:
-            self._data += piece
-            self._budget.used += len(piece)
+        elif piece:
+            refusal = self._budget.take_bytes(self._owner, len(piece))
+            if refusal is None:
+                self._data += piece
+            else:
+                self.fail(refusal)
 
     def complete(self) -> None:
         """Note that everything has arrived."""
@@ -120,9 +162,22 @@ class RequestBody:
         self._is_dropped = self.is_wanted = True
         self._clear()
 
+    async def _wait(self, owner: BodyOwner) -> None:
+        """Wait for the rest. A body that came together with its head never gets here, and counts against nobody."""
+        refusal = self._budget.take_body(owner)
+        if refusal is not None:
+            self.fail(refusal)
+            return
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting
+        finally:
+            self._budget.bodies.give_back(owner.key_id)
+
     def _clear(self) -> None:
-        self._budget.used -= len(self._data)
-        self._data = bytearray()
+        if self._data:
+            self._budget.bytes.give_back(self._owner.key_id, len(self._data))
+            self._data = bytearray()
 
     def _take_error(self) -> Exception:
         # Raised from here it would refer to its reader, whose frame refers to this body, which would keep both.

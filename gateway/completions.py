@@ -1,15 +1,17 @@
 """The two hot routes: from a request's bytes to an answer that the data path fills in.
 
-authenticate, read, parse, limits, then the generator. Nothing costly happens before admission. The coroutine of a
-request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without it.
+authenticate, read, take a place, parse, limits, then the generator. Nothing costly happens before admission. The
+coroutine of a request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from gateway.answer import Answer, ResponseHead
 from gateway.auth import KeyStore
@@ -27,6 +29,7 @@ from gateway.limits import RateLimiter, reserved_tokens
 from gateway.metrics import GatewayMetrics
 from gateway.request_id import request_id_of
 from gateway.schemas import parse_chat, parse_completion
+from gateway.shares import Refusal, Shares
 from gateway.shedding import Shedder
 from gateway.sinks import Outcome
 from gateway.streamed import StreamedAnswer
@@ -34,6 +37,8 @@ from gateway.whole import WholeAnswer
 from gateway.wire_requests import answer_id
 
 TICK_S = 0.25
+# A key may have so many times the free places for streams: 7/8 of all if it is alone.
+_STREAMS_PER_FREE_PLACE = 7
 
 _logger = logging.getLogger(__name__)
 
@@ -60,6 +65,7 @@ class Completions:
         self._loop = asyncio.get_running_loop()
         self._flusher = Flusher(self._loop)
         self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
+        self._places = Shares(config.max_streams, _STREAMS_PER_FREE_PLACE)
         self._streamed: set[StreamedAnswer] = set()
 
     async def chat(self, exchange: Exchange) -> None:
@@ -83,7 +89,6 @@ class Completions:
 
     async def _serve(self, route: str, parse: Callable[[bytes], Generation], exchange: Exchange) -> None:
         head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter())
-        self._metrics.active_streams += 1
         try:
             status = await self._answer(parse, exchange, head)
         except ClientGoneError:
@@ -96,44 +101,58 @@ class Completions:
             _logger.exception("a request failed", extra={"request_id": head.request_id})
             status = 500
             _report_internal_error(exchange, head)
-        finally:
-            self._metrics.active_streams -= 1
         self._metrics.requests[(route, status)] += 1
         self._metrics.duration_s.observe(time.perf_counter() - head.started)
 
     async def _answer(self, parse: Callable[[bytes], Generation], exchange: Exchange, head: ResponseHead) -> int:
-        config = self._config
-        if self._metrics.active_streams > config.max_streams:
-            message = f"This gateway answers {config.max_streams} requests at once, and does. Try again shortly."
-            raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
         principal = self._keys.authenticate(exchange.head.headers)
-        body = await exchange.read_body(config.max_body_bytes)
-        generation = parse(body)
-        principal.check_model(generation.model)
-        lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
-        head.limits = lease.headers
-        answer = self._new_answer(exchange, generation, head)
-        caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
-        tokens_used: int | None = None
-        try:
-            ticket = await self._generator.start(generation, caller, answer.sinks, _wants_fresh(exchange.head.headers))
-            # A stream may last for minutes: it does not keep its request's bytes.
-            del body, caller
+        body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
+        with self._place(principal.key_id):
+            generation = parse(body)
+            principal.check_model(generation.model)
+            lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
+            head.limits = lease.headers
+            answer = self._new_answer(exchange, generation, head)
+            caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
+            tokens_used: int | None = None
             try:
-                outcome = await answer.done
+                is_fresh = _wants_fresh(exchange.head.headers)
+                ticket = await self._generator.start(generation, caller, answer.sinks, is_fresh)
+                # A stream may last for minutes: it does not keep its request's bytes.
+                del body, caller
+                try:
+                    outcome = await answer.done
+                finally:
+                    ticket.leave()
+                tokens_used = _tokens_used(answer, ticket, outcome)
+                return self._note(answer, ticket, outcome, head)
+            except ApiError as error:
+                # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
+                tokens_used = 0
+                answer.fail(error)
+                return error.status
             finally:
-                ticket.leave()
-            tokens_used = _tokens_used(answer, ticket, outcome)
-            return self._note(answer, ticket, outcome, head)
-        except ApiError as error:
-            # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
-            tokens_used = 0
-            answer.fail(error)
-            return error.status
+                self._forget(answer)
+                answer.close()
+                lease.release(tokens_used)
+
+    @contextlib.contextmanager
+    def _place(self, key_id: str) -> Iterator[None]:
+        """Count a request among those that are answered, once it has arrived whole."""
+        refusal = self._places.take(key_id)
+        if refusal is Refusal.ALL_TAKEN:
+            message = f"This gateway answers {self._places.total} requests at once, and does. Try again shortly."
+            raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
+        if refusal is Refusal.KEY_HAS_ITS_SHARE:
+            num = self._places.held(key_id)
+            message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
+            raise ApiError(429, f"{message} Try again shortly.", code="too_many_streams", retry_after_s=1.0)
+        self._metrics.active_streams = self._places.used
+        try:
+            yield
         finally:
-            self._forget(answer)
-            answer.close()
-            lease.release(tokens_used)
+            self._places.give_back(key_id)
+            self._metrics.active_streams = self._places.used
 
     def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
         identity = Identity(answer_id(generation), generation.kind, generation.model, int(time.time()))

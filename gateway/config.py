@@ -35,7 +35,7 @@ class GatewayConfig(NatsFiles):
 
     max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
     max_body_bytes_in_flight: int = setting(
-        256 << 20, "Bytes of bodies on their way in, per process; a body beyond gets a 503.", minimum=1 << 20
+        256 << 20, "Bytes of bodies on their way in, per process; a key may hold as many as are free.", minimum=1 << 20
     )
     body_timeout_s: float = setting(30.0, "Time a client has to send its request body.", minimum=0.1)
     head_timeout_s: float = setting(15.0, "Time a client has to send a request's head.", minimum=0.1)
@@ -48,7 +48,7 @@ class GatewayConfig(NatsFiles):
     max_connections_per_address: int | None = setting(
         None, "The same for the connections of one client address; none does not limit.", minimum=1
     )
-    max_streams: int = setting(2048, "Requests being answered at once per process; more get a 503.", minimum=1)
+    max_streams: int = setting(2048, "Requests being answered at once per process; one key may hold 7/8.", minimum=1)
     send_timeout_s: float = setting(30.0, "A client that takes no bytes for so long is cut off.", minimum=0.1)
     stream_buffer_bytes: int = setting(
         1 << 20, "Unsent bytes a slow client may pile up before it is cut off.", minimum=4096

@@ -12,7 +12,7 @@ import http
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from gateway.body import RequestBody, check_body_headers
+from gateway.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers
 from gateway.errors import ApiError
 from gateway.http1.head import RequestHead
 
@@ -110,16 +110,16 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
 
-    async def read_body(self, max_bytes: int) -> bytes:
+    async def read_body(self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY) -> bytes:
         """Return the request's whole body.
 
         Raises:
             ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compressed one, 400
-                for one with broken framing.
+                for one with broken framing, 429 or 503 while there are too many, see `RequestBody.read`.
             ClientGoneError: The client left.
         """
         check_body_headers(self.head.headers, max_bytes)
-        return await self.body.read(max_bytes)
+        return await self.body.read(max_bytes, owner)
 
     @property
     def client(self) -> tuple[str, int] | None:

@@ -81,6 +81,8 @@ class Routes:
         async def endpoint(request: Request) -> Response:
             try:
                 principal = services.keys.authenticate(request.headers.raw) if access == "key" else None
+                if principal is not None:
+                    request.state.body_owner = principal.body_owner
                 response = await handler(request, principal)
             except ApiError as error:
                 response = error_response(error)

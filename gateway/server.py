@@ -187,7 +187,8 @@ async def _assemble(
 def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
     return ConnectionLimits(
         max_connections=affordable_connections(config.max_connections),
-        max_body_bytes_in_flight=max(config.max_body_bytes_in_flight, config.max_body_bytes),
+        # One key may hold half of them.
+        max_body_bytes_in_flight=max(config.max_body_bytes_in_flight, 2 * config.max_body_bytes),
         max_per_address=config.max_connections_per_address,
         head_timeout_s=config.head_timeout_s,
         body_timeout_s=config.body_timeout_s,

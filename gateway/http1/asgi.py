@@ -1,6 +1,7 @@
 """An ASGI application as a handler of exchanges: what serves every route that is not hot, through Starlette.
 
-An answer is collected and sent whole: none of these routes streams.
+An answer is collected and sent whole: none of these routes streams. The application names the owner of the body it is
+about to read as `request.state.body_owner`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from gateway.body import WITHOUT_KEY, BodyOwner
 from gateway.exchange import Exchange
 
 
@@ -23,16 +25,18 @@ class AsgiHandler:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
-        call = _Call(exchange, self._max_body_bytes)
-        await self._app(_scope(exchange), call.receive, call.send)
+        scope = _scope(exchange)
+        call = _Call(exchange, self._max_body_bytes, scope["state"])
+        await self._app(scope, call.receive, call.send)
 
 
 class _Call:
     """`receive` and `send` of one call of the application."""
 
-    def __init__(self, exchange: Exchange, max_body_bytes: int) -> None:
+    def __init__(self, exchange: Exchange, max_body_bytes: int, state: dict[str, Any]) -> None:
         self._exchange = exchange
         self._max_body_bytes = max_body_bytes
+        self._state = state
         self._has_read = False
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
@@ -42,7 +46,8 @@ class _Call:
         """Return the whole body; after that, wait until the client leaves."""
         if not self._has_read:
             self._has_read = True
-            body = await self._exchange.read_body(self._max_body_bytes)
+            owner: BodyOwner = self._state.get("body_owner", WITHOUT_KEY)
+            body = await self._exchange.read_body(self._max_body_bytes, owner)
             return {"type": "http.request", "body": body, "more_body": False}
         if not self._exchange.closed:
             left = asyncio.Event()

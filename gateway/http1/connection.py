@@ -257,6 +257,8 @@ class Connection(asyncio.BufferedProtocol):
         if exchange.head.expects_continue and not self._input.data and not self.transport.is_closing():
             self.transport.write(CONTINUE)
         self._advance()
+        if self._framing is not None and exchange.body.is_wanted:
+            self._table.note_receiving(self)
 
     def _take_body(self, exchange: Exchange, framing: BodyFraming) -> bool:
         """Pass on what has arrived of the body; return whether it is complete."""
@@ -271,6 +273,8 @@ class Connection(asyncio.BufferedProtocol):
         exchange.body.complete()
         if exchange.closed:
             self._wait()
+        else:
+            self._table.note_busy(self)
         return True
 
     def _break(self, error: ApiError) -> None:

@@ -1,9 +1,10 @@
 """All connections of one server: who may stay when there are too many, and whose time is up.
 
-Owns the set of connections, the order of those that wait for a request, and the switch to draining. A connection waits
-from its accept, or its last answer, until the next request's head is complete: sending half a head, empty lines, or
-nothing of a body that the answer did not wait for, does not make it busy. Waiting connections are closed, oldest
-first, to make room; busy ones never are.
+Owns the set of connections, the order of those that wait for a request or receive its body, and the switch to draining.
+A connection waits from its accept, or its last answer, until the next request's head is complete: sending half a head,
+empty lines, or nothing of a body that the answer did not wait for, does not make it busy. It receives while a handler
+waits for the rest of a body. To make room, the connection that waits longest is closed, and where none waits the one
+that has received longest; those whose request is complete never are.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Member(Protocol):
         ...
 
     def evict(self) -> None:
-        """Close at once; no request is being answered."""
+        """Close at once; no request is being answered, but one may be on its way."""
 
     def drain(self) -> None:
         """Close soon; no request is being answered."""
@@ -100,7 +101,7 @@ class ConnectionTable(Generic[M]):
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float]) -> None:
         """Start empty. `clock` gives loop time."""
         self.limits = limits
-        self.body_budget = BodyBudget(limits.max_body_bytes_in_flight)
+        self.body_budget = BodyBudget(limits.max_body_bytes_in_flight, limits.max_connections)
         self.members: set[M] = set()
         self.is_draining = False
         self.num_evicted = 0
@@ -108,6 +109,7 @@ class ConnectionTable(Generic[M]):
         self._num_reported = 0
         self._waiting: dict[M, None] = {}
         self._waiting_extra: dict[M, None] = {}
+        self._receiving: dict[M, None] = {}
         self._num_per_address: Counter[str] = Counter()
         self._clock = clock
         self._pauses = PauseDetector(SWEEP_INTERVAL_S, MAX_SWEEP_DELAY_S, clock)
@@ -121,8 +123,8 @@ class ConnectionTable(Generic[M]):
     def add(self, member: M) -> bool:
         """Add a connection, making room for it if possible; return whether it is one too many."""
         limits = self.limits
-        if len(self.members) >= limits.max_connections and self._waiting:
-            self._evict(self._waiting)
+        if len(self.members) >= limits.max_connections and (self._waiting or self._receiving):
+            self._evict(self._waiting or self._receiving)
         elif len(self.members) >= limits.max_connections + MAX_EXTRA_CONNECTIONS and self._waiting_extra:
             self._evict(self._waiting_extra)
         self.members.add(member)
@@ -146,11 +148,18 @@ class ConnectionTable(Generic[M]):
             del self._num_per_address[member.address]
 
     def note_busy(self, member: M) -> None:
-        """Note that a request's head has arrived."""
+        """Note that a request's head, or its whole body, has arrived."""
         (self._waiting_extra if member.is_limited else self._waiting).pop(member, None)
+        self._receiving.pop(member, None)
+
+    def note_receiving(self, member: M) -> None:
+        """Note that a handler waits for the rest of a request's body."""
+        if member in self.members and not member.is_limited:
+            self._receiving[member] = None
 
     def note_waiting(self, member: M) -> None:
         """Note that a connection waits for its next request, or for its client to leave."""
+        self._receiving.pop(member, None)
         if member in self.members:
             (self._waiting_extra if member.is_limited else self._waiting)[member] = None
 
@@ -162,7 +171,7 @@ class ConnectionTable(Generic[M]):
         if self.num_evicted > self._num_reported:
             num = self.num_evicted - self._num_reported
             self._num_reported = self.num_evicted
-            _logger.warning("waiting connections were closed to make room", extra={"num": num})
+            _logger.warning("connections without a whole request were closed to make room", extra={"num": num})
         for member in list(self.members):
             if has_paused:
                 member.postpone(self._pauses.lost_s)
@@ -174,8 +183,8 @@ class ConnectionTable(Generic[M]):
         for member in [*self._waiting, *self._waiting_extra]:
             member.drain()
 
-    def _evict(self, waiting: dict[M, None]) -> None:
-        member = next(iter(waiting))
+    def _evict(self, members: dict[M, None]) -> None:
+        member = next(iter(members))
         self.num_evicted += 1
         # Its own news of the end comes later, and must not be waited for.
         self.remove(member)

@@ -16,7 +16,7 @@ class Source:
     def __init__(self, *pieces: bytes, is_complete: bool = True, budget: BodyBudget | None = None) -> None:
         self.pieces = list(pieces)
         self.is_complete = is_complete
-        self.body = RequestBody(self.give, budget or BodyBudget(1 << 20))
+        self.body = RequestBody(self.give, budget or BodyBudget(1 << 20, 10))
 
     def give(self) -> None:
         while self.body.is_wanted and self.pieces:
@@ -60,7 +60,10 @@ async def test_rest_of_an_answered_body_is_dropped() -> None:
 
 
 async def test_failure_reaches_the_reader_that_waits_and_the_one_that_comes_later() -> None:
-    waiting, later = RequestBody(lambda: None, BodyBudget(1 << 20)), RequestBody(lambda: None, BodyBudget(1 << 20))
+    waiting, later = (
+        RequestBody(lambda: None, BodyBudget(1 << 20, 10)),
+        RequestBody(lambda: None, BodyBudget(1 << 20, 10)),
+    )
     reading = asyncio.create_task(waiting.read(10))
     await asyncio.sleep(0)
     for body in (waiting, later):
@@ -86,26 +89,26 @@ def test_compressed_body_is_refused() -> None:
 
 
 async def test_bodies_share_a_budget_and_give_back_what_they_used() -> None:
-    budget = BodyBudget(10)
+    budget = BodyBudget(10, 10)
     first = Source(b"12345678", is_complete=False, budget=budget)
     reading = asyncio.create_task(first.body.read(100))
     await asyncio.sleep(0)
-    assert budget.used == 8
+    assert budget.bytes.used == 8
     with pytest.raises(ApiError) as caught:
         await Source(b"123", budget=budget).body.read(100)
-    assert (caught.value.status, caught.value.code, budget.used) == (503, "too_many_body_bytes", 8)
+    assert (caught.value.status, caught.value.code, budget.bytes.used) == (503, "too_many_body_bytes", 8)
     first.body.complete()
     await reading
-    assert budget.used == 0
+    assert budget.bytes.used == 0
     assert await Source(b"123", budget=budget).body.read(100) == b"123"
 
 
 async def test_body_of_a_client_that_leaves_gives_back_what_it_used() -> None:
-    budget = BodyBudget(10)
+    budget = BodyBudget(10, 10)
     source = Source(b"12345678", is_complete=False, budget=budget)
     reading = asyncio.create_task(source.body.read(100))
     await asyncio.sleep(0)
     source.body.fail(ClientGoneError())
     with pytest.raises(ClientGoneError):
         await reading
-    assert budget.used == 0
+    assert budget.bytes.used == 0

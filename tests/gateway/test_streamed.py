@@ -66,7 +66,7 @@ class Streamed:
         self.transport = KeepingTransport()
         self.channel = Channel(self.transport)
         request = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
-        self.exchange = Exchange(self.channel, request, RequestBody(lambda: None, BodyBudget(1 << 20)))
+        self.exchange = Exchange(self.channel, request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
         prompt = Prompt(1, text="x")
         generation = Generation("completion", "m", (prompt,), n, Sampling(), deterministic=False, stream=True)
         head = ResponseHead("req_1", 0.0)

@@ -90,6 +90,25 @@ def test_busy_connections_are_never_evicted(table: Table) -> None:
     assert table.table.num_busy == 4
 
 
+def test_receiving_connections_make_room_where_none_waits(table: Table) -> None:
+    answering, *receiving, waiting = [table.add() for _ in range(4)]
+    for member in (answering, *receiving):
+        table.table.note_busy(member)
+    for member in receiving:
+        table.table.note_receiving(member)
+    newcomers = [table.add() for _ in range(3)]
+    assert waiting.told == ["evict"]
+    for member in newcomers:
+        table.table.note_busy(member)
+    assert [member.told for member in receiving] == [[], []]
+    newcomers += [table.add()]
+    table.table.note_busy(newcomers[-1])
+    assert [member.told for member in receiving] == [["evict"], []]
+    table.table.note_busy(receiving[1])
+    assert table.add().is_limited
+    assert (answering.told, receiving[1].told) == ([], [])
+
+
 def test_freed_place_is_given_to_the_next_connection(table: Table) -> None:
     members = [table.add() for _ in range(4)]
     for member in members:

@@ -1,0 +1,60 @@
+"""What all keys have in common, and no key may take for itself: places for requests, bytes of bodies.
+
+Dynamic thresholds: a key may hold at most a fixed multiple of what is free. One busy key alone gets nearly everything,
+but something is always left for the others, and what several busy keys may hold shrinks as they come.
+
+Source: A. K. Choudhury and E. L. Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum, auto
+
+
+class Refusal(Enum):
+    """Why nothing more is given."""
+
+    ALL_TAKEN = auto()
+    KEY_HAS_ITS_SHARE = auto()
+
+
+class Shares:
+    """Units of one thing, and how many each key holds.
+
+    Attributes:
+        total: How many there are.
+        used: How many are held.
+    """
+
+    __slots__ = ("_held", "_multiple", "total", "used")
+
+    def __init__(self, total: int, multiple: int) -> None:
+        """Let a key hold at most `multiple` times what is free: `multiple / (multiple + 1)` of `total`, if alone."""
+        self.total = total
+        self.used = 0
+        self._multiple = multiple
+        self._held: Counter[str] = Counter()
+
+    def take(self, key: str, num: int = 1) -> Refusal | None:
+        """Give a key `num` more units, or say why not. A key without any gets its first as long as there are some."""
+        free = self.total - self.used - num
+        held = self._held[key]
+        if free < 0:
+            return Refusal.ALL_TAKEN
+        if held and held + num > self._multiple * free:
+            return Refusal.KEY_HAS_ITS_SHARE
+        self._held[key] = held + num
+        self.used += num
+        return None
+
+    def give_back(self, key: str, num: int = 1) -> None:
+        """Take back `num` units that a key holds."""
+        self.used -= num
+        self._held[key] -= num
+        if not self._held[key]:
+            del self._held[key]
+
+    def held(self, key: str) -> int:
+        """Return how many units a key holds."""
+        return self._held.get(key, 0)
