@@ -62,7 +62,7 @@ class WorkerConfig(NatsFiles):
     batch_slowdown: float = setting(
         0.05,
         "How much longer batch work may make a step that serves people, as a share of it; where that is too little for "
-        "any, one step in 1000 is longer. 0 leaves only that one.",
+        "any, one step in 1000 is longer. 0 leaves only that one; from 1 on batch work is not held back at all.",
         minimum=0,
         maximum=1000,
     )

@@ -41,6 +41,9 @@ _LEAST_FULL_STEP = 4.0
 
 _FIRST_TOKEN_WEIGHT = 0.1
 
+_UNLIMITED_SLOWDOWN = 1.0
+"""From this slowdown on, batch work is not held back at all: it may double the steps of people."""
+
 MIN_CHUNK_TOKENS = 16
 """No smaller chunk of a batch prompt is computed, except for its last."""
 
@@ -114,6 +117,7 @@ class BatchThrottle:
         self._num_steps_without = 0
         self._num_steps_with = 0
         self._is_quiet = True
+        self._is_unlimited = slowdown >= _UNLIMITED_SLOWDOWN
 
     def allowance(self, now: float, num_interactive: int, num_more_tokens: int) -> BatchAllowance:
         """Return what the next step may hold beside the work of people.
@@ -127,7 +131,7 @@ class BatchThrottle:
             self._last_people = now
         self._is_quiet = now - self._last_people > _PEOPLE_MEMORY_S
         model = self._model
-        if not model.is_known:
+        if not model.is_known or self._is_unlimited:
             return BatchAllowance(math.inf, model)
         if num_interactive:
             return BatchAllowance(self._beside_people_s(num_interactive, num_more_tokens), model, is_throttled=True)
@@ -159,12 +163,12 @@ class BatchThrottle:
 
     def pause_s(self, now: float) -> float:
         """Return for how many seconds no step of batch work alone should begin."""
-        return max(0.0, self._last_landed + _PAUSE_S - now)
+        return 0.0 if self._is_unlimited else max(0.0, self._last_landed + _PAUSE_S - now)
 
     def max_batch_seqs(self, max_num_seqs: int) -> int:
         """Return how many batch sequences the longest step at present can hold: no more are worth having here."""
         model = self._model
-        if not model.is_known:
+        if not model.is_known or self._is_unlimited:
             return max_num_seqs
         seconds = self._full_speed_s if self._is_quiet else self._long_step_s(model.predict(1, 0, 0))
         return max(1, min(max_num_seqs, math.ceil(seconds / model.batch_sequence_s)))

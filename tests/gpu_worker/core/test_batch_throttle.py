@@ -146,3 +146,14 @@ def test_batch_steps_pause_for_a_moment_after_a_step_of_people(cpu: StepTimeMode
     throttle.landed(StepPlan(2, [ScheduledSequence(make_sequence(4, lane="batch"), 4, 1, True)], 1), 100.01)
     assert 0.0 < throttle.pause_s(100.001) < 0.02
     assert throttle.pause_s(100.05) == 0.0
+
+
+def test_slowdown_of_one_holds_nothing_back(cpu: StepTimeModel) -> None:
+    for slowdown, is_unlimited in ((1.0, True), (0.99, False)):
+        throttle = BatchThrottle(cpu, slowdown)
+        people = make_sequence(4)
+        throttle.landed(StepPlan(1, [ScheduledSequence(people, 4, 1, True)], 1), 5.0)
+        assert (num_decodes(throttle, 5.0, 1) == 1000) is is_unlimited
+        assert (num_decodes(throttle, 5.0, 0) == 1000) is is_unlimited
+        assert (throttle.pause_s(5.0) == 0.0) is is_unlimited
+        assert (throttle.max_batch_seqs(1000) == 1000) is is_unlimited
