@@ -83,8 +83,9 @@ async def test_sdk_that_honours_retry_after_gets_every_answer_in_the_end(small: 
 
 async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(small: System) -> None:
     model = small.model
-    async with small.async_client() as client:
+    async with small.async_client(max_retries=8) as client:
         await asyncio.gather(*(_ask(client, model) for _ in range(8)))  # the fleet's rates are now known
+    async with small.async_client() as client:
         outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(120)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, openai.InternalServerError)]
     served = [outcome for outcome in outcomes if isinstance(outcome, float)]
