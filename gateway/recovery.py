@@ -67,7 +67,7 @@ class RecoveryLimits:
     suspect_patience_s: float = 5.0
     tokens_per_patience_s: float = 10_000.0
     reconnect_patience_s: float = 0.8
-    reconnect_prefill_patience_s: float = 2.0
+    reconnect_prefill_patience_s: float = 1.0
     reconnect_prefill_rate: float = 1000.0
     outage_patience_s: float = 15.0
 
