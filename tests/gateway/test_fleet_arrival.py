@@ -49,6 +49,7 @@ async def test_fleet_without_workers_is_waited_for_for_a_bounded_time(nats_url: 
     await connection.close()
 
 
+@pytest.mark.slow
 async def test_process_that_is_starved_still_hears_what_has_come_meanwhile(nats_url: str) -> None:
     connection = await nats.connect(nats_url)
     sender = await nats.connect(nats_url)

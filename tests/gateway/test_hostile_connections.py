@@ -177,6 +177,7 @@ async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayPro
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(3)
 
 
+@pytest.mark.slow
 async def test_connections_that_owe_the_rest_of_an_answered_request_deny_nobody(
     gateway: GatewayProcess, worker: WireWorker
 ) -> None:
