@@ -57,7 +57,7 @@ def _needs(config: WorkerConfig, runner_config: RunnerConfig) -> tuple[int, int]
     """Return the bytes whatever the cache's size, and those for each of its blocks."""
     import torch
 
-    from gpu_worker.execution.kv_cache import bytes_per_block
+    from gpu_worker.execution.memory.kv_cache import bytes_per_block
     from gpu_worker.execution.runner_config import choose_dtype, choose_kv_cache_dtype
     from gpu_worker.models.draft_weights import open_draft_weights
     from gpu_worker.models.eagle_config import read_eagle_config

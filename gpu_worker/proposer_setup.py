@@ -131,8 +131,8 @@ def _draft_model(directory: Path, runner_config: RunnerConfig, runner: BuiltRunn
 
 
 def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
-    from gpu_worker.execution.device_runner import DeviceModelRunner
     from gpu_worker.execution.model_runner import TorchModelRunner
+    from gpu_worker.execution.runner import DeviceModelRunner
     from gpu_worker.speculative.self_speculation import SelfSpeculationProposer
 
     most = runner.model_config.num_layers
@@ -161,7 +161,7 @@ def _medusa(directory: Path, runner: BuiltRunner) -> Proposer:
 
 
 def _eagle(directory: Path, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
-    from gpu_worker.execution.kv_cache import allocate_kv_cache
+    from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
     from gpu_worker.execution.runner_config import choose_draft_dtype
     from gpu_worker.execution.step_inputs import StepAssembler
     from gpu_worker.models.eagle_layer import load_eagle_layer

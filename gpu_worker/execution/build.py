@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
-from gpu_worker.execution.memory_budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
-from gpu_worker.execution.memory_host import (
+from gpu_worker.execution.memory.budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
+from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
     check_host_weights_fit,
     host_num_blocks,
 )
-from gpu_worker.execution.memory_probe import CudaMemory, DeviceMemory, MemoryProbe
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
+from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
 from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
     choose_dtype,

@@ -16,12 +16,12 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, SampledTokens, ScheduledSequence, StepPlan, StepResult
-from gpu_worker.execution.drafting import Drafting
-from gpu_worker.execution.kv_cache import KVCache
-from gpu_worker.execution.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
-from gpu_worker.execution.sampler import Sampler
+from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
+from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.sampling.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
+from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
-from gpu_worker.execution.verification import ComputedStep, move_accepted
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.draft import Draft

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from gpu_worker.execution.memory_budget import shown_bytes
+from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from gpu_worker.execution.build import BuiltRunner, build_runner
-from gpu_worker.execution.memory_budget import shown_bytes
+from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype
-from gpu_worker.execution.token_choice import InvalidLogitsError
+from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
 from gpu_worker.free_memory import free_host_bytes
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig

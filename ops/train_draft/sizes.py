@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpu_worker.execution.memory_budget import shown_bytes
+from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.free_memory import free_host_bytes
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config

@@ -15,8 +15,8 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine import Engine
 from gpu_worker.engine_setup import build_engine
 from gpu_worker.execution import build
-from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.memory_budget import RESERVE_BYTES
+from gpu_worker.execution.memory.budget import RESERVE_BYTES
+from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.model_directory import read_model_directory

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.sampler import Sampler
+from gpu_worker.execution.sampling.sampler import Sampler
 from kernels.sampling import triton_kernel
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.kv_cache import KVCache, allocate_kv_cache
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache
+from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.execution.engine_run import BLOCK

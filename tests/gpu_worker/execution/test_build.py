@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from gpu_worker.execution import build
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.memory_budget import RESERVE_BYTES
+from gpu_worker.execution.memory.budget import RESERVE_BYTES
 from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.models.decoder import CausalLM

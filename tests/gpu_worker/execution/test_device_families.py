@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gpu_worker.core.step import StepPlan
-from gpu_worker.execution.device_runner import DeviceModelRunner
-from gpu_worker.execution.device_step import DeviceStep
+from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.step import DeviceStep
 from shared.messages import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, transformers_logits
 from tests.gpu_worker.execution.engine_run import MAX_LEN, VOCAB, make_sequence, random_prompt, run

@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
-from gpu_worker.execution.device_runner import DeviceModelRunner
+from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.speculative.draft_model import DraftModelProposer
 from gpu_worker.speculative.eagle import EagleProposer
 from gpu_worker.speculative.proposer import ComputedTokens, Proposer

@@ -18,8 +18,8 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.speculation import FixedDepth, Speculation
-from gpu_worker.execution.device_runner import DeviceModelRunner
 from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.paged_batch import PagedBatch

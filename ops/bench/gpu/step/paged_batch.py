@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from gpu_worker.execution.kv_cache import KVCache
+from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from kernels.sampling import SamplingParameters, sample_tokens

@@ -1,0 +1,176 @@
+"""CUDA graphs of whole decode steps, at a few sizes, to which smaller batches are padded.
+
+A graph reads its step from one buffer at fixed places and runs from the gathering of inputs to the logits. On a device
+without graphs the same body is called on the same padded buffer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_worker.execution.batch.graph_shapes import GraphShape
+from gpu_worker.execution.batch.layout import Int64s, StepLayout
+from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
+from gpu_worker.execution.batch.transfers import Upload
+from gpu_worker.speculative.draft import SEES_ALL
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """What a step makes of its tokens.
+
+    Attributes:
+        hidden: `[num_tokens, hidden_size]`.
+        logits: `[num_tokens, vocab_size]` float32.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+
+Body = Callable[[StepTensors], ComputedRows]
+
+
+class DecodeGraphs:
+    """Runs decode steps, with drafts or without, that fit into one of a few shapes."""
+
+    def __init__(self, body: Body, shapes: list[GraphShape], spare_row: int, device: torch.device) -> None:
+        """Use `body` to compute logits; nothing is captured yet.
+
+        Args:
+            body: Launches a step.
+            shapes: What to capture.
+            spare_row: The row of sequences that are only padding.
+            device: Where it runs.
+        """
+        self._body = body
+        self._device = device
+        self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len))
+        self._sizes = [shape.num_tokens for shape in self._shapes]
+        self._padding = _padding(self._sizes[-1], spare_row)
+        self._buffer = torch.zeros(max(map(self._num_bytes, self._shapes)), dtype=torch.uint8, device=device)
+        self._steps: dict[GraphShape, StepTensors] = {}
+        self._launches: dict[GraphShape, Callable[[], ComputedRows]] = {}
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture all shapes, the largest first: the others fit into its memory.
+
+        Args:
+            progress: Called with the number of shapes captured and in all.
+        """
+        pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        for num_captured, shape in enumerate(reversed(self._shapes), start=1):
+            upload = Upload(self._device)
+            step = self._staged(shape, upload)
+            upload.bind(self._buffer)
+            upload.send_into(self._buffer)
+            self._steps[shape] = step.tensors
+            self._launches[shape] = self._capture(step.tensors, pool)
+            if progress is not None:
+                progress(num_captured, len(self._shapes))
+
+    def shape_for(self, layout: StepLayout) -> GraphShape | None:
+        """Return the smallest shape that a step of decodes fits into, None where there is none."""
+        first = bisect_left(self._sizes, len(layout.token_ids))
+        return next((shape for shape in self._shapes[first:] if shape.holds(layout)), None)
+
+    def run(self, shape: GraphShape, layout: StepLayout, output_positions: Int64s) -> tuple[ComputedRows, torch.Tensor]:
+        """Launch a step.
+
+        Returns:
+            What it makes of the layout's tokens, valid until the next step is launched; and their rows, `[num_tokens]`.
+        """
+        num_tokens, num_more = len(layout.token_ids), shape.num_seqs - len(layout.rows)
+        upload = Upload(self._device)
+        positions = np.concatenate((output_positions, self._padding.positions[:num_more]))
+        StagedStep(_joined(layout, self._padding, shape), positions, upload)
+        upload.send_into(self._buffer)
+        computed = self._launches[shape]()
+        rows = self._steps[shape].token_rows[:num_tokens]
+        return ComputedRows(computed.hidden[:num_tokens], computed.logits[:num_tokens]), rows
+
+    def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
+        """Prepare to upload a step of padding alone."""
+        layout = _joined(_padding(0, 0), self._padding, shape)
+        return StagedStep(layout, self._padding.positions[: shape.num_seqs], upload)
+
+    def _num_bytes(self, shape: GraphShape) -> int:
+        upload = Upload(self._device)
+        self._staged(shape, upload)
+        return upload.num_bytes
+
+    def _capture(self, step: StepTensors, pool: Any) -> Callable[[], ComputedRows]:
+        if pool is None:
+            return lambda: self._body(step)
+        # What is compiled or allocated at a first call must not be while capturing.
+        self._body(step)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            computed = self._body(step)
+        aliases = ComputedRows(_alias(computed.hidden), _alias(computed.logits))
+
+        def replay() -> ComputedRows:
+            graph.replay()
+            return aliases
+
+        return replay
+
+
+class _Bytes:
+    """The memory of a tensor, without keeping others from using it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a graph's result without keeping the other graphs of its pool from using the memory.
+
+    The pool lives as long as the graphs, and a result is read before the next graph runs.
+    """
+    alias = torch.as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+    assert alias.data_ptr() == tensor.data_ptr(), "a copy would show the results of the capture for ever"
+    return alias
+
+
+def _padding(size: int, spare_row: int) -> StepLayout:
+    """Return a step of sequences of one token that write no KV and attend to nothing."""
+    zeros, spare = np.zeros(size, dtype=np.int64), np.full(size, spare_row, dtype=np.int64)
+    starts, lengths = np.arange(size + 1, dtype=np.int32), np.zeros(size, dtype=np.int32)
+    return StepLayout(zeros, spare, zeros, np.full(size, -1, dtype=np.int64), spare, starts, lengths, max_query_len=1)
+
+
+def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepLayout:
+    """Pad a step. Sequences of padding have one token each; the tokens that are left belong to nobody."""
+    num_tokens, num_seqs = len(layout.token_ids), len(layout.rows)
+    tokens, seqs = slice(num_tokens, shape.num_tokens), slice(num_seqs, shape.num_seqs)
+    starts = padding.query_starts[1 : 1 + shape.num_seqs - num_seqs] + np.int32(num_tokens)
+    tree_masks = None
+    if shape.query_len > 1:
+        tree_masks = np.full(shape.num_tokens, SEES_ALL, dtype=np.int64)
+        if layout.tree_masks is not None:
+            tree_masks[:num_tokens] = layout.tree_masks
+    return StepLayout(
+        np.concatenate((layout.token_ids, padding.token_ids[tokens])),
+        np.concatenate((layout.token_rows, padding.token_rows[tokens])),
+        np.concatenate((layout.positions, padding.positions[tokens])),
+        np.concatenate((layout.slots, padding.slots[tokens])),
+        np.concatenate((layout.rows, padding.rows[seqs])),
+        np.concatenate((layout.query_starts, starts)),
+        np.concatenate((layout.context_lens, padding.context_lens[seqs])),
+        shape.query_len,
+        tree_masks,
+    )

@@ -1,0 +1,1 @@
+"""Drafts of a step: asked from a proposer, and verified."""

@@ -1,0 +1,122 @@
+"""What remains of a step's drafts: the KV of right guesses in its place, and what the proposer may know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Values
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence
+from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.speculative.draft import Draft
+from gpu_worker.speculative.proposer import ComputedTokens
+
+Accepted = Mapping[int, tuple[int, ...]]
+"""The numbers of the right guesses, by the sequence's place in the step."""
+
+_FEW_ROWS = 64
+"""Of a sequence: more guesses than a step verifies, fewer tokens than most chunks of a prompt."""
+
+Entries = dict[int, tuple[LogprobEntry, ...]]
+"""The log probabilities of a row's token, for the rows that report them."""
+
+
+def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entries) -> list[SampledTokens]:
+    """Return the tokens of each sequence: those sampled behind right guesses, and at the end one more.
+
+    Args:
+        drafts: Of each sequence.
+        token_ids: What was sampled in the rows of these drafts.
+        entries: Of these rows.
+    """
+    sampled, first = [], 0
+    for draft in drafts:
+        path = draft.accepted(token_ids[first : first + len(draft) + 1])
+        rows = (first, *(first + guess + 1 for guess in path))
+        reported = tuple(entry for row in rows for entry in entries.get(row, ()))
+        sampled.append(SampledTokens(tuple(token_ids[row] for row in rows), reported, (), len(draft), path))
+        first += len(draft) + 1
+    return sampled
+
+
+def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], accepted: Accepted) -> None:
+    """Move the KV of right guesses to where that of the sequence's next tokens belongs."""
+    source: list[int] = []
+    target: list[int] = []
+    for place, path in accepted.items():
+        if path == tuple(range(len(path))):
+            continue
+        first = int(layout.query_starts[place + 1]) - len(drafts[place])
+        source += [first + guess for guess in path]
+        target += range(first, first + len(path))
+    if not source:
+        return
+    device = cache.layers[0].keys.device
+    slots = torch.from_numpy(layout.slots[np.array([source, target])]).to(device)
+    cache.stacked.move(slots[0], slots[1])
+
+
+class ComputedStep(Struct, frozen=True, gc=False):
+    """What a step left behind of each sequence, worked out when somebody asks for it.
+
+    Attributes:
+        hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
+    """
+
+    scheduled: Values[ScheduledSequence]
+    layout: StepLayout
+    hidden: torch.Tensor
+    sampled: Values[SampledTokens]
+    accepted: Accepted
+
+    def __iter__(self) -> Iterator[ComputedTokens]:
+        """Return what is known of each sequence."""
+        return iter(_computed_tokens(self.scheduled, self.layout, self.hidden, self.sampled, self.accepted))
+
+
+def _computed_tokens(
+    scheduled: Values[ScheduledSequence],
+    layout: StepLayout,
+    hidden: torch.Tensor,
+    sampled: Values[SampledTokens],
+    accepted: Accepted,
+) -> list[ComputedTokens]:
+    if layout.max_query_len == 1 and all(tokens.token_ids for tokens in sampled):
+        return _computed_decodes(scheduled, hidden, sampled)
+    token_ids, places = [], []
+    for place, (item, tokens) in enumerate(zip(scheduled, sampled, strict=True)):
+        first, end = int(layout.query_starts[place]), item.start + item.num_tokens
+        following = tokens.token_ids or tuple(item.sequence.token_ids[end : end + 1])
+        token_ids.append((*item.sequence.token_ids[item.start : end], *following))
+        path = accepted.get(place, ())
+        rows = [*range(first, first + len(token_ids[-1]) - 1 - len(path)), *(first + item.num_tokens + g for g in path)]
+        places.append(rows)
+    vectors = _apart(hidden, places)
+    items = zip(scheduled, token_ids, vectors, strict=True)
+    return [ComputedTokens(item.sequence, item.start, tokens, rows) for item, tokens, rows in items]
+
+
+def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
+    """Return the rows at these places, a part each: many are views, the few of all others are copied together.
+
+    A view keeps the whole step in memory, and may be kept for long.
+    """
+    few = [part for part in places if len(part) <= _FEW_ROWS]
+    copied = hidden[[row for part in few for row in part]].split_with_sizes([len(part) for part in few])
+    copies = iter(copied)
+    return [next(copies) if len(part) <= _FEW_ROWS else hidden[part[0] : part[-1] + 1] for part in places]
+
+
+def _computed_decodes(
+    scheduled: Values[ScheduledSequence], hidden: torch.Tensor, sampled: Values[SampledTokens]
+) -> list[ComputedTokens]:
+    """Do the same for a step of one token a sequence, which is the usual one."""
+    computed = []
+    for item, tokens, row in zip(scheduled, sampled, hidden[:, None].unbind(), strict=True):
+        token_ids = (item.sequence.token_ids[item.start], tokens.token_ids[0])
+        computed.append(ComputedTokens(item.sequence, item.start, token_ids, row))
+    return computed

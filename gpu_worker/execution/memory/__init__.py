@@ -1,0 +1,1 @@
+"""Where memory goes: the KV cache, its budget, and what a step takes."""

@@ -1,0 +1,237 @@
+"""Where a device's memory goes, and what remains for keys and values: arithmetic on measured numbers, and messages.
+
+Nothing here touches a device; `probe` measures. A shortage is told with settings that would mend it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+
+# Left alone on the device: the driver, libraries and the allocator's rounding take some memory after we have measured.
+RESERVE_BYTES = 256 << 20
+
+# Suggested token budgets are multiples of this.
+_TOKENS_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDemand:
+    """What a KV cache is asked for.
+
+    Attributes:
+        block_bytes: Of one block, over all layers.
+        max_model_len: Tokens of the longest sequence, which must fit.
+    """
+
+    block_bytes: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def least_bytes(self) -> int:
+        """Memory of the longest sequence."""
+        return self.blocks_per_sequence * self.block_bytes
+
+    def len_within(self, num_blocks: int) -> int | None:
+        """Return the longest sequence that so many blocks hold, None when that is too short to be of use."""
+        num_tokens = num_blocks * self.block_size
+        return num_tokens if num_tokens >= 2 else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What was measured, in bytes.
+
+    Attributes:
+        weights: Of the model, as the allocator holds them.
+        rows: What is kept for each sequence of the batch besides its KV.
+        activations: Of the largest step, beyond the rows.
+        graphs: Of all captured graphs.
+        other: Libraries, compiled kernels and whatever else grew while we measured.
+        proposer: Kept free for the proposer of drafts, which comes later, besides its share of every block.
+    """
+
+    weights: int = 0
+    rows: int = 0
+    activations: int = 0
+    graphs: int = 0
+    other: int = 0
+    proposer: int = 0
+
+    @property
+    def total(self) -> int:
+        """Everything but the KV cache."""
+        return self.weights + self.rows + self.activations + self.graphs + self.other + self.proposer
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Divides a device.
+
+    Attributes:
+        device_bytes: Memory of the device.
+        used_before: Of that, in use when this process began, its own driver context included.
+        utilization: Share of `device_bytes` that this process may use.
+        max_num_seqs: Of a step, which the measured use is for.
+        max_num_batched_tokens: Likewise.
+    """
+
+    device_bytes: int
+    used_before: int
+    utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    use: MemoryUse
+
+    @property
+    def room(self) -> int:
+        """What this process can have, however much it may have."""
+        return max(0, self.device_bytes - self.used_before - RESERVE_BYTES)
+
+    @property
+    def limit(self) -> int:
+        """What this process uses in all: its share, but no more than there is."""
+        return min(int(self.device_bytes * self.utilization), self.room)
+
+    @property
+    def kv_bytes(self) -> int:
+        """What remains for keys and values."""
+        return max(0, self.limit - self.use.total)
+
+    def num_blocks(self, demand: CacheDemand) -> int:
+        """Return how many blocks fit.
+
+        Raises:
+            ConfigError: Not even one sequence fits; the message says what would.
+        """
+        num_blocks = self.kv_bytes // demand.block_bytes
+        if num_blocks < demand.blocks_per_sequence:
+            raise ConfigError("HEADRACE_GPU_MEMORY_UTILIZATION", self._shortage(demand))
+        return num_blocks
+
+    def check_fixed(self, variable: str, num_blocks: int, demand: CacheDemand) -> None:
+        """Check that a cache of a set size fits the device; the share does not bound it.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        left = max(0, self.room - self.use.total)
+        if num_blocks * demand.block_bytes > left:
+            fitting = left // demand.block_bytes
+            value = fitting if variable == "HEADRACE_NUM_BLOCKS" else fitting * demand.block_bytes
+            raise ConfigError(
+                variable,
+                f"asks for a KV cache of {shown_bytes(num_blocks * demand.block_bytes)}, but {shown_bytes(left)} of "
+                f"{shown_bytes(self.device_bytes)} are left beside {self._parts()}. Lower it to {value}",
+            )
+
+    def fitting_max_model_len(self, demand: CacheDemand) -> int | None:
+        """Return the longest sequence that would fit as things are."""
+        return demand.len_within(self.kv_bytes // demand.block_bytes)
+
+    def fitting_batched_tokens(self, demand: CacheDemand) -> int | None:
+        """Return a token budget whose activations would leave enough: they grow with it, at most in proportion."""
+        spare = self.limit - (self.use.total - self.use.activations) - demand.least_bytes
+        if spare <= 0 or self.use.activations == 0:
+            return None
+        tokens = min(spare, self.use.activations) * self.max_num_batched_tokens // self.use.activations
+        tokens = tokens // _TOKENS_STEP * _TOKENS_STEP
+        return tokens if tokens >= max(self.max_num_seqs, _TOKENS_STEP) else None
+
+    def fitting_utilization(self, demand: CacheDemand) -> float | None:
+        """Return the least share, in hundredths, with which it would fit."""
+        needed = self.use.total + demand.least_bytes
+        percent = math.ceil(needed * 100 / self.device_bytes)
+        # A hundredth of the device, times a hundred, may round to one byte less.
+        while int(self.device_bytes * (percent / 100)) < needed:
+            percent += 1
+        return percent / 100 if percent <= 100 and needed <= self.room else None
+
+    def lines(self, demand: CacheDemand, num_blocks: int) -> list[str]:
+        """Return a table of where the memory goes, one line an item, the sum first."""
+        kv = num_blocks * demand.block_bytes
+        rows = [
+            ("this process", self.use.total + kv),
+            ("weights", self.use.weights),
+            ("KV cache", kv),
+            ("activations", self.use.activations),
+            ("rows of the batch", self.use.rows),
+            ("graphs", self.use.graphs),
+            ("other", self.use.other),
+            *([("proposer", self.use.proposer)] if self.use.proposer else []),
+            ("used before", self.used_before),
+            ("left free", self.device_bytes - self.used_before - self.use.total - kv),
+        ]
+        return [f"{name:<18} {shown_bytes(size):>9} {size / self.device_bytes:>6.1%}" for name, size in rows]
+
+    def summary(self, demand: CacheDemand, num_blocks: int) -> str:
+        """Return the same as one sentence."""
+        num_tokens = num_blocks * demand.block_size
+        kv = num_blocks * demand.block_bytes
+        return (
+            f"memory: {shown_bytes(self.use.total + kv)} of {shown_bytes(self.device_bytes)}: {self._parts()}, "
+            f"KV cache {shown_bytes(kv)} = {num_blocks} blocks of {demand.block_size} = {num_tokens} tokens, "
+            f"{num_tokens / demand.max_model_len:.1f} sequences of {demand.max_model_len}"
+        )
+
+    def _parts(self) -> str:
+        use = self.use
+        sizes = {"weights": use.weights, "activations": use.activations, "rows of the batch": use.rows}
+        sizes |= {"graphs": use.graphs, "other": use.other}
+        if use.proposer:
+            sizes["proposer"] = use.proposer
+        return ", ".join(f"{name} {shown_bytes(size)}" for name, size in sizes.items())
+
+    def _shortage(self, demand: CacheDemand) -> str:
+        remedies = []
+        if (length := self.fitting_max_model_len(demand)) is not None:
+            remedies.append(f"lower HEADRACE_MAX_MODEL_LEN to {length}")
+        if (tokens := self.fitting_batched_tokens(demand)) is not None:
+            remedies.append(f"lower HEADRACE_MAX_NUM_BATCHED_TOKENS to {tokens}")
+        if (utilization := self.fitting_utilization(demand)) is not None:
+            remedies.append(f"raise HEADRACE_GPU_MEMORY_UTILIZATION to {utilization:.2f}")
+        if self.limit == self.room:
+            remedies.append(f"free some of the {shown_bytes(self.used_before)} that others use")
+        if not remedies:
+            remedies.append("serve a smaller or a quantized model")
+        return (
+            f"{self.utilization:g} of {shown_bytes(self.device_bytes)} leaves {shown_bytes(self.kv_bytes)} for the KV "
+            f"cache beside {self._parts()}, but a sequence of HEADRACE_MAX_MODEL_LEN ({demand.max_model_len} tokens) "
+            f"needs {shown_bytes(demand.least_bytes)}. To make it fit, {', or '.join(remedies)}"
+        )
+
+
+def check_weights_fit(num_bytes: int, dtype: str, budget: MemoryBudget) -> None:
+    """Check, before they are loaded, that a model's weights fit.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if num_bytes <= budget.limit:
+        return
+    needs = f"the weights need {shown_bytes(num_bytes)} in {dtype}"
+    if num_bytes <= budget.room:
+        percent = min(100, math.ceil(num_bytes * 100 / budget.device_bytes) + 1)
+        problem = f"{budget.utilization:g} allows {shown_bytes(budget.limit)} of {shown_bytes(budget.device_bytes)}"
+        remedy = f"raise it to more than {percent / 100:.2f}, so that the KV cache fits too"
+        raise ConfigError("HEADRACE_GPU_MEMORY_UTILIZATION", f"{needs}, but {problem}; {remedy}")
+    there = f"the device has {shown_bytes(budget.device_bytes)}, of which {shown_bytes(budget.used_before)} are in use"
+    halve = "set HEADRACE_DTYPE to bfloat16, " if dtype == "float32" else ""
+    raise ConfigError("HEADRACE_MODEL", f"{needs}, but {there}; {halve}serve a quantized or a smaller model")
+
+
+def shown_bytes(size: int) -> str:
+    """Write a size for people: 16.1 GB, 412 MB."""
+    if abs(size) >= 10**9:
+        return f"{size / 1e9:.1f} GB"
+    if abs(size) >= 10**6:
+        return f"{size / 1e6:.0f} MB"
+    return f"{size / 1e3:.0f} KB" if abs(size) >= 10**4 else f"{size} bytes"

@@ -1,0 +1,143 @@
+"""Measures what a model and its largest step take of a device's memory, before the KV cache takes the rest.
+
+Owns nothing but the first reading. The runner that is measured works on a cache of few blocks and is dropped.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from gpu_worker.execution.memory.budget import MemoryUse
+
+
+class DeviceMemory(Protocol):
+    """Reads a device's memory, in bytes."""
+
+    def total(self) -> int:
+        """Return what the device has."""
+        ...
+
+    def free(self) -> int:
+        """Return what nobody uses."""
+        ...
+
+    def reserved(self) -> int:
+        """Return what this process's tensors and the allocator's cache take."""
+        ...
+
+    def peak_reserved(self) -> int:
+        """Return the most of that since `reset_peak`."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Begin to look for the peak."""
+        ...
+
+    def release_cached(self) -> None:
+        """Give back what holds no tensor."""
+        ...
+
+
+class CudaMemory:
+    """Reads a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Open the device, so that its driver context is there before the first reading."""
+        self._device = device
+        torch.cuda.mem_get_info(device)
+
+    def total(self) -> int:
+        """Do what `DeviceMemory` promises."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free(self) -> int:
+        """Do what `DeviceMemory` promises."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def reserved(self) -> int:
+        """Do what `DeviceMemory` promises."""
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak_reserved(self) -> int:
+        """Do what `DeviceMemory` promises."""
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def reset_peak(self) -> None:
+        """Do what `DeviceMemory` promises."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def release_cached(self) -> None:
+        """Do what `DeviceMemory` promises."""
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+
+class ProbedRunner(Protocol):
+    """What a runner can do before it serves."""
+
+    def warm_up(self) -> None:
+        """Execute all kinds of steps, the largest included."""
+        ...
+
+    def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture decode steps."""
+        ...
+
+
+class MemoryProbe:
+    """Takes readings from the start of the process to the end of loading and of the largest step.
+
+    Attributes:
+        device_bytes: Memory of the device.
+        used_before: Of that, in use when the probe was made.
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        """Take the first reading; make it before anything is loaded."""
+        self._memory = memory
+        self._free_before = memory.free()
+        self._reserved_before = memory.reserved()
+        self.device_bytes = memory.total()
+        self.used_before = self.device_bytes - self._free_before
+
+    def measure(
+        self, make_runner: Callable[[], ProbedRunner], cache_bytes: int, progress: Callable[[int, int], None]
+    ) -> MemoryUse:
+        """Run the largest step and capture all graphs, for once, after the weights have been loaded.
+
+        All graphs are captured, not the largest alone: what each of the others adds differs by driver and kernel.
+
+        Args:
+            make_runner: Makes the runner and its small cache.
+            cache_bytes: Memory of that cache.
+            progress: Called as by `capture_graphs`.
+        """
+        memory = self._memory
+        memory.release_cached()
+        loaded = memory.reserved()
+        memory.reset_peak()
+        runner = make_runner()
+        made = memory.reserved()
+        runner.warm_up()
+        peak = memory.peak_reserved()
+        memory.release_cached()
+        free = memory.free()
+        runner.capture_graphs(progress)
+        memory.release_cached()
+        graphs = free - memory.free()
+        del runner
+        memory.release_cached()
+        grown = self._free_before - memory.free()
+        return MemoryUse(
+            weights=loaded - self._reserved_before,
+            rows=max(0, made - loaded - cache_bytes),
+            activations=max(0, peak - max(made, loaded + cache_bytes)),
+            graphs=max(0, graphs),
+            other=max(0, grown - (memory.reserved() - self._reserved_before)),
+        )

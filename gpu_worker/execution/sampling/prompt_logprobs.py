@@ -1,0 +1,74 @@
+"""Log probabilities of the prompt tokens that follow those which a step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.core.step import LogprobEntry, ScheduledSequence
+from gpu_worker.execution.batch.layout import Int32s
+from gpu_worker.execution.sampling.logprobs import Logprobs, LogprobTensors
+from gpu_worker.models.decoder import CausalLM
+
+# Rows of logits at a time: bounds their memory for large vocabularies.
+_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A part of a prompt whose log probabilities are wanted.
+
+    Attributes:
+        place: Of its sequence in the plan.
+        first_row: The row of hidden vectors that predicts the first target.
+        targets: Tokens of the prompt.
+        num_top: Alternatives to report.
+    """
+
+    place: int
+    first_row: int
+    targets: list[int]
+    num_top: int
+
+
+def prompt_chunks(scheduled: Values[ScheduledSequence], query_starts: Int32s) -> list[PromptChunk]:
+    """Return the prompt tokens whose log probabilities the step makes known and somebody wants."""
+    chunks = []
+    for place, item in enumerate(scheduled):
+        num_top = item.sequence.sampling.prompt_logprobs
+        if num_top is None:
+            continue
+        end = min(item.start + item.num_tokens + 1, item.sequence.num_prompt_tokens)
+        targets = item.sequence.token_ids[item.start + 1 : end]
+        if targets:
+            chunks.append(PromptChunk(place, int(query_starts[place]), targets, num_top))
+    return chunks
+
+
+def score_chunk(
+    model: CausalLM, hidden: torch.Tensor, chunk: PromptChunk, targets: torch.Tensor
+) -> list[LogprobTensors]:
+    """Compute them, without waiting for the device.
+
+    Shapes:
+        hidden: `[num_tokens, hidden_size]`, of the whole step
+        targets: `[len(chunk.targets)]` int64, on the device
+    """
+    hidden = hidden[chunk.first_row : chunk.first_row + len(targets)]
+    scores = []
+    for first in range(0, len(targets), _ROWS):
+        part = slice(first, first + _ROWS)
+        scores.append(Logprobs(model.logits(hidden[part])).report(targets[part], chunk.num_top))
+    return scores
+
+
+def chunk_entries(chunk: PromptChunk, scores: Iterable[LogprobTensors]) -> tuple[LogprobEntry, ...]:
+    """Return what `score_chunk` computed, for the client."""
+    entries: list[LogprobEntry] = []
+    for part in scores:
+        targets = chunk.targets[len(entries) : len(entries) + len(part.chosen)]
+        entries += part.entries(targets, [chunk.num_top] * len(targets))
+    return tuple(entries)

@@ -1,0 +1,122 @@
+"""A step that was submitted to a device, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
+from gpu_worker.execution.batch.transfers import Download, Downloads
+from gpu_worker.execution.drafts.verification import Entries, accepted_tokens
+from gpu_worker.execution.sampling.device_sampler import DrawnTokens
+from gpu_worker.execution.sampling.logprobs import LogprobTensors
+from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, chunk_entries
+from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
+from gpu_worker.speculative.draft import Draft
+from kernels.sampling import INVALID_TOKEN
+
+_NOTHING_SAMPLED = SampledTokens()
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What a step computes, on the device.
+
+    Attributes:
+        samples: For each scheduled sequence, whether it samples.
+        drawn: What was drawn for the rows of logits, in order.
+        chunks: Parts of prompts whose log probabilities are wanted, with them.
+        drafts: Of each sequence that samples; None when the step verifies none.
+    """
+
+    samples: list[bool]
+    drawn: list[DrawnTokens]
+    chunks: list[tuple[PromptChunk, list[LogprobTensors]]]
+    drafts: list[Draft] | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors, in the order in which `DeviceStep` takes them up again."""
+        tensors: list[torch.Tensor] = []
+        for drawn in self.drawn:
+            tensors.append(drawn.token_ids)
+            if drawn.logprobs is not None:
+                tensors += _columns(drawn.logprobs)
+        for _, scores in self.chunks:
+            for part in scores:
+                tensors += _columns(part)
+        return tensors
+
+
+class DeviceStep:
+    """The pending step of a device."""
+
+    def __init__(
+        self,
+        step: int,
+        outputs: StepOutputs,
+        downloads: Downloads,
+        land: Callable[[list[SampledTokens]], None] | None = None,
+    ) -> None:
+        """Start to copy the outputs of step number `step`; `land` learns the result before anybody else does."""
+        self._step = step
+        self._outputs = outputs
+        self._land = land
+        self._download: Download = downloads.start(outputs.tensors())
+
+    def result(self) -> StepResult:
+        """Wait for the step and return what it sampled.
+
+        Raises:
+            InvalidLogitsError: A row that was drawn from is no distribution.
+        """
+        outputs, tensors = self._outputs, iter(self._download.wait())
+        token_ids, entries = _taken_up(outputs.drawn, tensors)
+        if outputs.drafts is None:
+            sampled = [SampledTokens((token_id,)) for token_id in token_ids]
+            for row, entry in entries.items():
+                sampled[row] = SampledTokens((token_ids[row],), entry)
+            is_valid = INVALID_TOKEN not in token_ids
+        else:
+            # What follows a wrong guess may be anything.
+            sampled = accepted_tokens(outputs.drafts, token_ids, entries)
+            is_valid = all(INVALID_TOKEN not in tokens.token_ids for tokens in sampled)
+        if not is_valid:
+            raise InvalidLogitsError
+        if len(sampled) < len(outputs.samples):
+            rest = iter(sampled)
+            sampled = [next(rest) if samples else _NOTHING_SAMPLED for samples in outputs.samples]
+        for chunk, scores in outputs.chunks:
+            entries_of_chunk = chunk_entries(chunk, [_next(tensors) for _ in scores])
+            sampled[chunk.place] = _with_prompt(sampled[chunk.place], entries_of_chunk)
+        if self._land is not None:
+            self._land(sampled)
+        return StepResult(self._step, sampled)
+
+
+def _taken_up(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:
+    """Return the tokens of all rows, and what those report that report log probabilities."""
+    token_ids: list[int] = []
+    entries: Entries = {}
+    for part in drawn:
+        first, new = len(token_ids), next(tensors).tolist()
+        token_ids += new
+        if part.logprobs is not None:
+            places = part.logprob_places
+            reported = _next(tensors).entries([new[place] for place in places], part.num_top)
+            entries |= {first + place: (entry,) for place, entry in zip(places, reported, strict=True)}
+    return token_ids, entries
+
+
+def _columns(group: LogprobTensors) -> list[torch.Tensor]:
+    return [group.chosen, group.top_ids, group.top_values]
+
+
+def _next(tensors: Iterator[torch.Tensor]) -> LogprobTensors:
+    return LogprobTensors(next(tensors), next(tensors), next(tensors))
+
+
+def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> SampledTokens:
+    return msgspec.structs.replace(tokens, prompt_logprobs=entries)

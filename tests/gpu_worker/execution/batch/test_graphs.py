@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.execution.batch.graph_shapes import GraphShape
+from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
+from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.step_tensors import StepTensors
+
+CPU = torch.device("cpu")
+SPARE = 11
+
+
+def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] | None = None) -> StepLayout:
+    """Tokens of sequences, one each unless told; the numbers only have to be told apart."""
+    lengths = lengths or [1] * len(rows)
+    row_numbers = np.array(rows, dtype=np.int64)
+    numbers = np.arange(sum(lengths), dtype=np.int64)
+    starts = np.array([0, *np.cumsum(lengths)], dtype=np.int32)
+    context_lens = np.arange(len(rows), dtype=np.int32) + 30
+    tree_masks = None if masks is None else np.array(masks, dtype=np.int64)
+    return StepLayout(
+        numbers + 10,
+        np.repeat(row_numbers, lengths),
+        numbers + 20,
+        numbers + 40,
+        row_numbers,
+        starts,
+        context_lens,
+        max(lengths),
+        tree_masks,
+    )
+
+
+def make_graphs(shapes: list[GraphShape]) -> tuple[DecodeGraphs, list[StepTensors]]:
+    seen: list[StepTensors] = []
+
+    def body(step: StepTensors) -> ComputedRows:
+        seen.append(step)
+        return ComputedRows(step.positions[:, None].float(), step.token_ids[:, None].float())
+
+    graphs = DecodeGraphs(body, shapes, SPARE, CPU)
+    progress: list[tuple[int, int]] = []
+    graphs.capture(lambda *counts: progress.append(counts))
+    assert progress == [(done, len(shapes)) for done in range(1, len(shapes) + 1)]
+    return graphs, seen
+
+
+PLAIN = [GraphShape(size) for size in (1, 2, 4, 8, 11)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 11])
+def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
+    graphs, seen = make_graphs(PLAIN)
+    # A larger step first, whose leftovers must not be taken for a part of this one.
+    graphs.run(GraphShape(11), decode(list(range(11))), np.full(11, 7, dtype=np.int64))
+    rows = list(range(count))[::-1]
+    size = next(size for size in (1, 2, 4, 8, 11) if size >= count)
+    shape = graphs.shape_for(decode(rows))
+    assert shape == GraphShape(size)
+    computed, row_tensor = graphs.run(shape, decode(rows), np.arange(count) + 50)
+    step = seen[-1]
+    padding = size - count
+    assert computed.logits[:, 0].tolist() == [10 + place for place in range(count)]
+    assert computed.hidden[:, 0].tolist() == [20 + place for place in range(count)]
+    assert row_tensor.tolist() == rows
+    assert step.token_rows.tolist() == step.rows.tolist() == rows + [SPARE] * padding
+    assert step.positions.tolist() == [20 + place for place in range(count)] + [0] * padding
+    assert step.slots.tolist() == [40 + place for place in range(count)] + [-1] * padding
+    assert step.context_lens.tolist() == [30 + place for place in range(count)] + [0] * padding
+    assert step.output_positions.tolist()[:count] == [50 + place for place in range(count)]
+    assert step.query_starts.tolist() == list(range(size + 1))
+    assert step.query_starts.dtype == step.context_lens.dtype == torch.int32
+    assert step.tree_masks is None
+
+
+def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
+    graphs, seen = make_graphs([*PLAIN, GraphShape(4, 4)])
+    full = decode(list(range(4)), [4] * 4, [3] * 16)
+    graphs.run(GraphShape(4, 4), full, np.zeros(4, dtype=np.int64))
+    step = decode([5, 2, 7], [3, 1, 4])
+    assert graphs.shape_for(step) == GraphShape(4, 4)
+    computed, rows = graphs.run(GraphShape(4, 4), step, np.arange(3) + 50)
+    tensors = seen[-1]
+    assert computed.logits[:, 0].tolist() == [10 + place for place in range(8)]
+    assert rows.tolist() == [5, 5, 5, 2, 7, 7, 7, 7]
+    assert tensors.max_query_len == 4
+    assert tensors.query_starts.tolist() == [0, 3, 4, 8, 9]
+    assert tensors.context_lens.tolist() == [30, 31, 32, 0]
+    assert tensors.slots.tolist() == [*range(40, 48)] + [-1] * 8
+    assert tensors.rows.tolist() == [5, 2, 7, SPARE]
+    assert tensors.token_rows.tolist() == [*rows.tolist()] + [SPARE] * 8
+    assert tensors.tree_masks is not None
+    assert tensors.tree_masks.tolist() == [-1] * 16
+
+
+def test_masks_of_trees_come_with_the_step() -> None:
+    graphs, seen = make_graphs([GraphShape(2, 3)])
+    masks = [-1, -3, -5, -1]
+    graphs.run(GraphShape(2, 3), decode([1, 0], [3, 1], masks), np.zeros(2, dtype=np.int64))
+    assert seen[-1].tree_masks is not None
+    assert seen[-1].tree_masks.tolist() == [*masks, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([1] * 5, GraphShape(8)),
+        ([2], GraphShape(1, 2)),
+        ([2, 1, 1], GraphShape(4, 2)),
+        ([3, 1], GraphShape(2, 6)),
+        ([6] * 3, None),
+        ([7], None),
+        ([2] * 5, None),
+        ([1] * 12, None),
+    ],
+)
+def test_smallest_shape_that_holds_a_step_is_taken(lengths: list[int], expected: GraphShape | None) -> None:
+    shapes = [*PLAIN, GraphShape(1, 2), GraphShape(4, 2), GraphShape(1, 6), GraphShape(2, 6)]
+    graphs, _ = make_graphs(shapes)
+    assert graphs.shape_for(decode(list(range(len(lengths))), lengths)) == expected

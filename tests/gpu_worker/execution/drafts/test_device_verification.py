@@ -1,0 +1,300 @@
+"""What a device runner generates with drafts of any quality, against the same runner without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import FixedDepth, Speculation
+from gpu_worker.engine import Engine
+from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
+from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.speculative.draft_model import DraftModelProposer
+from gpu_worker.speculative.ngram import NgramProposer
+from gpu_worker.speculative.proposer import Proposer
+from gpu_worker.speculative.self_speculation import SelfSpeculationProposer
+from shared.messages import Sampling
+from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.engine_run import (
+    BLOCK,
+    MAX_LEN,
+    VOCAB,
+    Outcome,
+    make_sequence,
+    random_prompt,
+    run,
+    save_tiny_model,
+)
+from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer, WatchingProposer
+
+DEPTH = 6
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"temperature": 0.0, "logit_bias": {3: 4.0}, "logprobs": 2},
+    {"temperature": 0.9},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 20},
+    {"temperature": 0.9, "min_p": 0.02},
+    {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.7, "repetition_penalty": 1.2},
+    {"temperature": 1.2, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}},
+    {"temperature": 0.9, "logprobs": 3, "prompt_logprobs": 1, "frequency_penalty": -0.3},
+]
+TRAFFIC: dict[str, dict[str, int]] = {
+    "whole-batch": {"token_budget": 64},
+    "room-for-all-drafts": {"token_budget": 400},
+    "chunks-amid-drafts": {"token_budget": 21, "max_num_seqs": 9, "arrivals_per_step": 1},
+    "preemptions": {"num_blocks": 50, "headroom_tokens": 0, "token_budget": 200},
+}
+PROPOSERS: dict[str, type[ChainProposer]] = {
+    "chains": ChainProposer,
+    "trees": TreeProposer,
+    "hostile": HostileProposer,
+}
+
+
+def sequences() -> list[Sequence]:
+    """Some of them are several answers to one prompt."""
+    shared = random_prompt(16, seed=99)
+    return [
+        make_sequence(
+            str(index),
+            [*shared[: index % 3 * 8], *random_prompt(2 + index // 2 * 2, seed=index // 2)],
+            Sampling(max_tokens=24, seed=index, **OPTIONS[index % len(OPTIONS)]),
+        )
+        for index in range(2 * len(OPTIONS))
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny-model")
+    save_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def model(request: pytest.FixtureRequest, directory: Path) -> CausalLM:
+    return load(directory, request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(model: CausalLM) -> Outcome:
+    return run(make_device_runner(model, is_graphed=False), sequences())
+
+
+def make_verifier(model: CausalLM, proposer: Proposer, *, is_graphed: bool, **sizes: Any) -> DeviceModelRunner:
+    runner = make_device_runner(model, is_graphed=is_graphed, max_draft_tokens=DEPTH, **sizes)
+    runner.verify_drafts_of(proposer)
+    return runner
+
+
+def num_accepted(outcome: Outcome) -> int:
+    assert outcome.speculation is not None
+    return outcome.speculation.num_accepted_tokens
+
+
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize("kind", PROPOSERS)
+def test_tokens_and_logprobs_equal_those_without_drafts(
+    model: CausalLM, plain: Outcome, kind: str, traffic: str, is_graphed: bool
+) -> None:
+    proposer = PROPOSERS[kind](plain.tokens, 0.8)
+    runner = make_verifier(model, proposer, is_graphed=is_graphed)
+    outcome = run(runner, sequences(), policy=FixedDepth(DEPTH), **TRAFFIC[traffic])
+    assert outcome.tokens == plain.tokens
+    assert num_accepted(outcome) > (0 if traffic == "chunks-amid-drafts" or kind == "hostile" else 50)
+    assert outcome.num_preemptions > 3 or traffic != "preemptions"
+    for reported in ("logprobs", "prompt_logprobs"):
+        for name, expected in getattr(plain, reported).items():
+            entries = getattr(outcome, reported)[name]
+            assert [entry.token_id for entry in entries] == [entry.token_id for entry in expected]
+            assert [entry.logprob for entry in entries] == pytest.approx([e.logprob for e in expected], abs=1e-4)
+            assert [[i for i, _ in entry.top] for entry in entries] == [[i for i, _ in e.top] for e in expected]
+
+
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+def test_right_drafts_save_steps_and_are_verified_in_graphs(model: CausalLM, plain: Outcome, is_graphed: bool) -> None:
+    proposer = ChainProposer(plain.tokens, 1.0)
+    proposer.random.randint = lambda low, high: high  # type: ignore[method-assign]
+    runner = make_verifier(model, proposer, is_graphed=is_graphed)
+    launches: list[int] = []
+    launch = runner._launch
+    runner._launch = lambda step, upload: (launches.append(1), launch(step, upload))[1]  # type: ignore[method-assign]
+    outcome = run(runner, sequences(), policy=FixedDepth(5), token_budget=400)
+    assert outcome.tokens == plain.tokens
+    assert outcome.num_steps == 1 + 4
+    assert len(launches) == (1 if is_graphed else 5)
+
+
+def test_sequences_resumed_elsewhere_continue_exactly(model: CausalLM, plain: Outcome) -> None:
+    runner = make_verifier(model, TreeProposer(plain.tokens, 0.8), is_graphed=True)
+    resumed = [
+        make_sequence(s.id, s.token_ids, s.sampling, tuple(plain.tokens[s.id][: index % 23]))
+        for index, s in enumerate(sequences())
+    ]
+    outcome = run(runner, resumed, policy=FixedDepth(3), token_budget=120)
+    for index, sequence in enumerate(resumed):
+        assert outcome.tokens[sequence.id] == plain.tokens[sequence.id][index % 23 :]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", ["chains", "trees"])
+def test_cache_of_eight_bits_is_verified_alike(model: CausalLM, kind: str, dtype: torch.dtype) -> None:
+    expected = run(make_device_runner(model, is_graphed=False, kv_cache_dtype=dtype), sequences())
+    proposer = PROPOSERS[kind](expected.tokens, 0.8)
+    runner = make_verifier(model, proposer, is_graphed=True, kv_cache_dtype=dtype)
+    outcome = run(runner, sequences(), policy=FixedDepth(DEPTH), token_budget=200)
+    assert outcome.tokens == expected.tokens
+    assert num_accepted(outcome) > 50
+
+
+def test_sequences_that_are_aborted_change_nobody_else(model: CausalLM, plain: Outcome) -> None:
+    proposer = TreeProposer(plain.tokens, 0.8)
+    runner = make_verifier(model, proposer, is_graphed=True, max_num_seqs=5)
+    config = SchedulerConfig(
+        block_size=BLOCK, num_blocks=150, max_num_seqs=5, max_num_batched_tokens=64, max_model_len=MAX_LEN
+    )
+    engine, outcome = Engine(Scheduler(config, Speculation(FixedDepth(4))), runner), Outcome()
+    for sequence in sequences():
+        engine.add(sequence)
+    num_steps = 0
+    while engine.has_work():
+        num_steps += 1
+        if num_steps in (5, 9, 13):
+            engine.abort(next(s.id for s in engine.sequences if s.row is not None))
+        for event in engine.step():
+            outcome.add(event)
+        assert engine.last_error is None
+    for name, tokens in outcome.tokens.items():
+        assert tokens == plain.tokens[name][: len(tokens)]
+    assert sum(len(tokens) == 24 for tokens in outcome.tokens.values()) >= 15
+    assert len(proposer.running) <= 5
+
+
+@pytest.fixture
+def reused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what graphs return become NaN when the next one runs, as a GPU's graphs overwrite it."""
+    run_graph, latest = DecodeGraphs.run, list[torch.Tensor]()
+
+    def run_over(self: DecodeGraphs, *arguments: Any) -> tuple[ComputedRows, torch.Tensor]:
+        for tensor in latest:
+            tensor.fill_(float("nan"))
+        computed, rows = run_graph(self, *arguments)
+        latest[:] = [computed.hidden, computed.logits]
+        return computed, rows
+
+    monkeypatch.setattr(DecodeGraphs, "run", torch.inference_mode()(run_over))
+
+
+@pytest.mark.usefixtures("reused_memory")
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+def test_proposer_is_shown_what_a_plain_pass_makes_of_the_tokens(
+    model: CausalLM, plain: Outcome, is_graphed: bool
+) -> None:
+    watching = WatchingProposer(plain.tokens, 0.8)
+    run(make_verifier(model, watching, is_graphed=is_graphed), sequences(), policy=FixedDepth(DEPTH), token_budget=50)
+    alone = WatchingProposer(plain.tokens, 0.0)
+    run(make_verifier(model, alone, is_graphed=False), sequences(), token_budget=400)
+    for sequence in sequences():
+        seen, expected = watching.seen[sequence.id], alone.seen[sequence.id]
+        # What a prefix hit brought was never computed; the last token never is.
+        known = [*sequence.token_ids, *plain.tokens[sequence.id]]
+        assert max(seen) == len(known) - 2
+        assert len(seen) >= len(plain.tokens[sequence.id])
+        for position, (token_id, hidden) in seen.items():
+            assert token_id == known[position]
+            if position in expected:
+                torch.testing.assert_close(hidden, expected[position][1], atol=2e-4, rtol=2e-4)
+
+
+def test_ngram_drafts_leave_tokens_unchanged_and_are_accepted(model: CausalLM) -> None:
+    repetitive = random_prompt(7, seed=5) * 5
+    bias = dict.fromkeys(repetitive[:3], 30.0)
+
+    def fresh() -> list[Sequence]:
+        samplings = [Sampling(temperature=t, max_tokens=40, seed=4, logit_bias=bias) for t in (0.0, 0.8)]
+        return [make_sequence(str(index), repetitive, sampling) for index, sampling in enumerate(samplings)]
+
+    expected = run(make_device_runner(model, is_graphed=True), fresh())
+    outcome = run(make_verifier(model, NgramProposer(), is_graphed=True), fresh(), policy=FixedDepth(4))
+    assert outcome.tokens == expected.tokens
+    assert num_accepted(outcome) > 10
+    assert outcome.num_steps < expected.num_steps
+
+
+def test_draft_model_runs_on_a_device_runner_of_its_own(model: CausalLM, plain: Outcome) -> None:
+    # As many rows as the batch has: those of doubles whose sequences have left must be free again.
+    guesser = make_device_runner(model, is_graphed=True, max_num_seqs=7)
+    proposer = DraftModelProposer(
+        guesser, vocab_size=VOCAB, max_model_len=guesser.max_model_len, max_num_batched_tokens=64
+    )
+    outcome = run(
+        make_verifier(model, proposer, is_graphed=True),
+        sequences(),
+        policy=FixedDepth(3),
+        token_budget=90,
+        max_num_seqs=7,
+    )
+    assert outcome.tokens == plain.tokens
+    # Those with penalties are guessed without them.
+    assert outcome.speculation is not None
+    assert num_accepted(outcome) > 0.5 * outcome.speculation.num_draft_tokens > 50
+
+
+def test_first_layers_of_the_model_propose_on_a_device_runner_of_their_own(model: CausalLM, plain: Outcome) -> None:
+    """All layers here: what they guess is right."""
+    runner = make_device_runner(model, is_graphed=True, max_num_seqs=7, max_draft_tokens=DEPTH)
+    short = model.early_exit(model.config.num_layers)
+    guesser = DeviceModelRunner(short, runner.cache, 7, runner.max_model_len, 64)
+    guesser.capture_graphs()
+    runner.verify_drafts_of(SelfSpeculationProposer(guesser))
+    outcome = run(runner, sequences(), policy=FixedDepth(3), token_budget=90, max_num_seqs=7, num_blocks=60)
+    assert outcome.tokens == plain.tokens
+    assert outcome.speculation is not None
+    assert num_accepted(outcome) > 0.5 * outcome.speculation.num_draft_tokens > 50
+
+
+def test_proposer_that_raises_is_left_out(model: CausalLM, plain: Outcome, caplog: pytest.LogCaptureFixture) -> None:
+    proposer = ChainProposer({}, 1.0)
+    outcome = run(make_verifier(model, proposer, is_graphed=True), sequences(), policy=FixedDepth(4))
+    assert outcome.tokens == plain.tokens
+    assert caplog.text.count("the proposer of drafts failed") == 1
+
+
+def test_rows_of_logits_are_made_a_bounded_number_at_a_time(
+    model: CausalLM, plain: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.execution.runner.MAX_VERIFIED_ROWS", 1)
+    runner = make_verifier(model, ChainProposer(plain.tokens, 0.9), is_graphed=False, max_num_seqs=20)
+    sizes: list[int] = []
+    logits = model.logits
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr(model, "logits", counted)
+    chosen = [sequence for sequence in sequences() if sequence.sampling.prompt_logprobs is None]
+    outcome = run(runner, chosen, policy=FixedDepth(DEPTH), token_budget=400)
+    assert outcome.tokens == {sequence.id: plain.tokens[sequence.id] for sequence in chosen}
+    assert max(sizes) == 20
+    assert num_accepted(outcome) > 50
+
+
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+def test_warm_up_with_drafts_leaves_generation_unchanged(model: CausalLM, plain: Outcome, is_graphed: bool) -> None:
+    runner = make_device_runner(model, is_graphed=False, max_draft_tokens=DEPTH)
+    runner.warm_up()
+    assert runner.max_steps_in_flight == 2
+    if is_graphed:
+        runner.capture_graphs()
+    runner.verify_drafts_of(TreeProposer(plain.tokens, 0.8))
+    assert run(runner, sequences(), policy=FixedDepth(DEPTH), token_budget=200).tokens == plain.tokens

@@ -1,0 +1,104 @@
+"""Proposers that fail are left out, whatever they were asked for; what steps leave behind keeps no more than itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.verification import _apart
+from gpu_worker.speculative.draft import ROOT, Draft
+from gpu_worker.speculative.pending_entries import PendingEntries
+from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from shared.messages import Sampling
+from tests.gpu_worker.core.sequences import make_sequence
+
+HIDDEN_SIZE = 8
+
+
+class FailingProposer:
+    """Fails in one of its methods, and counts how often it is called."""
+
+    wants_hidden = True
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+        self.num_calls = 0
+
+    def _called(self, name: str) -> None:
+        self.num_calls += 1
+        if name == self.failing:
+            raise ZeroDivisionError(name)
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        self._called("propose")
+        return [Draft((5,)) for _ in requests]
+
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
+        self._called("observe")
+
+    def forget(self, sequence: Sequence) -> None:
+        self._called("forget")
+
+
+@pytest.mark.parametrize("failing", ["propose", "observe", "forget"])
+def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
+    proposer = FailingProposer(failing)
+    drafting = Drafting(proposer, vocab_size=50)
+    scheduled = [ScheduledSequence(make_sequence(3), 2, 1, True, 1)]
+    for _ in range(3):
+        drafting.drafts(scheduled, [make_sequence(3)])
+        drafting.observe([])
+    assert proposer.num_calls == {"propose": 2, "observe": 3, "forget": 1}[failing]
+    assert drafting.drafts(scheduled, []) is None
+    assert not drafting.wants_hidden
+
+
+class BranchingProposer:
+    """Guesses two tokens for the next place, and one behind the second of them."""
+
+    wants_hidden = False
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        return [Draft((5, 6, 7), (ROOT, ROOT, 1)) for _ in requests]
+
+    def observe(self, computed: Iterable[ComputedTokens]) -> None: ...
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+
+def test_sequences_whose_tokens_are_drawn_get_chains_where_those_are_exact() -> None:
+    greedy, drawn = make_sequence(3), make_sequence(3)
+    greedy.sampling = Sampling(temperature=0.0)
+    drawn.sampling = Sampling(temperature=0.7)
+    scheduled = [ScheduledSequence(sequence, 2, 1, True, 3) for sequence in (greedy, drawn)]
+    tree, chain = Draft((5, 6, 7), (ROOT, ROOT, 1)), Draft((5,))
+    proposer = BranchingProposer()
+    assert Drafting(proposer, 50, draws_from_trees=False).drafts(scheduled, []) == [tree, chain]
+    assert Drafting(proposer, 50).drafts(scheduled, []) == [tree, tree]
+    assert Drafting(proposer, 50, sliding_window=8).drafts(scheduled, []) == [chain, chain]
+
+
+def test_rows_of_few_tokens_do_not_keep_the_whole_step() -> None:
+    hidden = torch.randn(512, HIDDEN_SIZE)
+    places = [[3], [], [7, 9], list(range(20, 400)), [511]]
+    parts = _apart(hidden, places)
+    assert all(torch.equal(part, hidden[where]) for part, where in zip(parts, places, strict=True))
+    kept = {
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in (parts[0], parts[2], parts[4])
+    }
+    assert sum(kept.values()) == 4 * HIDDEN_SIZE * 4
+
+
+def test_entry_that_is_left_of_a_prompt_does_not_keep_it() -> None:
+    sequence = make_sequence(101)
+    pending = PendingEntries(sequence)
+    pending.add(ComputedTokens(sequence, 0, (*sequence.token_ids, 1), torch.randn(101, HIDDEN_SIZE)))
+    pending.take(100)
+    [left] = pending._chunks
+    assert left.untyped_storage().nbytes() == HIDDEN_SIZE * 4

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.execution.memory.budget import CacheDemand
+from gpu_worker.execution.memory.kv_cache import allocate_kv_cache, bytes_per_block, fixed_num_blocks
+from gpu_worker.execution.runner_config import (
+    RunnerConfig,
+    choose_draft_dtype,
+    choose_dtype,
+    choose_kv_cache_dtype,
+    choose_num_threads,
+    num_usable_cores,
+)
+from gpu_worker.models.registry import read_model_config
+from shared.errors import ConfigError
+
+CPU = torch.device("cpu")
+DEMO_MODEL = Path(__file__).parents[4] / "ops" / "demo_model" / "model"
+DEMAND = CacheDemand(block_bytes=1 << 20, block_size=16, max_model_len=1000)
+
+
+def config(**settings: object) -> RunnerConfig:
+    return RunnerConfig(Path("model"), **settings)  # type: ignore[arg-type]
+
+
+def test_set_sizes_win() -> None:
+    assert fixed_num_blocks(config(num_blocks=70), DEMAND) == ("HEADRACE_NUM_BLOCKS", 70)
+    assert fixed_num_blocks(config(kv_cache_bytes=100 << 20), DEMAND) == ("HEADRACE_KV_CACHE_BYTES", 100)
+    assert fixed_num_blocks(config(num_blocks=70, kv_cache_bytes=1), DEMAND) == ("HEADRACE_NUM_BLOCKS", 70)
+    assert fixed_num_blocks(config(), DEMAND) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable"),
+    [({"num_blocks": 62}, "HEADRACE_NUM_BLOCKS"), ({"kv_cache_bytes": 62 << 20}, "HEADRACE_KV_CACHE_BYTES")],
+)
+def test_cache_smaller_than_one_sequence_is_refused(settings: dict[str, int], variable: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{variable}.*{63 << 20} bytes.*HEADRACE_MAX_MODEL_LEN to 992"):
+        fixed_num_blocks(config(**settings), DEMAND)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_eight_bits_hold_nearly_twice_the_tokens(kv_cache_dtype: str, head_dim: int) -> None:
+    model = replace(read_model_config(DEMO_MODEL), head_dim=head_dim)
+    names = ("auto", kv_cache_dtype)
+    dtypes = [choose_kv_cache_dtype(name, torch.bfloat16, CPU) for name in names]
+    blocks = [2**30 // bytes_per_block(16, model, dtype) for dtype in dtypes]
+    assert 1.9 < blocks[1] / blocks[0] < 2
+    for dtype in dtypes:
+        cache = allocate_kv_cache(5, 16, model, dtype, CPU)
+        tensors = [tensor for layer in cache.layers for tensor in layer.tensors]
+        assert sum(tensor.nbytes for tensor in tensors) == 5 * bytes_per_block(16, model, dtype)
+        assert {len(tensor) for tensor in tensors} == {5}
+
+
+def test_auto_kv_cache_dtype_is_the_models() -> None:
+    assert choose_kv_cache_dtype("auto", torch.float16, CPU) == torch.float16
+
+
+def test_unknown_kv_cache_dtype_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"HEADRACE_KV_CACHE_DTYPE.*auto, fp8, int8"):
+        choose_kv_cache_dtype("fp4", torch.float16, CPU)
+
+
+def test_fp8_on_a_gpu_without_instructions_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ConfigError, match=r"HEADRACE_KV_CACHE_DTYPE.*8\.9.*8\.6.*int8"):
+        choose_kv_cache_dtype("fp8", torch.bfloat16, gpu)
+    assert choose_kv_cache_dtype("int8", torch.bfloat16, gpu) == torch.int8
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert choose_kv_cache_dtype("fp8", torch.bfloat16, gpu) == torch.float8_e4m3fn
+
+
+def test_cache_without_a_block_suggests_no_length() -> None:
+    with pytest.raises(ConfigError, match=r"Allow 66060288 bytes \(63 blocks\)$"):
+        fixed_num_blocks(config(kv_cache_bytes=5), DEMAND)
+
+
+def test_auto_dtype_on_a_cpu_never_runs_float16() -> None:
+    assert choose_dtype("auto", torch.float16, CPU) == torch.float32
+    assert choose_dtype("auto", torch.float32, CPU) == torch.float32
+    assert choose_draft_dtype(torch.float16, CPU) == torch.float16
+    assert choose_draft_dtype(torch.float32, CPU) == choose_dtype("auto", torch.bfloat16, CPU)
+    assert choose_draft_dtype(torch.float32, torch.device("cuda")) == torch.float32
+    assert choose_dtype("auto", torch.bfloat16, CPU) in (torch.bfloat16, torch.float32)
+    assert choose_dtype("float16", torch.float32, CPU) == torch.float16
+
+
+def test_auto_dtype_on_a_gpu_is_the_checkpoints() -> None:
+    assert choose_dtype("auto", torch.float16, torch.device("cuda")) == torch.float16
+
+
+def test_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_DTYPE"):
+        choose_dtype("int3", torch.float32, CPU)
+
+
+def test_requested_threads_win_and_automatic_ones_fit_the_machine() -> None:
+    assert choose_num_threads(7) == 7
+    assert 1 <= choose_num_threads(None) <= num_usable_cores()
