@@ -1,8 +1,13 @@
-"""Which gateways still send heartbeats: a dead one needs no answers, a frozen one sends its requests again."""
+"""Which gateways still send heartbeats: a dead one needs no answers, a frozen one sends its requests again.
+
+Who is silent is decided by the periodic review alone, which knows whether this worker was paused. A message that is
+handled between two reviews may be the first thing that the worker reads after a pause of its own: heartbeats that came
+meanwhile lie unread behind it.
+"""
 
 from __future__ import annotations
 
-# With a heartbeat and a check each second, the work of a dead gateway stops within five.
+# With a heartbeat and a review each second, the work of a dead gateway stops within five.
 SILENCE_S = 3.5
 # After so long, what a gateway had asked for is of no use even if it comes back: its clients have given up.
 GIVE_UP_S = 60.0
@@ -17,22 +22,29 @@ class GatewayWatch:
     def __init__(self) -> None:
         """Know no gateway."""
         self._heard_at: dict[str, float] = {}
+        # Silence in seconds of those that are silent, as of the latest review.
+        self._silences: dict[str, float] = {}
 
     def note_heartbeat(self, subject: str, now: float) -> None:
         """Take note of a heartbeat, by its subject: its last token is also that of the gateway's frames."""
-        self._heard_at[subject.removeprefix(_SUBJECT_PREFIX)] = now
+        name = subject.removeprefix(_SUBJECT_PREFIX)
+        self._heard_at[name] = now
+        self._silences.pop(name, None)
 
     def restart(self, now: float) -> None:
         """Restart the silence of all gateways: this worker was paused or disconnected."""
         self._heard_at = {token: now for token, heard_at in self._heard_at.items() if now - heard_at < _FORGET_S}
+        self._silences = {}
 
-    def is_silent(self, reply: str, now: float) -> bool:
+    def review(self, now: float) -> None:
+        """Decide which gateways are silent, in a round that does not follow a pause of this worker."""
+        silences = {name: now - heard_at for name, heard_at in self._heard_at.items()}
+        self._silences = {name: silence_s for name, silence_s in silences.items() if silence_s > SILENCE_S}
+
+    def is_silent(self, reply: str) -> bool:
         """Say whether the gateway that gets its frames on this subject has been silent for too long."""
-        return self._silence_s(reply, now) > SILENCE_S
+        return reply.removeprefix(_REPLY_PREFIX) in self._silences
 
-    def is_given_up(self, reply: str, now: float) -> bool:
+    def is_given_up(self, reply: str) -> bool:
         """Say whether it has been silent for so long that nobody can be waiting behind it."""
-        return self._silence_s(reply, now) > GIVE_UP_S
-
-    def _silence_s(self, reply: str, now: float) -> float:
-        return now - self._heard_at.get(reply.removeprefix(_REPLY_PREFIX), now)
+        return self._silences.get(reply.removeprefix(_REPLY_PREFIX), 0.0) > GIVE_UP_S

@@ -96,14 +96,15 @@ class InteractiveLane:
         self._outbox.acknowledge(held.message)
 
     def drop_for_silent_gateways(self, now: float) -> None:
-        """Stop working on requests whose gateway is not heard any more. `now` is monotonic seconds.
+        """Find out which gateways are silent, and stop working on their requests. `now` is monotonic seconds.
 
         If the gateway lives after all, it reads that they were handed over as soon as it runs again, and the queue
         keeps the requests until then.
         """
+        self.gateways.review(now)
         for held in self._held:
             reply = held.request.reply
-            if held.request.lane != "interactive" or reply is None or not self.gateways.is_silent(reply, now):
+            if held.request.lane != "interactive" or reply is None or not self.gateways.is_silent(reply):
                 continue
             _log.warning("dropped request of a silent gateway", extra=log_fields(held.request))
             self._put(held, ending(held, Finish("handoff")))
@@ -180,12 +181,11 @@ class InteractiveLane:
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
         """Say whether nobody waits for this attempt; it is acknowledged then, and an expired one is told so."""
-        now = time.monotonic()
-        if self._cancellations.covers(request.id, request.epoch, now):
+        if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
             self._outbox.acknowledge(message)
             return True
-        if self.gateways.is_silent(reply, now):
-            self._outbox.acknowledge(message, ACK if self.gateways.is_given_up(reply, now) else REDELIVER_LATER)
+        if self.gateways.is_silent(reply):
+            self._outbox.acknowledge(message, ACK if self.gateways.is_given_up(reply) else REDELIVER_LATER)
             return True
         if request.deadline is None or request.deadline > time.time():
             return False

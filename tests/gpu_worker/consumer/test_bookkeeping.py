@@ -127,14 +127,30 @@ def test_cancellations_are_forgotten_by_number_and_by_time(monkeypatch: pytest.M
 def test_only_gateways_that_were_heard_can_die() -> None:
     watch = GatewayWatch()
     watch.note_heartbeat("hr.gateway.a", 0.0)
-    assert not watch.is_silent("hr.tok.a", SILENCE_S)
-    assert watch.is_silent("hr.tok.a", SILENCE_S + 1)
-    assert not watch.is_silent("hr.tok.b", SILENCE_S + 1)
-    assert not watch.is_given_up("hr.tok.a", GIVE_UP_S)
-    assert watch.is_given_up("hr.tok.a", GIVE_UP_S + 1)
+    watch.review(SILENCE_S)
+    assert not watch.is_silent("hr.tok.a")
+    watch.review(SILENCE_S + 1)
+    assert watch.is_silent("hr.tok.a")
+    assert not watch.is_silent("hr.tok.b")
+    watch.review(GIVE_UP_S)
+    assert not watch.is_given_up("hr.tok.a")
+    watch.review(GIVE_UP_S + 1)
+    assert watch.is_given_up("hr.tok.a")
     watch.restart(300.0)
-    assert not watch.is_silent("hr.tok.a", 300.0 + SILENCE_S)
-    assert watch.is_silent("hr.tok.a", 301.0 + SILENCE_S)
+    assert not watch.is_silent("hr.tok.a")
+    watch.review(300.0 + SILENCE_S)
+    assert not watch.is_silent("hr.tok.a")
+    watch.review(301.0 + SILENCE_S)
+    assert watch.is_silent("hr.tok.a")
+
+
+def test_silent_gateway_that_is_heard_again_is_not_silent_before_the_next_review() -> None:
+    watch = GatewayWatch()
+    watch.note_heartbeat("hr.gateway.a", 0.0)
+    watch.review(GIVE_UP_S + 1)
+    watch.note_heartbeat("hr.gateway.a", GIVE_UP_S + 2)
+    assert not watch.is_silent("hr.tok.a")
+    assert not watch.is_given_up("hr.tok.a")
 
 
 async def test_relay_keeps_order_and_holds_a_fast_engine_back() -> None:

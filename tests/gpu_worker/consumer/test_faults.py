@@ -13,7 +13,7 @@ from gpu_worker.consumer.outbox import Outbox
 from shared.messages import Delta, GatewayHeartbeat, Sampling, encode
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
-from shared.subjects import gateway_subject
+from shared.subjects import gateway_subject, request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, start_worker, wait_until
 from tests.servers import NatsServer
 
@@ -114,6 +114,22 @@ async def test_worker_that_stood_still_drops_nothing(
     beating = asyncio.create_task(beat_forever())
     assert (await answer.wait()).finish.reason == "length"
     beating.cancel()
+
+
+async def test_request_that_came_while_the_worker_stood_still_is_taken(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.2)
+    monkeypatch.setattr("gpu_worker.consumer.consumer.GATEWAY_CHECK_INTERVAL_S", 60.0)
+    await make_worker()
+    await _beat(gateway)
+    await gateway.ask()  # the worker has heard the gateway, and waits for the next message
+    request = gateway.request(sampling=Sampling(max_tokens=5, ignore_eos=True))
+    answer = gateway.answer(request.id, request.epoch)
+    gateway.nats.send(request_subject(gateway.model, "interactive", "t"), encode(request))
+    time.sleep(0.5)  # noqa: ASYNC251 - the worker's loop stands still, and so does the gateway's
+    async with asyncio.timeout(5.0):  # half of the time after which it would be delivered once more
+        assert (await answer.wait()).finish.reason == "length"
 
 
 async def test_frame_larger_than_the_servers_limit_is_split(
