@@ -41,9 +41,9 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
 
 
 def _tapped_layers(directory: Path | None, runner_config: RunnerConfig) -> tuple[int, ...]:
-    from gpu_worker.models.eagle_config import read_eagle_config
     from gpu_worker.models.json_file import JsonFile
     from gpu_worker.models.registry import read_model_config
+    from gpu_worker.speculative.eagle.config import read_eagle_config
 
     assert directory is not None
     try:
@@ -59,11 +59,11 @@ def _needs(config: WorkerConfig, runner_config: RunnerConfig) -> tuple[int, int]
 
     from gpu_worker.execution.memory.kv_cache import bytes_per_block
     from gpu_worker.execution.runner_config import choose_dtype, choose_kv_cache_dtype
-    from gpu_worker.models.draft_weights import open_draft_weights
-    from gpu_worker.models.eagle_config import read_eagle_config
     from gpu_worker.models.json_file import JsonFile
     from gpu_worker.models.registry import read_model_config
     from gpu_worker.models.weights_size import weights_bytes
+    from gpu_worker.speculative.draft_weights import open_draft_weights
+    from gpu_worker.speculative.eagle.config import read_eagle_config
 
     kind, directory = config.speculative, config.draft_model
     device, block_size = torch.device(runner_config.device), runner_config.block_size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.model_directory import read_model_directory
-from gpu_worker.speculative.ngram import NgramProposer
+from gpu_worker.speculative.ngram.proposer import NgramProposer
 from gpu_worker.speculative.proposer import Proposer
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError, HeadraceError
@@ -77,7 +77,7 @@ def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: Bu
 
 
 def _check_kind(kind: str, directory: Path) -> None:
-    from gpu_worker.models.draft_kind import read_draft_kind
+    from gpu_worker.speculative.draft_kind import read_draft_kind
 
     if not directory.exists():
         raise ConfigError(_DRAFT_MODEL, f"{directory} is no directory of a model; give that of {_NEEDS[kind]}")
@@ -107,7 +107,7 @@ def _draft_model(directory: Path, runner_config: RunnerConfig, runner: BuiltRunn
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import choose_draft_dtype
     from gpu_worker.models.registry import read_model_config
-    from gpu_worker.speculative.draft_model import DraftModelProposer
+    from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 
     model = read_model_config(directory)
     max_model_len = min(model.max_model_len, runner_config.max_model_len or model.max_model_len)
@@ -133,7 +133,7 @@ def _draft_model(directory: Path, runner_config: RunnerConfig, runner: BuiltRunn
 def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
     from gpu_worker.execution.model_runner import TorchModelRunner
     from gpu_worker.execution.runner import DeviceModelRunner
-    from gpu_worker.speculative.self_speculation import SelfSpeculationProposer
+    from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
 
     most = runner.model_config.num_layers
     if num_layers is None:
@@ -153,8 +153,8 @@ def _self_speculation(num_layers: int | None, runner_config: RunnerConfig, runne
 
 def _medusa(directory: Path, runner: BuiltRunner) -> Proposer:
     from gpu_worker.execution.runner_config import choose_draft_dtype
-    from gpu_worker.models.medusa_heads import load_medusa_heads
-    from gpu_worker.speculative.medusa import MedusaProposer
+    from gpu_worker.speculative.medusa.heads import load_medusa_heads
+    from gpu_worker.speculative.medusa.proposer import MedusaProposer
 
     model = runner.model
     return MedusaProposer(load_medusa_heads(directory, model, choose_draft_dtype(model.dtype, model.device)))
@@ -164,8 +164,8 @@ def _eagle(directory: Path, runner_config: RunnerConfig, runner: BuiltRunner) ->
     from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
     from gpu_worker.execution.runner_config import choose_draft_dtype
     from gpu_worker.execution.step_inputs import StepAssembler
-    from gpu_worker.models.eagle_layer import load_eagle_layer
-    from gpu_worker.speculative.eagle import EagleProposer
+    from gpu_worker.speculative.eagle.layer import load_eagle_layer
+    from gpu_worker.speculative.eagle.proposer import EagleProposer
 
     model = runner.model
     layer = load_eagle_layer(directory, model, choose_draft_dtype(model.dtype, model.device))

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.eagle_config import read_eagle_config
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.speculative.eagle.config import read_eagle_config
 from ops.train_draft.distillation import kl_divergences
 from ops.train_draft.eagle_attention import EagleAttention
 from ops.train_draft.rows import Batch

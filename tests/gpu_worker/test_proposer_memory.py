@@ -14,7 +14,7 @@ from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.proposer_memory import with_room_for_proposer
-from tests.gpu_worker.models.draft_files import (
+from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,
     medusa_config,

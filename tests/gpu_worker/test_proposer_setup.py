@@ -17,7 +17,7 @@ from gpu_worker.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.messages import Sampling
-from tests.gpu_worker.models.draft_files import (
+from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,
     medusa_config,

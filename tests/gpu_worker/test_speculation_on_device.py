@@ -24,7 +24,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.messages import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
-from tests.gpu_worker.models.draft_files import (
+from tests.gpu_worker.speculative.draft_files import (
     eagle3_config,
     eagle3_tensors,
     eagle_config,

@@ -24,13 +24,13 @@ from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.proposer_setup import build_proposer
-from gpu_worker.speculative.draft_model import DraftModelProposer
+from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.proposer import Proposer
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.matrix.factors import PLAIN, EngineCell
-from tests.gpu_worker.models.draft_files import (
+from tests.gpu_worker.speculative.draft_files import (
     eagle3_config,
     eagle3_tensors,
     eagle_config,

@@ -16,8 +16,8 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
-from tests.gpu_worker.models.conftest import CPU, Pair
 from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.pairs import CPU, Pair
 from tests.gpu_worker.models.variants import save_variant
 
 SHARD = "model-00001-of-00001.safetensors"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpu_worker.models.loader import load_model
-from tests.gpu_worker.models.conftest import CPU, Pair
 from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.pairs import CPU, Pair
 from tests.gpu_worker.models.variants import SIZES, TRAINED_LEN, VARIANTS, oracle_logits
 
 LENGTHS = (75, 41)

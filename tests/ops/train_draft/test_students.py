@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.models.eagle_config import read_eagle_config
-from gpu_worker.models.eagle_layer import EagleLayer, load_eagle_layer
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.loader import load_model
-from gpu_worker.models.medusa_heads import load_medusa_heads
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.speculative.eagle.config import read_eagle_config
+from gpu_worker.speculative.eagle.layer import EagleLayer, load_eagle_layer
+from gpu_worker.speculative.medusa.heads import load_medusa_heads
 from kernels.layer_cache import LayerCache, allocate_layer_cache
 from ops.train_draft.eagle import EagleStudent, check_rotary_settings
 from ops.train_draft.folder import write_draft

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import torch
 
-from gpu_worker.layers.eagle_form import EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.rms_norm import RMSNorm
-from gpu_worker.layers.single_steps import SingleSteps
 from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.speculative.eagle.form import EagleStep, EagleWeights, PairNorms, Place
+from gpu_worker.speculative.eagle.single_steps import SingleSteps
 
 
 class _Inputs(Protocol):

@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.speculative.draft import NO_DRAFT, Draft
-from gpu_worker.speculative.medusa import MedusaProposer
+from gpu_worker.speculative.medusa.proposer import MedusaProposer
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 

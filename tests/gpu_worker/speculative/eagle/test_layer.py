@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.eagle_form import EagleStep
-from gpu_worker.models.draft_kind import DraftKind, read_draft_kind
-from gpu_worker.models.eagle_layer import EagleLayer, load_eagle_layer
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
+from gpu_worker.speculative.draft_kind import DraftKind, read_draft_kind
+from gpu_worker.speculative.eagle.form import EagleStep
+from gpu_worker.speculative.eagle.layer import EagleLayer, load_eagle_layer
 from kernels.layer_cache import LayerCache
-from tests.gpu_worker.models.conftest import Pair
-from tests.gpu_worker.models.draft_files import (
+from tests.gpu_worker.models.pairs import Pair
+from tests.gpu_worker.models.variants import SIZES
+from tests.gpu_worker.speculative.draft_files import (
     eagle3_config,
     eagle3_tensors,
     eagle_config,
@@ -22,7 +23,6 @@ from tests.gpu_worker.models.draft_files import (
     eagle_tensors,
     save_draft,
 )
-from tests.gpu_worker.models.variants import SIZES
 
 SIZE, VOCAB, LENGTH, BLOCK = int(SIZES["hidden_size"]), int(SIZES["vocab_size"]), 12, 4
 PairOf = Callable[[str], Pair]

@@ -16,7 +16,7 @@ from typing import Protocol
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.draft_model import PendingStep
+from gpu_worker.speculative.draft_model.proposer import PendingStep
 from gpu_worker.speculative.plain_sampling import plain_sampling
 from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.eagle_form import EagleHead, EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.layers.fused_decoder import stack_step
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
 from gpu_worker.quantization.weight_forms import DenseWeight, ScaledWeight
+from gpu_worker.speculative.eagle.form import EagleHead, EagleStep, EagleWeights, PairNorms, Place
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import (
     ChainHead,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.draft_weights import MEDUSA_FILE, open_draft_weights
-from gpu_worker.models.eagle_config import is_third
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.speculative.draft_weights import MEDUSA_FILE, open_draft_weights
+from gpu_worker.speculative.eagle.config import is_third
 
 
 class DraftKind(Enum):

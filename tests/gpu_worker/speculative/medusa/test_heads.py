@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.models.draft_kind import DraftKind, read_draft_kind
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.medusa_heads import load_medusa_heads
-from tests.gpu_worker.models.conftest import Pair
-from tests.gpu_worker.models.draft_files import (
+from gpu_worker.speculative.draft_kind import DraftKind, read_draft_kind
+from gpu_worker.speculative.medusa.heads import load_medusa_heads
+from tests.gpu_worker.models.pairs import Pair
+from tests.gpu_worker.models.variants import SIZES
+from tests.gpu_worker.speculative.draft_files import (
     medusa_config,
     medusa_features,
     medusa_logits,
     medusa_tensors,
     save_draft,
 )
-from tests.gpu_worker.models.variants import SIZES
 
 HEADS, SIZE, VOCAB = 3, int(SIZES["hidden_size"]), int(SIZES["vocab_size"])
 PairOf = Callable[[str], Pair]

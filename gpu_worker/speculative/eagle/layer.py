@@ -22,18 +22,18 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.eagle_form import EagleForm, EagleStep, EagleWeights, Place
 from gpu_worker.layers.fused_decoder import fusing_library
-from gpu_worker.layers.fused_eagle import FusedEagle, can_fuse
-from gpu_worker.layers.layered_eagle import LayeredEagle
 from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM, stack_shape
-from gpu_worker.models.draft_weights import open_draft_weights
-from gpu_worker.models.eagle_config import EagleConfig, read_eagle_config
-from gpu_worker.models.eagle_weights import take_eagle_weights, take_projection
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.speculative.draft_weights import open_draft_weights
+from gpu_worker.speculative.eagle.config import EagleConfig, read_eagle_config
+from gpu_worker.speculative.eagle.form import EagleForm, EagleStep, EagleWeights, Place
+from gpu_worker.speculative.eagle.fused import FusedEagle, can_fuse
+from gpu_worker.speculative.eagle.layered import LayeredEagle
+from gpu_worker.speculative.eagle.weights import take_eagle_weights, take_projection
 
 
 class EagleLayer:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.eagle_form import EagleHead, EagleWeights, PairNorms
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.eagle_config import REMEDY, EagleConfig
 from gpu_worker.quantization.weight_forms import DenseWeight
+from gpu_worker.speculative.eagle.config import REMEDY, EagleConfig
+from gpu_worker.speculative.eagle.form import EagleHead, EagleWeights, PairNorms
 
 _LAYER, _AUTHORS_THIRD = "layers.0", "midlayer"
 

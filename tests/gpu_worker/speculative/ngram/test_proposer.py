@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.ngram import MATCH_TOKENS, NgramProposer
+from gpu_worker.speculative.ngram.proposer import MATCH_TOKENS, NgramProposer
 from gpu_worker.speculative.proposer import DraftRequest
 from shared.messages import Sampling
 

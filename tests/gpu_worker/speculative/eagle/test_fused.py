@@ -9,14 +9,14 @@ import torch
 
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.eagle_form import EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.layers.fused_decoder import fusing_library
-from gpu_worker.layers.fused_eagle import FusedEagle
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.layered_eagle import LayeredEagle
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+from gpu_worker.speculative.eagle.form import EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms, Place
+from gpu_worker.speculative.eagle.fused import FusedEagle
+from gpu_worker.speculative.eagle.layered import LayeredEagle
 from kernels.decoder_stack import StackShape
 from tests.gpu_worker.layers.test_fused_decoder import FORMS
 from tests.kernels.layer_caches import poisoned_cache

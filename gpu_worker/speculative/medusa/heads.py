@@ -19,8 +19,8 @@ from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.draft_weights import open_draft_weights
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.speculative.draft_weights import open_draft_weights
 
 _MAX_HEADS = 16
 _MAX_BLOCKS = 16

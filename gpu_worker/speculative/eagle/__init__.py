@@ -1,0 +1,1 @@
+"""EAGLE: a layer that predicts the next hidden vector, and proposes tokens by it."""

@@ -1,0 +1,1 @@
+"""Medusa: heads that each predict a token further ahead."""

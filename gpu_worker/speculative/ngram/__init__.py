@@ -1,0 +1,1 @@
+"""Prompt lookup: a text goes on as it did where its last tokens occurred before."""

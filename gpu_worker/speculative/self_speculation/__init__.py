@@ -1,0 +1,1 @@
+"""Self-speculation: the first layers of the model propose drafts."""
