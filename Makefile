@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 # Tests that compute: they share two processes. The others start servers, kill them and watch the clock: they run alone.
-COMPUTING_TESTS := tests/architecture tests/gateway/schemas tests/gpu_worker tests/kernels tests/shared \
+COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/gpu_worker tests/kernels tests/shared \
 	$(addprefix tests/ops/,bench cli demo_model deploy quantize train_draft)
 PYTEST := $(BIN)/python -m pytest
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from gateway.config import GatewayConfig
-from gateway.server import main
+from gateway.process.gateway import main
 from shared.config import resolve
 from shared.errors import HeadraceError
 

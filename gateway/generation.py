@@ -53,7 +53,6 @@ class Generation:
     lane: Lane = "interactive"
     priority: int = 0
     timeout_s: float | None = None
-    user: str | None = None
     prediction: str | None = None
 
     @property

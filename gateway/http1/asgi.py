@@ -11,8 +11,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from gateway.body import WITHOUT_KEY, BodyOwner
-from gateway.exchange import Exchange
+from gateway.http1.body import WITHOUT_KEY, BodyOwner
+from gateway.http1.exchange import Exchange
 
 
 class AsgiHandler:

@@ -14,11 +14,11 @@ import asyncio
 import socket
 from typing import cast
 
-from gateway.body import ClientGoneError, RequestBody
 from gateway.errors import ApiError
-from gateway.exchange import Exchange, Headers, head_bytes
+from gateway.http1.body import ClientGoneError, RequestBody
 from gateway.http1.body_framing import BodyFraming, ChunkedFraming, LengthFraming
 from gateway.http1.connection_table import ConnectionTable
+from gateway.http1.exchange import Exchange, Headers, head_bytes
 from gateway.http1.handler_runner import HandlerRunner
 from gateway.http1.head import RequestHead
 from gateway.http1.request_input import RequestInput

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Generic, Protocol, TypeVar
 
-from gateway.body import BodyBudget
+from gateway.http1.body import BodyBudget
 from shared.pause_detector import PauseDetector
 
 # Connections beyond the limit: they are served health and refusals, one answer each.

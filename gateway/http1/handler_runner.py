@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.body import ClientGoneError
 from gateway.errors import ApiError
-from gateway.exchange import Exchange
+from gateway.http1.body import ClientGoneError
+from gateway.http1.exchange import Exchange
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

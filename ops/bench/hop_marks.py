@@ -45,13 +45,13 @@ class Station:
 
 GATEWAY = (
     Station("gateway.http1.connection", "Connection.buffer_updated", _always("gateway: request is here")),
-    Station("gateway.completions", "Completions._serve", _always("gateway: handler begins")),
-    Station("gateway.generator", "Generator.start", _always("gateway: parsed and within limits")),
-    Station("gateway.publisher", "Publisher.publish", _always("gateway: admitted, cache asked")),
-    Station("gateway.publisher", "Publisher.publish", _always("gateway: published"), is_after=True),
-    Station("gateway.frames", "FrameReceiver.accept", _by_tokens("gateway: receives")),
-    Station("gateway.exchange", "Exchange.write", _always("gateway: first token written"), is_after=True),
-    Station("gateway.exchange", "Exchange.finish", _always("gateway: answer written"), is_after=True),
+    Station("gateway.api.completions", "Completions._serve", _always("gateway: handler begins")),
+    Station("gateway.api.generation_starter", "GenerationStarter.start", _always("gateway: parsed and within limits")),
+    Station("gateway.dispatch.publisher", "Publisher.publish", _always("gateway: admitted, cache asked")),
+    Station("gateway.dispatch.publisher", "Publisher.publish", _always("gateway: published"), is_after=True),
+    Station("gateway.dispatch.frames", "FrameReceiver.accept", _by_tokens("gateway: receives")),
+    Station("gateway.http1.exchange", "Exchange.write", _always("gateway: first token written"), is_after=True),
+    Station("gateway.http1.exchange", "Exchange.finish", _always("gateway: answer written"), is_after=True),
 )
 WORKER = (
     Station("gpu_worker.consumer.pull_queue", "PullQueue._receive", _always("worker: pulled")),

@@ -13,7 +13,7 @@ def run(config: GatewayConfig) -> int:
     It offers an OpenAI-compatible API and keeps nothing but the streams it is serving, so run as many as you like.
     """
     require("gateway", "starlette", "httptools", "redis", "prometheus_client")
-    from gateway.server import main
+    from gateway.process.gateway import main
 
     return main(config)
 

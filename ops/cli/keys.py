@@ -41,7 +41,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
 @click.pass_obj
 def create(config: KeysConfig, /, models: tuple[str, ...], **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
-    from gateway.api_keys import ALL_MODELS, create_key
+    from gateway.admission.api_keys import ALL_MODELS, create_key
 
     models = models or (ALL_MODELS,)
     with audited(config.audit_file, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
@@ -55,7 +55,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], **record: Any) -> Non
 @click.pass_obj
 def list_(config: KeysConfig) -> None:
     """List the keys: what they may do, never the keys themselves."""
-    from gateway.api_keys import list_keys
+    from gateway.admission.api_keys import list_keys
 
     if not config.keys_file.exists():
         click.echo(f"there is no {config.keys_file} yet; `headrace keys create` makes it", err=True)
@@ -76,7 +76,7 @@ def list_(config: KeysConfig) -> None:
 @click.pass_obj
 def revoke(config: KeysConfig, key_id: str) -> None:
     """Revoke a key by its id. Gateways refuse it within seconds."""
-    from gateway.api_keys import revoke_key
+    from gateway.admission.api_keys import revoke_key
 
     with audited(config.audit_file, "keys.revoke", keys_file=config.keys_file, key=key_id) as what:
         record = revoke_key(config.keys_file, key_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ops.stack.state import Readiness, read_ready_file
+from ops.stack.state import ReadyFile, read_ready_file
 from shared.errors import ConfigError, HeadraceError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -101,7 +101,7 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
     return Endpoint(running.url, api_key or running.api_key)
 
 
-def find_nats(url: str | None, state_dir: Path) -> tuple[str, Readiness | None]:
+def find_nats(url: str | None, state_dir: Path) -> tuple[str, ReadyFile | None]:
     """Return the NATS URL to use, and the system on the state directory when the URL is its.
 
     Raises:

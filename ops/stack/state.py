@@ -18,7 +18,7 @@ _PRIVATE_FILE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
+class ReadyFile:
     """The running system, as the ready file describes it to tests, benchmarks and other commands.
 
     Attributes:
@@ -120,19 +120,19 @@ def write_private(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def write_ready_file(path: Path, readiness: Readiness) -> None:
+def write_ready_file(path: Path, readiness: ReadyFile) -> None:
     """Write the description of the running system."""
     write_private(path, json.dumps(asdict(readiness), indent=2) + "\n")
 
 
-def read_ready_file(state_dir: Path) -> Readiness | None:
+def read_ready_file(state_dir: Path) -> ReadyFile | None:
     """Return the system that runs on a state directory, or None.
 
     Raises:
         ConfigError: The ready file cannot be read, or is another version's.
     """
     try:
-        return Readiness(**json.loads((state_dir / READY_FILE).read_text()))
+        return ReadyFile(**json.loads((state_dir / READY_FILE).read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError) as error:

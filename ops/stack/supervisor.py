@@ -19,7 +19,7 @@ from ops.stack.liveness import Watch
 from ops.stack.plan import Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
-from ops.stack.state import READY_FILE, Readiness, StateDirectory, write_ready_file
+from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
 from ops.stack.storage_watch import StorageWatch
 from shared.errors import DependencyError
 
@@ -60,7 +60,7 @@ class Supervisor:
         self._watching: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
-        self._written: Readiness | None = None
+        self._written: ReadyFile | None = None
 
     async def start(self) -> bool:
         """Start everything and wait until a generation has succeeded; False if told to stop before.
@@ -190,7 +190,7 @@ class Supervisor:
 
     def _write_ready_files(self) -> None:
         plan = self._plan
-        readiness = Readiness(
+        readiness = ReadyFile(
             url=plan.url,
             api_key=plan.api_key,
             nats_url=plan.batch.full_url,

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from gateway.dispatch import Dispatcher
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.recovery import RecoveryLimits
 from gateway.errors import ApiError
-from gateway.liveness import FleetLimits
-from gateway.recovery import RecoveryLimits
+from gateway.fleet.liveness import FleetLimits
 from shared.messages import Delta, Request, Sampling
 from shared.nats_connection import connect
 from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, until

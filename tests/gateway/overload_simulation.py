@@ -13,13 +13,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.caller import Caller
+from gateway.admission.caller import Caller
+from gateway.admission.shedding import Shedder
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
-from gateway.load import FleetLoad
 from gateway.metrics import GatewayMetrics
-from gateway.shedding import Shedder
 from shared.messages import Sampling
 
 HEARTBEAT_S = 0.25

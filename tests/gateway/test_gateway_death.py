@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api_keys import create_key
+from gateway.admission.api_keys import create_key
+from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import running_gateway
 from tests.gateway.raw_client import connected
-from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker
 from tests.servers import RedisServer
 

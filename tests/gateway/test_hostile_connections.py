@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
-from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker, expected_text, until
 
 MAX_CONNECTIONS = 24

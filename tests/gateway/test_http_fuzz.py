@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from shared.messages import Request
+from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.http_fuzz import fuzz_input
 from tests.gateway.raw_client import RawClient, connected
-from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker, expected_text
 
 NUM_AT_ONCE = 250

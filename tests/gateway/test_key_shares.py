@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api_keys import create_key
+from gateway.admission.api_keys import create_key
+from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
-from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker
 
 MAX_CONNECTIONS = 24

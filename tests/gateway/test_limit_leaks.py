@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.auth import Principal
-from gateway.limit_store import LEASE_TTL_S
-from gateway.limits import RENEW_S, Lease, RateLimiter
+from gateway.admission.auth import Principal
+from gateway.admission.limit_store import LEASE_TTL_S
+from gateway.admission.limits import RENEW_S, Lease, RateLimiter
+from gateway.cache.redis_client import RedisCache
 from gateway.metrics import GatewayMetrics
-from gateway.redis_client import RedisCache
+from tests.gateway.admission.test_limits import Clock, limited, refused
 from tests.gateway.slow_proxy import SlowProxy
-from tests.gateway.test_limits import Clock, limited, refused
 from tests.gateway.wire_worker import until
 from tests.servers import RedisServer
 

@@ -48,7 +48,7 @@ def test_tenant_who_asks_a_hundred_times_as_much_does_not_push_another_out() -> 
 
 def test_simulation_without_reservations_keeps_few_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this measures: with clients that are not recognised, most of those who return are refused again."""
-    monkeypatch.setattr("gateway.reservations.ReservationBook.find", lambda *_: None)
+    monkeypatch.setattr("gateway.admission.reservations.ReservationBook.find", lambda *_: None)
     report = Simulation(3, lambda now: {"a": 10 * CAPACITY}).run(10)
     assert min(report.share("booked", told) for told in BINS) < 0.7
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gateway.api_keys import create_key
+from gateway.admission.api_keys import create_key
 from shared.messages import Finish
+from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
-from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker, until
 
 TOKENS_PER_MINUTE = 1000

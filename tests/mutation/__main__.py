@@ -188,7 +188,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")
     parser.add_argument("--only", default="", help="A room: " + ", ".join(ROOMS))
-    parser.add_argument("--file", help="One file, such as gateway/limits.py.")
+    parser.add_argument("--file", help="One file, such as gateway/admission/limits.py.")
     parser.add_argument("--tests", nargs="+", help="Instead of all the tests of the room.")
     return parser.parse_args()
 

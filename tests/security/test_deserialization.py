@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import torch
 
+from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.errors import ApiError
-from gateway.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.loader import load_model

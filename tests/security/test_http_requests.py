@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
-from tests.gateway.test_completions import is_known
 from tests.gateway.wire_worker import WireWorker, until
 
 HEAD_TIMEOUT_S = 1.0

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from gateway.schemas.chat import ChatBody
-from gateway.schemas.completion import CompletionBody
-from gateway.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gateway.api.schemas.chat import ChatBody
+from gateway.api.schemas.completion import CompletionBody
+from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
 from shared.messages import DetokenizeCall, GatewayHeartbeat, Heartbeat, Request, TokenizeCall, decode_request
 from tests.bounded_types import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from gateway.api_keys import create_key
+from gateway.admission.api_keys import create_key
 from ops.stack import commands
 from ops.stack.config import DEMO_MODEL
 from ops.stack.servers import find_nats_server, find_redis_server

@@ -8,9 +8,9 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from gateway.exchange import Exchange
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
+from gateway.http1.exchange import Exchange
 from gateway.http1.handler_runner import Handler
 from gateway.http1.server import HttpServer
 

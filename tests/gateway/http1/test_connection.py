@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.body import ClientGoneError
-from gateway.exchange import Exchange
+from gateway.http1.body import ClientGoneError
 from gateway.http1.connection import MAX_DROPPED_BODY_BYTES, Connection
 from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.exchange import Exchange
 from gateway.http1.head import MAX_HEAD_BYTES
 from tests.gateway.http1.raw_server import (
     REQUEST,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.exchange import Exchange
+from gateway.http1.exchange import Exchange
 from tests.gateway.http1.raw_server import (
     MAX_BODY_BYTES,
     REQUEST,

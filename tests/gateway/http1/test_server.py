@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.exchange import Exchange
 from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.exchange import Exchange
 from gateway.metrics import GatewayMetrics
 from tests.gateway.http1.raw_server import REQUEST, connected, echo, read_chunked, read_head, read_whole, served
 from tests.gateway.wire_worker import until

@@ -9,7 +9,7 @@ from ops.stack.plan import NatsAccess
 from ops.stack.roll_call import Beat, RollCall
 from shared.messages import encode
 from shared.subjects import worker_subject
-from tests.gateway.test_app import heartbeat
+from tests.gateway.api.test_app import heartbeat
 from tests.gateway.wire_worker import until
 
 

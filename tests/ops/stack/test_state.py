@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.stack.state import Readiness, StateDirectory, read_ready_file, write_ready_file
+from ops.stack.state import ReadyFile, StateDirectory, read_ready_file, write_ready_file
 from shared.errors import ConfigError
 
-READINESS = Readiness(
+READINESS = ReadyFile(
     "http://h", "key", "nats://n", "nats://a@n", None, "http://m", "operator", {"gateway": [1], "worker": [2, 3]}
 )
 

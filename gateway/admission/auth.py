@@ -1,0 +1,178 @@
+"""Who is calling: from an `Authorization` header to a principal, or a 401.
+
+`KeyStore` owns the keys in memory. It looks at the key file's status once a second at most and re-reads it when it has
+changed; when the new content cannot be read, the keys it has stay in force and the failure is logged and counted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.admission.api_keys import ALL_MODELS, KeyRecord, hash_key, list_keys
+from gateway.errors import ApiError, model_not_found
+from gateway.http1.body import BodyOwner
+from gateway.metrics import GatewayMetrics
+from shared.errors import ConfigError
+
+CHECK_INTERVAL_S = 1.0
+MAX_KEY_BYTES = 512
+BOOTSTRAP_KEY_ID = "bootstrap"
+
+_logger = logging.getLogger(__name__)
+
+Headers = Iterable[tuple[bytes, bytes]]
+FileState = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all."""
+
+    key_id: str
+    tenant: str
+    models: frozenset[str] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether no limit applies at all."""
+        return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_concurrent is None
+
+    @property
+    def body_owner(self) -> BodyOwner:
+        """Against whom its requests count while they are on their way in."""
+        return BodyOwner(self.key_id, self.max_concurrent)
+
+    def can_use(self, model: str) -> bool:
+        """Tell whether the key may use a model."""
+        return self.models is None or model in self.models
+
+    def check_model(self, model: str) -> None:
+        """Refuse a model that the key may not use, with the same words as one that does not exist.
+
+        Raises:
+            ApiError: 404.
+        """
+        if not self.can_use(model):
+            raise model_not_found(model)
+
+
+class KeyStore:
+    """The valid keys."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        api_key: str | None,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the key file.
+
+        Args:
+            path: The key file; it may be missing when there is an `api_key`.
+            api_key: One more key: unlimited, of the tenant `default`.
+            metrics: Counts failed reloads.
+            clock: Seconds, for the interval between looks at the file.
+
+        Raises:
+            ConfigError: There is no key at all to let anyone in with, or the file is not a key file.
+        """
+        self._path = path
+        self._metrics = metrics
+        self._clock = clock
+        self._next_check = clock() + CHECK_INTERVAL_S
+        self._bootstrap = [(hash_key(api_key), Principal(BOOTSTRAP_KEY_ID, "default"))] if api_key else []
+        self._file_state = self._stat()
+        if self._file_state is None and not self._bootstrap:
+            missing = f"{path} does not exist" if path else "no key file is set"
+            raise ConfigError(
+                "HEADRACE_KEYS_FILE",
+                f"{missing}, and HEADRACE_API_KEY is empty, so nobody could use this gateway. "
+                "Make a key with `headrace keys create`, or set HEADRACE_API_KEY.",
+            )
+        self._principals = self._index(list_keys(path) if path else [])
+
+    def authenticate(self, headers: Headers) -> Principal:
+        """Return who shows a valid key.
+
+        Raises:
+            ApiError: 401; the key is missing, malformed or unknown.
+        """
+        if self._clock() >= self._next_check:
+            self._reload_if_changed()
+        digest = hash_key(bearer_token(headers))
+        principal = self._principals.get(digest)
+        # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
+        if principal is None or not hmac.compare_digest(principal[0], digest):
+            raise unauthorized("Incorrect API key provided.")
+        return principal[1]
+
+    def _index(self, records: list[KeyRecord]) -> dict[str, tuple[str, Principal]]:
+        pairs = [(record.sha256, _principal(record)) for record in records if record.revoked is None]
+        return {digest: (digest, principal) for digest, principal in [*pairs, *self._bootstrap]}
+
+    def _stat(self) -> FileState | None:
+        if self._path is None:
+            return None
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _reload_if_changed(self) -> None:
+        self._next_check = self._clock() + CHECK_INTERVAL_S
+        state = self._stat()
+        if self._path is None or state == self._file_state:
+            return
+        self._file_state = state
+        try:
+            if state is None:
+                raise ConfigError("HEADRACE_KEYS_FILE", f"{self._path} has disappeared")
+            records = list_keys(self._path)
+        except ConfigError as error:
+            self._metrics.key_reload_failures += 1
+            _logger.error("keys not reloaded, the old ones stay in force: %s", error)
+            return
+        self._principals = self._index(records)
+        _logger.info("keys reloaded: %d valid", len(self._principals))
+
+
+def bearer_token(headers: Headers) -> str:
+    """Return the key that a request shows.
+
+    Raises:
+        ApiError: 401; it shows none, or several.
+    """
+    values = [value for name, value in headers if name == b"authorization"]
+    if not values:
+        raise unauthorized("You didn't provide an API key. Send it as `Authorization: Bearer <key>`.")
+    scheme, _, token = values[0].partition(b" ")
+    token = token.strip()
+    if len(values) > 1 or scheme.lower() != b"bearer" or not token or len(token) > MAX_KEY_BYTES:
+        raise unauthorized("The Authorization header must be `Bearer <key>`, once.")
+    return token.decode("utf-8", "surrogateescape")
+
+
+def unauthorized(message: str) -> ApiError:
+    """Return the 401 that asks for a key."""
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="headrace"'})
+
+
+def _principal(record: KeyRecord) -> Principal:
+    return Principal(
+        key_id=record.id,
+        tenant=record.tenant,
+        models=None if ALL_MODELS in record.models else frozenset(record.models),
+        requests_per_minute=record.requests_per_minute,
+        tokens_per_minute=record.tokens_per_minute,
+        max_concurrent=record.max_concurrent,
+    )

@@ -1,0 +1,144 @@
+"""What an admission would mean: the time to the first token, and by how much the queue is too long for it.
+
+The time is the prompt tokens ahead of a request and its own, over the measured prefill rate, plus the wait for a slot
+or KV blocks when none is free. By Little's law sequences leave a busy fleet at `decode_rate / mean output length`
+per second, and each leaves the blocks of a mean running sequence. An unknown rate predicts nothing; the queue bounds
+always hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gateway.config import GatewayConfig
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
+
+# Weight of a new observation in the running means.
+_SMOOTHING = 0.02
+_FIRST_OUTPUT_TOKENS = 128.0
+# The guess counts as so many answers: the first answers to finish are the short ones.
+_GUESS_WEIGHT = 16
+
+
+@dataclass(slots=True)
+class Experience:
+    """What finished answers of one model have taught: running means, written by the shedder."""
+
+    tokens_per_estimate: float = 1.0
+    output_tokens: float = _FIRST_OUTPUT_TOKENS
+    num_answers: int = 0
+
+    def learn(self, prompt_ratio: float | None, output_tokens: float | None) -> None:
+        """Take in one answer: true prompt tokens per estimated one, and the output of a sequence, where known."""
+        self.num_answers += 1
+        # The plain mean at first; then the running one.
+        weight = max(_SMOOTHING, 1 / (self.num_answers + _GUESS_WEIGHT))
+        if prompt_ratio is not None:
+            self.tokens_per_estimate += weight * (min(prompt_ratio, 10.0) - self.tokens_per_estimate)
+        if output_tokens is not None:
+            self.output_tokens += weight * (output_tokens - self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """One bound on the queue, and by how many seconds of draining it is exceeded; negative while there is room.
+
+    Attributes:
+        is_exceeded: Also where the rate is unknown and `seconds` is therefore 0.
+        is_elastic: Somebody who was promised a place may exceed it a little.
+    """
+
+    reason: str
+    message: str
+    seconds: float
+    is_exceeded: bool
+    is_elastic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What admitting one request means. Seconds.
+
+    Attributes:
+        wait_s: Until its prompt is begun.
+        own_s: For its prompt.
+        cost_s: Time in which the whole fleet does as much work as the request brings; 0 while rates are unknown.
+        excess: The bound that is exceeded most, or has the least room.
+    """
+
+    wait_s: float
+    own_s: float
+    cost_s: float
+    excess: Excess
+
+
+def forecast(load: FleetLoad, generation: Generation, experience: Experience, config: GatewayConfig) -> Forecast:
+    """Predict what admitting a request means under the present load."""
+    ratio = experience.tokens_per_estimate
+    own_tokens = sum(load.prompt_tokens(prompt.estimated_tokens * ratio) for prompt in generation.prompts)
+    own_s = _prefill_s(load, own_tokens)
+    departure_s = _departure_s(load, experience)
+    wait_s = _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, own_tokens, departure_s)
+    bounds = [_time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)]
+    # What an idle fleet is asked for is never too much.
+    if load.queued_requests > 0:
+        bounds.insert(0, _requests(load, generation.num_sequences, departure_s, config.max_queued_requests))
+        bounds.insert(1, _tokens(load, own_tokens, config.max_queued_tokens))
+    return Forecast(wait_s, own_s, max(own_s, generation.num_sequences * departure_s), _worst(bounds))
+
+
+def _worst(bounds: list[Excess]) -> Excess:
+    """Return the first bound that is exceeded, with the time until none is; the last bound is the one of time."""
+    exceeded = [bound for bound in bounds if bound.is_exceeded]
+    if not exceeded:
+        # How far a bound is away in time is 0 while the rate is unknown, which is not near.
+        *others, time = bounds
+        return max([time, *(bound for bound in others if bound.seconds < 0)], key=lambda bound: bound.seconds)
+    worst = max(bounds, key=lambda bound: bound.seconds)
+    return replace(exceeded[0], seconds=worst.seconds, is_elastic=all(bound.is_elastic for bound in exceeded))
+
+
+def _time(timeout_s: float | None, wait_s: float, own_s: float, slo_s: float) -> Excess:
+    # A prompt's own time is nobody's congestion: it takes at most half of the objective, so that a prompt of any length
+    # is served by an idle fleet.
+    seconds = wait_s + (min(own_s, slo_s / 2) - slo_s if timeout_s is None else own_s - timeout_s)
+    message = f"The first token would take about {wait_s + own_s:.1f} s at the present load."
+    return Excess("overloaded", message, seconds, seconds > 0, is_elastic=timeout_s is None)
+
+
+def _requests(load: FleetLoad, num_sequences: int, departure_s: float, max_requests: int) -> Excess:
+    excess = load.queued_requests + num_sequences - max_requests
+    message = f"{load.queued_requests} requests are waiting for `{load.model}` already."
+    seconds = excess * max(_prefill_s(load, load.queued_tokens / load.queued_requests), departure_s)
+    return Excess("queue_full", message, seconds, excess > 0)
+
+
+def _tokens(load: FleetLoad, own_tokens: float, max_tokens: int) -> Excess:
+    excess = load.queued_tokens + own_tokens - max_tokens
+    message = f"{load.queued_tokens} prompt tokens are waiting for `{load.model}` already."
+    return Excess("queue_full", message, _prefill_s(load, excess), excess > 0)
+
+
+def _prefill_s(load: FleetLoad, num_tokens: float) -> float:
+    """Predict how long prompts of so many tokens take; 0 while the rate is unknown."""
+    return num_tokens / load.prefill_rate if load.prefill_rate > 0 else 0.0
+
+
+def _departure_s(load: FleetLoad, experience: Experience) -> float:
+    """Predict the time between two sequences that leave a busy fleet; 0 while the rate is unknown."""
+    return max(1.0, experience.output_tokens) / load.decode_rate if load.decode_rate > 0 else 0.0
+
+
+def _capacity_wait_s(load: FleetLoad, own_tokens: float, departure_s: float) -> float:
+    """Predict how long the requests ahead and this one wait for slots and blocks that other sequences hold.
+
+    Slots count although the load may say that nothing runs: it is as old as the last heartbeats, while the queue
+    counts requests of this very moment.
+    """
+    missing_slots = load.queued_requests + 1 - load.free_slots
+    if load.running == 0:
+        return max(0.0, missing_slots) * departure_s
+    missing_blocks = (load.queued_tokens + own_tokens) / load.block_size - load.free_blocks
+    blocks_each = max(1.0, (load.total_blocks - load.free_blocks) / load.running)
+    return max(0.0, missing_slots, missing_blocks / blocks_each) * departure_s

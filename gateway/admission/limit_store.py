@@ -1,0 +1,162 @@
+"""The limits of a key in Redis, where all gateways meet: asks for admission, and states what runs here.
+
+A gateway that dies is forgotten after `LEASE_TTL_S`. What Redis does not answer is marked in the account, so that it is
+stated again: an admission that Redis made without our knowing is put right by the next statement.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.admission.limit_account import KeyAccount
+from gateway.admission.limit_scripts import ADMIT, STATE, Question, Statement
+from gateway.admission.limit_window import BATCH_S, WINDOW_S, LimitName, Limits, Verdict
+from gateway.cache.redis_client import RedisCache, Script
+
+LEASE_TTL_S = 4.0
+
+_encode = msgspec.msgpack.Encoder().encode
+# That follow the name of the exceeded limit in the reply of `ADMIT`.
+_NUM_NUMBERS = 7
+_LIMIT_NAMES: dict[bytes, LimitName | None] = {
+    b"": None,
+    b"requests": "requests",
+    b"tokens": "tokens",
+    b"concurrency": "concurrency",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What Redis says to a question.
+
+    Attributes:
+        first_ms: Names the batch in which the request's tokens count, if it is admitted.
+        running: Sequences of the key that run at all gateways.
+        hold_s: How long they usually run.
+    """
+
+    verdict: Verdict
+    first_ms: int
+    running: int
+    hold_s: float
+
+
+class LimitStore:
+    """One gateway's access to the limits in Redis."""
+
+    def __init__(self, redis: RedisCache, clock: Callable[[], float]) -> None:
+        """Speak in the name of a gateway of its own. `clock` gives Unix seconds."""
+        self._redis = redis
+        self._clock = clock
+        self._gateway = secrets.token_hex(8)
+        # Never the same twice, even for an account that was dropped and made anew.
+        self._numbers = itertools.count(1)
+
+    async def ask(
+        self, key_id: str, account: KeyAccount, limits: Limits, tokens: int, num_sequences: int
+    ) -> Reply | None:
+        """Count a request if the limits allow it; None when Redis does not answer."""
+        wishes = {
+            "batch": _milliseconds(BATCH_S),
+            "max_requests": limits.requests or 0,
+            "max_tokens": limits.tokens or 0,
+            "max_running": limits.concurrency or 0,
+            "tokens": tokens,
+            "sequences": num_sequences,
+        }
+        # Statements that are made while Redis is asked count the sequences as if they were to run.
+        account.num_pending += num_sequences
+        try:
+            reply, version = await self._run(ADMIT, key_id, account, num_sequences, Question, wishes)
+        finally:
+            account.num_pending -= num_sequences
+        if reply is None:
+            return None
+        exceeded, retry_ms, requests, used, reset_ms, first_ms, running, hold_ms = reply
+        account.is_dirty |= exceeded != b"" and account.version != version
+        retry_after_s = max(retry_ms / 1000, 0.0)
+        verdict = Verdict(_LIMIT_NAMES[exceeded], retry_after_s, requests, used, reset_ms / 1000)
+        return Reply(verdict, first_ms, running, hold_ms / 1000)
+
+    async def state(self, key_id: str, account: KeyAccount) -> bool:
+        """State what runs, and what is to be corrected; False when Redis does not confirm it."""
+        reply, _ = await self._run(STATE, key_id, account, 0, Statement, {})
+        return reply is not None
+
+    async def _run(
+        self,
+        script: Script,
+        key_id: str,
+        account: KeyAccount,
+        num_asked: int,
+        kind: type[Statement],
+        wishes: dict[str, int],
+    ) -> tuple[Any, int]:
+        """Run a script; return its reply, or None when Redis does not answer, and the version that was stated."""
+        account.num_calls += 1
+        reply: Any = None
+        try:
+            # A script that Redis did not know is sent twice, and the second time may come behind later statements.
+            for _ in range(2):
+                now = self._clock()
+                statement = self._statement(account, now, num_asked, kind, wishes)
+                account.is_dirty = False
+                reply = None
+                reply = _read(await self._redis.eval(script, _keys(key_id), [_encode(statement)]), kind)
+                if reply is None or reply[0] != b"stale":
+                    break
+                reply = None
+        finally:
+            account.num_calls -= 1
+            # Without an answer nobody knows whether Redis has applied it, or still will.
+            account.is_dirty |= reply is None
+        if reply is not None:
+            account.confirm(statement.number, now)
+        return reply, statement.version
+
+    def _statement(
+        self, account: KeyAccount, now: float, num_asked: int, kind: type[Statement], wishes: dict[str, int]
+    ) -> Statement:
+        number, corrections = account.corrections(next(self._numbers))
+        account.version = next(self._numbers)
+        return kind(
+            now=_milliseconds(now),
+            window=_milliseconds(WINDOW_S),
+            ttl=_milliseconds(LEASE_TTL_S),
+            gateway=self._gateway,
+            version=account.version,
+            running=account.running - num_asked,
+            hold_ms=_milliseconds(account.hold_s(now)),
+            number=number,
+            corrections=corrections,
+            **wishes,
+        )
+
+
+def _read(reply: Any, kind: type[Statement]) -> list[Any] | None:
+    """Return the reply of a script, or None for what it never says: somebody else's script, or no Redis at all."""
+    words, num_numbers = (_LIMIT_NAMES, _NUM_NUMBERS) if kind is Question else ((b"done",), 0)
+    if reply == [b"stale"]:
+        return [b"stale"]
+    if not isinstance(reply, list) or len(reply) != 1 + num_numbers:
+        return None
+    word, *numbers = reply
+    if not isinstance(word, bytes) or word not in words or not all(isinstance(number, int) for number in numbers):
+        return None
+    return reply
+
+
+def _keys(key_id: str) -> list[str]:
+    # The braces keep a key's data on one node of a Redis cluster.
+    return [f"hr:limit:{{{key_id}}}:window", f"hr:limit:{{{key_id}}}:gateways"]
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,234 @@
+"""A key's limits: requests and tokens per minute, and sequences at once; beyond them, a 429 that says when to return.
+
+Redis decides for all gateways together, in one atomic round trip. Each gateway also keeps its own account of what it
+has admitted, which decides while Redis is away: N gateways may then admit N times a limit, but none starts afresh.
+Tokens are reserved by estimate at admission and corrected when the request ends. Unlimited keys touch nothing.
+
+A gateway states in Redis how many sequences of a key it runs, whenever that changes and once in `RENEW_S`. What Redis
+does not confirm is stated again. A statement expires, so that the sequences of a dead gateway stop counting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.admission.auth import Principal
+from gateway.admission.limit_account import KeyAccount
+from gateway.admission.limit_store import LimitStore
+from gateway.admission.limit_window import WINDOW_S, Batch, LimitName, Limits, Verdict
+from gateway.cache.redis_client import RedisCache
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.metrics import GatewayMetrics
+
+RENEW_S = 1.0
+# Pause after a statement that Redis did not confirm.
+RETRY_S = 0.25
+
+# Reserved for an answer whose length the request does not bound.
+UNBOUNDED_OUTPUT_TOKENS = 256
+
+
+def reserved_tokens(generation: Generation) -> int:
+    """Tokens to reserve for a request: its prompts as estimated, and all the output it allows itself."""
+    max_tokens = generation.sampling.max_tokens
+    output = UNBOUNDED_OUTPUT_TOKENS if max_tokens is None else max_tokens
+    return generation.estimated_prompt_tokens + generation.num_sequences * output
+
+
+class Lease:
+    """An admitted request's share of its key's limits, until it is released.
+
+    Attributes:
+        batch: Where this gateway counts its tokens.
+        first_ms: Names the batch in which Redis counts them, if Redis admitted it.
+        headers: `x-ratelimit-*` for the answer.
+    """
+
+    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "num_sequences", "tokens")
+
+    def __init__(self, limiter: RateLimiter, key_id: str, tokens: int, num_sequences: int) -> None:
+        """Made by the rate limiter."""
+        self._limiter: RateLimiter | None = limiter
+        self.key_id = key_id
+        self.tokens = tokens
+        self.num_sequences = num_sequences
+        self.batch: Batch | None = None
+        self.first_ms: int | None = None
+        self.headers: dict[str, str] = {}
+
+    def release(self, tokens_used: int | None = None) -> None:
+        """End the request: its place is free, and the tokens it did not use come back. Later calls do nothing.
+
+        Args:
+            tokens_used: Prompt and output tokens; None keeps the estimate.
+        """
+        limiter, self._limiter = self._limiter, None
+        if limiter is not None:
+            limiter.release(self, 0 if tokens_used is None else tokens_used - self.tokens)
+
+
+class UnlimitedLease(Lease):
+    """What a key without limits gets: nothing to count, nothing to release."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self.headers = {}
+
+    def release(self, tokens_used: int | None = None) -> None:
+        """Do nothing."""
+
+
+class RateLimiter:
+    """The limits of all keys, as this gateway sees them. Run `state_forever()` beside it."""
+
+    def __init__(
+        self, redis: RedisCache | None, metrics: GatewayMetrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Limit by Redis where there is one.
+
+        Args:
+            redis: Where gateways meet; None for a gateway that is alone.
+            metrics: Counts refusals by limit.
+            clock: Unix seconds.
+        """
+        self._store = None if redis is None else LimitStore(redis, clock)
+        self._metrics = metrics
+        self._clock = clock
+        self._accounts: defaultdict[str, KeyAccount] = defaultdict(KeyAccount)
+        self._wake = asyncio.Event()
+        self._unlimited = UnlimitedLease()
+
+    async def admit(self, principal: Principal, num_sequences: int, tokens: int) -> Lease:
+        """Count one request against its key's limits.
+
+        Args:
+            principal: Whose limits.
+            num_sequences: How many it runs at once.
+            tokens: Estimate to reserve, see `reserved_tokens`.
+
+        Raises:
+            ApiError: 429 with the time after which it would be admitted; 400 when it never would.
+        """
+        if principal.is_unlimited:
+            return self._unlimited
+        limits = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
+        _check_possible(limits, num_sequences, tokens)
+        lease = Lease(self, principal.key_id, tokens, num_sequences)
+        account = self._accounts[principal.key_id]
+        account.is_counted = limits.concurrency is not None
+        reply = None
+        if self._store is not None:
+            try:
+                reply = await self._store.ask(principal.key_id, account, limits, tokens, num_sequences)
+            finally:
+                if account.is_dirty:
+                    self._wake.set()
+        now = self._clock()
+        if reply is None:
+            verdict, lease.batch = account.usage.admit(now, limits, tokens, num_sequences)
+            running, hold_s = account.usage.running, account.hold_s(now)
+        else:
+            verdict, running, hold_s = reply.verdict, reply.running, reply.hold_s
+            if verdict.exceeded is None:
+                lease.batch, lease.first_ms = account.usage.record(now, tokens, num_sequences), reply.first_ms
+        if verdict.exceeded is not None:
+            raise self._refusal(limits, self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s))
+        account.begin(lease, now, num_sequences)
+        lease.headers = _headers(limits, verdict)
+        return lease
+
+    def release(self, lease: Lease, token_change: int) -> None:
+        """Free a lease's place and correct its tokens; see `Lease.release`."""
+        account, now = self._accounts[lease.key_id], self._clock()
+        account.end(lease, now)
+        if lease.batch is not None:
+            account.usage.adjust(lease.batch, token_change)
+        if token_change and lease.first_ms is not None:
+            account.correct(lease.first_ms, token_change, now)
+        self._wake.set()
+
+    async def state_forever(self) -> None:
+        """Tell Redis what has changed, and what runs, so that only the accounts of a dead gateway expire."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            if not await self.state():
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
+
+    async def state(self) -> bool:
+        """Tell Redis once; False if it did not confirm everything."""
+        store, now = self._store, self._clock()
+        stating = []
+        for key_id, account in list(self._accounts.items()):
+            account.usage.forget_before(now - WINDOW_S)
+            account.is_dirty &= store is not None
+            is_due = account.is_counted and account.running > 0 and now - account.stated_at >= RENEW_S / 2
+            if account.is_idle:
+                del self._accounts[key_id]
+            elif store is not None and (account.is_dirty or is_due):
+                stating.append(store.state(key_id, account))
+        return all(await asyncio.gather(*stating))
+
+    def _with_slot_wait(
+        self, account: KeyAccount, verdict: Verdict, limits: Limits, num_sequences: int, running: int, hold_s: float
+    ) -> Verdict:
+        """Say in a refusal for too many sequences when enough of them will have ended."""
+        if verdict.exceeded != "concurrency" or limits.concurrency is None:
+            return verdict
+        missing = running + num_sequences - limits.concurrency
+        wait_s = account.slot_wait_s(self._clock(), missing, running, hold_s)
+        # The header has whole seconds, and the text says the same.
+        return replace(verdict, retry_after_s=max(1.0, wait_s))
+
+    def _refusal(self, limits: Limits, verdict: Verdict) -> ApiError:
+        assert verdict.exceeded is not None
+        self._metrics.limited[verdict.exceeded] += 1
+        retry_after_s = verdict.retry_after_s
+        what, limit = _DESCRIPTIONS[verdict.exceeded], getattr(limits, verdict.exceeded)
+        return ApiError(
+            429,
+            f"Rate limit reached for this key: {limit} {what}. Try again in {retry_after_s:.1f} s.",
+            code="rate_limit_exceeded",
+            retry_after_s=retry_after_s,
+            headers=_headers(limits, verdict),
+        )
+
+
+_DESCRIPTIONS: dict[LimitName, str] = {
+    "requests": "requests per minute",
+    "tokens": "tokens per minute",
+    "concurrency": "sequences at once",
+}
+
+
+def _check_possible(limits: Limits, num_sequences: int, tokens: int) -> None:
+    if limits.tokens is not None and tokens > limits.tokens:
+        message = f"The request may use {tokens} tokens, but this key's limit is {limits.tokens} per minute."
+        raise ApiError(400, f"{message} Lower 'max_tokens'.", param="max_tokens", code="request_too_large")
+    if limits.concurrency is not None and num_sequences > limits.concurrency:
+        message = f"The request makes {num_sequences} sequences, but this key's limit is {limits.concurrency} at once."
+        raise ApiError(400, f"{message} Lower 'n'.", param="n", code="request_too_large")
+
+
+def _headers(limits: Limits, verdict: Verdict) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, limit, used in (
+        ("requests", limits.requests, verdict.requests),
+        ("tokens", limits.tokens, verdict.tokens),
+    ):
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, limit - used))
+            headers[f"x-ratelimit-reset-{name}"] = f"{verdict.reset_s if used else 0.0:.3f}s"
+    return headers

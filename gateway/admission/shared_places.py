@@ -1,0 +1,131 @@
+"""Places that gateways have promised, in Redis: a client may return to another gateway than the one that refused it.
+
+Used only while several gateways are alive. A promise is offered here when it is made and withdrawn when it is used,
+both without waiting. The gateway that takes it holds it alone. Without Redis, a client that returns to another gateway
+is a newcomer.
+
+One sorted set per model, key and body: each member is a place, scored by its told time in Unix milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.admission.caller import Caller
+from gateway.admission.drain_calendar import HORIZON_S
+from gateway.admission.reservations import GRACE_S, Reservation
+from gateway.cache.redis_client import RedisCache, Script
+from gateway.cache.redis_pipeline import Argument
+from shared.background_tasks import BackgroundTasks
+
+# More offers than this under way are not made: Redis is too slow for them.
+MAX_PENDING = 1024
+
+_OFFER = Script(
+    """
+redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+)
+
+# ARGV: the time, the grace, and whether one that is not due yet may be taken.
+_TAKE = Script(
+    """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1] - ARGV[2])
+local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[3] == '1' and '+inf' or ARGV[1], 'LIMIT', 0, 1)
+if #found == 0 then return '' end
+redis.call('ZREM', KEYS[1], found[1])
+return found[1]
+"""
+)
+
+_WITHDRAW = Script("return redis.call('ZREM', KEYS[1], ARGV[1])")
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """A reservation as other gateways read it. Times are Unix seconds."""
+
+    ticket: str
+    key_id: str
+    size: tuple[int, int]
+    cost_s: float
+    since: float
+    at: float
+    is_booked: bool
+
+
+class SharedPlaces:
+    """One gateway's access to the places of all."""
+
+    def __init__(self, redis: RedisCache, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+        """Translate between `clock`, by which reservations are kept here, and Unix time."""
+        self._redis = redis
+        self._clock = clock
+        self._wall = wall
+        self._tasks = BackgroundTasks()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(_Place).decode
+
+    def offer(self, model: str, reservation: Reservation) -> bytes:
+        """Let other gateways find a reservation; returns what withdraws it."""
+        offset = self._wall() - self._clock()
+        place = _Place(
+            reservation.ticket,
+            reservation.key_id,
+            reservation.size,
+            reservation.cost_s,
+            reservation.since + offset,
+            reservation.at + offset,
+            reservation.is_booked,
+        )
+        member = self._encode(place)
+        lifetime = _milliseconds(HORIZON_S + 2 * GRACE_S)
+        self._send(_OFFER, _key(model, reservation.identity), [_milliseconds(place.at), member, lifetime])
+        return member
+
+    def withdraw(self, model: str, reservation: Reservation, member: bytes) -> None:
+        """Take back an offer: the client has returned here."""
+        self._send(_WITHDRAW, _key(model, reservation.identity), [member])
+
+    async def take(self, model: str, caller: Caller) -> Reservation | None:
+        """Return the place for which a caller returns, wherever it was promised; nobody else gets it any more."""
+        now, may_be_early = self._wall(), "1" if caller.is_retry else "0"
+        arguments: list[Argument] = [_milliseconds(now), _milliseconds(GRACE_S), may_be_early]
+        member = await self._redis.eval(_TAKE, [_key(model, caller.identity)], arguments)
+        if not member:
+            return None
+        try:
+            place = self._decode(member)
+        except msgspec.DecodeError:
+            return None
+        if place.key_id != caller.key_id:
+            return None
+        offset = now - self._clock()
+        return Reservation(
+            place.ticket,
+            caller.key_id,
+            caller.tenant,
+            caller.identity,
+            place.size,
+            place.cost_s,
+            place.since - offset,
+            place.at - offset,
+            place.is_booked,
+        )
+
+    def _send(self, script: Script, key: str, arguments: list[Argument]) -> None:
+        if len(self._tasks) < MAX_PENDING and self._redis.is_available:
+            self._tasks.spawn(self._redis.eval(script, [key], arguments))
+
+
+def _key(model: str, identity: bytes) -> str:
+    return f"hr:place:{hashlib.sha256(model.encode()).hexdigest()[:16]}:{identity.hex()}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,204 @@
+"""Overload, answered before it costs anything: refuse what would come too late, and keep a place for it.
+
+`forecast` predicts what admitting a request means, `reservations` remembers what the refused were told. A client that
+returns when it was told is admitted before newcomers, who are admitted only while every promise can still be kept, or
+while the fleet would otherwise run idle. An unknown rate promises nothing; the queue bounds always hold.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.admission.caller import Caller
+from gateway.admission.forecast import Experience, Forecast, forecast
+from gateway.admission.reservations import Reservation, ReservationBook, Size, Told
+from gateway.admission.shared_places import SharedPlaces
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, model_not_found
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
+from gateway.metrics import GatewayMetrics
+
+JITTER = 0.25
+MAX_RETRY_S = 60.0
+UNKNOWN_RETRY_S = 2.0
+
+# By how much of the objective the queue may be too long for somebody who was promised a place: predictions err.
+PROMISE_TOLERANCE = 0.5
+# With a queue shorter than this part of the objective, newcomers are let in whatever is promised for later.
+IDLE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What was expected of an admitted request; `ttft_s` is None while the fleet's rates are unknown."""
+
+    model: str
+    ttft_s: float | None
+    estimated_prompt_tokens: int
+    num_sequences: int
+
+
+class Shedder:
+    """Admits requests while the fleet can serve them in time. Owns the experience and the reservations by model."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        metrics: GatewayMetrics,
+        uniform: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+        places: SharedPlaces | None = None,
+    ) -> None:
+        """Refuse by the configuration's objective and queue bounds.
+
+        Args:
+            config: The gateway's.
+            metrics: Counts refusals, and what becomes of promises.
+            uniform: Draws jitter from [0, 1).
+            clock: Monotonic seconds.
+            places: Where gateways find each other's promises.
+        """
+        self._places = places
+        self._config = config
+        self._metrics = metrics
+        self._uniform = uniform
+        self._clock = clock
+        self._experience: dict[str, Experience] = {}
+        self._books: dict[str, ReservationBook] = {}
+
+    async def recall(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> None:
+        """Look whether another gateway has promised this caller a place; costs nothing while nobody is refused."""
+        book = None if load is None or load.num_gateways == 1 else self._books.get(load.model)
+        if not book or load is None or self._places is None or caller.is_retry is False:
+            return
+        if book.find(caller, _size(generation), self._clock()) is None:
+            reservation = await self._places.take(load.model, caller)
+            if reservation is not None:
+                book.adopt(reservation)
+
+    def admit(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> Prediction:
+        """Predict a request's time to first token, and refuse it if that is too long.
+
+        Args:
+            load: The model's fleet now; None for a model nobody has heard of.
+            generation: What is asked for.
+            caller: Who asks, and perhaps returns.
+
+        Raises:
+            ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
+                request's own timeout is too short for its prompt even on an idle fleet.
+        """
+        if load is None:
+            raise model_not_found(generation.model)
+        if load.num_workers == 0:
+            message = f"No worker serves `{load.model}` at the moment."
+            raise self._refusal("no_worker", message, self._jittered(UNKNOWN_RETRY_S))
+        experience = self._experience.setdefault(load.model, Experience())
+        expected = forecast(load, generation, experience, self._config)
+        _check_timeout(generation.timeout_s, expected)
+        book = self._books.get(load.model)
+        if book is None:
+            book = self._books[load.model] = ReservationBook(self._uniform)
+        book.calendar.num_gateways = load.num_gateways
+        now = self._clock()
+        self._metrics.promises["unused"] += book.expire(now)
+        found = book.find(caller, _size(generation), now)
+        if not self._may_begin(book, found, caller, expected, now):
+            raise self._turn_away(load, book, found, caller, _size(generation), expected, now)
+        if found is not None:
+            self._metrics.promises["kept"] += found.is_booked
+            book.use(found)
+            self._withdraw(load.model, found)
+        is_known = load.prefill_rate > 0 or load.decode_rate > 0
+        ttft_s = expected.wait_s + expected.own_s if is_known else None
+        return Prediction(load.model, ttft_s, generation.estimated_prompt_tokens, generation.num_sequences)
+
+    def observe(
+        self, prediction: Prediction, actual_ttft_s: float, prompt_tokens: int = 0, completion_tokens: int = 0
+    ) -> None:
+        """Learn from a finished answer.
+
+        Args:
+            prediction: As `admit` returned it.
+            actual_ttft_s: Measured at the gateway.
+            prompt_tokens: As the worker counted them, over all prompts; 0 if it has not said.
+            completion_tokens: Over all sequences.
+        """
+        if prediction.ttft_s is not None:
+            self._metrics.prediction_error_s.observe(actual_ttft_s - prediction.ttft_s)
+        self._experience[prediction.model].learn(
+            prompt_tokens / max(1, prediction.estimated_prompt_tokens) if prompt_tokens else None,
+            completion_tokens / prediction.num_sequences if completion_tokens else None,
+        )
+
+    def _may_begin(
+        self, book: ReservationBook, found: Reservation | None, caller: Caller, expected: Forecast, now: float
+    ) -> bool:
+        excess = expected.excess
+        slo_s = self._config.interactive_ttft_slo_s
+        if found is not None and found.is_booked and found.at <= now:
+            tolerance_s = PROMISE_TOLERANCE * slo_s if excess.is_elastic else 0.0
+            return not excess.is_exceeded or 0 < excess.seconds <= tolerance_s
+        if excess.is_exceeded:
+            return False
+        if expected.wait_s <= IDLE_SHARE * slo_s and book.calendar.is_free_soon(now, excess.seconds, expected.cost_s):
+            return True
+        return book.has_room(caller, found, excess.seconds, expected.cost_s, now)
+
+    def _turn_away(
+        self,
+        load: FleetLoad,
+        book: ReservationBook,
+        found: Reservation | None,
+        caller: Caller,
+        size: Size,
+        expected: Forecast,
+        now: float,
+    ) -> ApiError:
+        excess = expected.excess
+        if expected.cost_s == 0:
+            return self._refusal(excess.reason, excess.message, self._jittered(UNKNOWN_RETRY_S))
+        if found is not None and found.is_booked and found.at <= now:
+            self._metrics.promises["broken"] += 1
+        told = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
+        reservation = book.get(told.ticket)
+        if reservation is not None and self._places is not None and load.num_gateways > 1:
+            self._withdraw(load.model, reservation)
+            reservation.offer = self._places.offer(load.model, reservation)
+        self._metrics.promises["made"] += told.ahead_s is None
+        return self._refusal(excess.reason, excess.message, told.wait_s, told)
+
+    def _withdraw(self, model: str, reservation: Reservation) -> None:
+        if reservation.offer is not None and self._places is not None:
+            self._places.withdraw(model, reservation, reservation.offer)
+            reservation.offer = None
+
+    def _refusal(self, reason: str, message: str, retry_after_s: float, told: Told | None = None) -> ApiError:
+        self._metrics.shed[reason] += 1
+        retry_after_s = min(MAX_RETRY_S, max(1.0, retry_after_s))
+        text = f"{message} Try again in {retry_after_s:.0f} s"
+        if told is not None and told.ahead_s is None:
+            text += ": a place is kept for you then"
+        elif told is not None:
+            text += f" to keep your place: it will be your turn in about {told.ahead_s:.0f} s"
+        headers = {}
+        if told is not None and told.ticket is not None:
+            headers = {"x-headrace-ticket": told.ticket, "x-headrace-place": "line" if told.ahead_s else "booked"}
+        return ApiError(503, f"{text}.", code=reason, retry_after_s=retry_after_s, headers=headers)
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1 - JITTER + 2 * JITTER * self._uniform())
+
+
+def _size(generation: Generation) -> Size:
+    return generation.num_sequences, generation.estimated_prompt_tokens
+
+
+def _check_timeout(timeout_s: float | None, expected: Forecast) -> None:
+    if timeout_s is not None and expected.own_s > timeout_s and expected.wait_s == 0:
+        message = f"The prompt alone takes about {expected.own_s:.1f} s here; 'timeout' is {timeout_s:g} s."
+        raise ApiError(400, message, param="timeout", code="timeout_too_short")

@@ -1,0 +1,1 @@
+"""The API: routes, schemas and answers in the formats of OpenAI."""

@@ -1,0 +1,129 @@
+"""One HTTP answer made of several sequences: what streamed and whole answers have in common.
+
+An answer owns its end. Whichever comes first decides it: all choices finished, one of them failed, the client left, or
+the client read too slowly. `done` then has the outcome, and everything that arrives later is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from gateway.api.tally import Tally
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.http1.exchange import Exchange, Headers
+from shared.messages import Finish
+
+
+class Outcome(enum.Enum):
+    """How an answer ended, from the client's point of view."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DISCONNECTED = "disconnected"
+    SLOW_READER = "slow_reader"
+
+
+class ResponseHead:
+    """Headers of an answer.
+
+    Attributes:
+        request_id: The answer's `x-request-id`.
+        started: `time.perf_counter()` when the request arrived.
+        limits: The `x-ratelimit-*` headers, once they are known.
+    """
+
+    __slots__ = ("limits", "request_id", "started")
+
+    def __init__(self, request_id: str, started: float) -> None:
+        """Name the request."""
+        self.request_id = request_id
+        self.started = started
+        self.limits: Mapping[str, str] = {}
+
+    def headers(self, more: Headers) -> Headers:
+        """Return all headers, `openai-processing-ms` as of now."""
+        elapsed_ms = round((time.perf_counter() - self.started) * 1000)
+        return [
+            *more,
+            (b"x-request-id", self.request_id.encode()),
+            (b"openai-processing-ms", b"%d" % elapsed_ms),
+            *((name.encode(), value.encode()) for name, value in self.limits.items()),
+        ]
+
+
+class Answer(ABC):
+    """Base of the two kinds of answers.
+
+    Attributes:
+        sinks: One per sequence, in the order of the choices.
+        done: Resolves to the outcome.
+        error: What went wrong, when the outcome is `FAILED`.
+        first_token_at: `time.perf_counter()` at the first output, or None.
+    """
+
+    sinks: Sequence[Sink]
+
+    def __init__(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> None:
+        """Answer on `exchange`, and end when its client leaves."""
+        self._exchange = exchange
+        self._head = head
+        self._num_unfinished = generation.num_sequences
+        self.tally = Tally(generation.num_sequences, generation.n)
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.error: ApiError | None = None
+        self.first_token_at: float | None = None
+        exchange.on_disconnect = self._disconnect
+        if exchange.disconnected:
+            self._disconnect()
+
+    def fail(self, error: ApiError) -> None:
+        """End the answer with an error, which the client is told."""
+        if not self.done.done():
+            self.error = error
+            self._report(error)
+            self.end(Outcome.FAILED)
+
+    def finish_choice(self, index: int, finish: Finish) -> None:
+        """Note that a choice is complete; with the last one the answer is."""
+        if self.done.done():
+            return
+        self.tally.add(index, finish.usage)
+        self._num_unfinished -= 1
+        if self._num_unfinished == 0:
+            self._complete()
+            self.end(Outcome.COMPLETED)
+
+    def close(self) -> None:
+        """Let go of what refers back to the answer, so that it is freed at once and not by the garbage collector."""
+        self.sinks = ()
+        self._exchange.on_disconnect = self._exchange.on_writable = None
+
+    def note_output(self) -> None:
+        """Note that the first output has come."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+
+    def end(self, outcome: Outcome) -> None:
+        """Decide the outcome, once."""
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+    def _disconnect(self) -> None:
+        self.end(Outcome.DISCONNECTED)
+
+    def _respond_error(self, error: ApiError) -> None:
+        self._exchange.respond(error.status, self._head.headers(error.response_headers()), error.body())
+
+    @abstractmethod
+    def _report(self, error: ApiError) -> None:
+        """Tell the client about a failure."""
+
+    @abstractmethod
+    def _complete(self) -> None:
+        """Tell the client that all choices are finished."""

@@ -1,0 +1,70 @@
+"""The Starlette application around the routes of the public port, behind the two hot routes.
+
+What is not a route is a 404, and what is the wrong method a 405, in the same four-key body as every other error.
+Nothing here builds a URL from the Host header, so slashes are not redirected.
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from gateway.api.routes import Routes, RouteServices, error_response
+from gateway.errors import ApiError
+from gateway.http1.body import ClientGoneError
+from gateway.http1.request_id import RequestIdMiddleware
+
+HOT_ROUTES = ("/v1/chat/completions", "/v1/completions")
+
+_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+def create_app(services: RouteServices) -> ASGIApp:
+    """Return the application for everything on the public port but POST on the hot routes."""
+    hot = [Route(path, _only_post, methods=["POST"]) for path in HOT_ROUTES]
+    return build_app([*Routes(services).public(), *hot])
+
+
+def build_app(routes: list[Route]) -> ASGIApp:
+    """Return an application of these routes, whose errors all have the four keys."""
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            HTTPException: _http_error,
+            ApiError: _api_error,
+            ClientGoneError: _client_gone,
+            Exception: _internal_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return RequestIdMiddleware(app)
+
+
+async def _only_post(request: Request) -> Response:
+    # POST is answered ahead of this application; the route exists so that other methods are told what is allowed.
+    raise HTTPException(404)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    message = f"{request.method} {request.scope['path'][:128]}: {error.detail}."
+    return error_response(ApiError(status, message, code=_CODES.get(status), headers=dict(error.headers or {})))
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    # Nobody reads this.
+    return Response(status_code=499)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(500, "The server failed to handle the request.", code="internal_error"))

@@ -1,0 +1,117 @@
+"""The events of a streamed answer. What is the same in all chunks of a choice is encoded once, at its start.
+
+Per token only the text is escaped, between a prefix and a suffix of bytes: no dictionary and no JSON encoder sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.tally import Tally
+from gateway.generation import Kind
+from shared.messages import Delta, TokenLogprob
+
+encode_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What all chunks of an answer, or the whole answer, have in common. `created` is in Unix seconds."""
+
+    id: str
+    kind: Kind
+    model: str
+    created: int
+
+    def fields(self, streamed: bool) -> dict[str, Any]:
+        """Return the leading fields of the JSON object."""
+        name = "text_completion" if self.kind == "completion" else "chat.completion"
+        if streamed and self.kind == "chat":
+            name += ".chunk"
+        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+
+
+def usage_fields(tally: Tally) -> dict[str, Any]:
+    """Return the `usage` object. How many tokens were guessed is only told where any were."""
+    prompt_tokens, completion_tokens = tally.prompt_tokens, tally.completion_tokens
+    fields: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
+    }
+    accepted, rejected = tally.accepted_prediction_tokens, tally.rejected_prediction_tokens
+    if accepted or rejected:
+        fields["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return fields
+
+
+def usage_event(identity: Identity, usage: dict[str, Any]) -> bytes:
+    """Return the last chunk of a stream whose client asked for usage."""
+    return _event(identity.fields(streamed=True) | {"choices": [], "usage": usage})
+
+
+class ChoiceChunks:
+    """Encoder of one choice's chunks.
+
+    Attributes:
+        prefix: Bytes before the JSON string of the text, in a chunk that has text alone.
+        suffix: Bytes after it.
+    """
+
+    __slots__ = ("_identity", "_index", "_offset", "_with_usage", "prefix", "suffix")
+
+    def __init__(self, identity: Identity, index: int, with_usage: bool) -> None:
+        """Encode the template. `with_usage` puts `usage: null` in every chunk, as clients that asked for it expect."""
+        self._identity = identity
+        self._index = index
+        self._with_usage = with_usage
+        self._offset = 0
+        marker = "\x00text\x00"
+        self.prefix, self.suffix = self._chunk(marker).split(encode_json(marker))
+
+    def opening(self) -> bytes:
+        """Return the chunk before the first text: chat says who speaks, completions say nothing."""
+        if self._identity.kind == "completion":
+            return b""
+        return self._encode({"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None})
+
+    def content(self, delta: Delta) -> bytes:
+        """Return the chunk with a delta's text and log probabilities, or nothing if it has neither."""
+        if not (delta.logprobs or delta.prompt_logprobs):
+            return self.prefix + encode_json(delta.text) + self.suffix if delta.text else b""
+        return self._chunk(delta.text, self._logprobs(delta))
+
+    def finish(self, reason: str) -> bytes:
+        """Return the chunk that says why the choice ended."""
+        body: dict[str, Any] = {"text": ""} if self._identity.kind == "completion" else {"delta": {}}
+        return self._encode(body | {"logprobs": None, "finish_reason": reason})
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        if self._identity.kind == "chat":
+            return chat_logprobs(delta.logprobs or ())
+        prompt = delta.prompt_logprobs or ()
+        entries: list[TokenLogprob | None] = [*prompt, *(delta.logprobs or ())]
+        first = first_token_text(delta.text, entries) if prompt else ""
+        logprobs = completion_logprobs(entries, self._offset, first)
+        self._offset += sum(map(len, logprobs["tokens"]))
+        return logprobs
+
+    def _chunk(self, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
+        body = {"text": text} if self._identity.kind == "completion" else {"delta": {"content": text}}
+        return self._encode(body | {"logprobs": logprobs, "finish_reason": None})
+
+    def _encode(self, choice: dict[str, Any]) -> bytes:
+        fields = self._identity.fields(streamed=True) | {"choices": [{"index": self._index} | choice]}
+        return _event(fields | {"usage": None} if self._with_usage else fields)
+
+
+def _event(fields: dict[str, Any]) -> bytes:
+    return b"data: " + encode_json(fields) + b"\n\n"

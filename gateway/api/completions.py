@@ -1,0 +1,213 @@
+"""The two hot routes: from a request's bytes to an answer that the data path fills in.
+
+Authenticate, read, take a place, parse, limits, then start the generation. Nothing costly happens before admission. The
+coroutine of a request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from gateway.admission.auth import KeyStore
+from gateway.admission.caller import Caller
+from gateway.admission.limits import RateLimiter, reserved_tokens
+from gateway.admission.shedding import Shedder
+from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.chunks import Identity
+from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.streamed import StreamedAnswer
+from gateway.api.whole import WholeAnswer
+from gateway.api.wire_requests import answer_id
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.http1.body import ClientGoneError
+from gateway.http1.event_stream import DONE, EventStreamLimits, error_event
+from gateway.http1.exchange import Exchange
+from gateway.http1.flush import Flusher
+from gateway.http1.request_id import request_id_of
+from gateway.metrics import GatewayMetrics
+from gateway.shares import Refusal, Shares
+
+TICK_S = 0.25
+# A key may have so many times the free places for streams: 7/8 of all if it is alone.
+_STREAMS_PER_FREE_PLACE = 7
+
+_logger = logging.getLogger(__name__)
+
+
+class Completions:
+    """`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        keys: KeyStore,
+        limiter: RateLimiter,
+        shedder: Shedder,
+        starter: GenerationStarter,
+        metrics: GatewayMetrics,
+    ) -> None:
+        """Serve with these parts; `tick_forever` must run beside."""
+        self._config = config
+        self._keys = keys
+        self._limiter = limiter
+        self._shedder = shedder
+        self._starter = starter
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._flusher = Flusher(self._loop)
+        self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
+        self._places = Shares(config.max_streams, _STREAMS_PER_FREE_PLACE)
+        self._streamed: set[StreamedAnswer] = set()
+
+    async def chat(self, exchange: Exchange) -> None:
+        """Serve `POST /v1/chat/completions`."""
+        await self._serve("chat", parse_chat, exchange)
+
+    async def completion(self, exchange: Exchange) -> None:
+        """Serve `POST /v1/completions`."""
+        await self._serve("completion", parse_completion, exchange)
+
+    async def tick_forever(self) -> None:
+        """Let streams react to silence and slow readers."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._loop.time()
+            for answer in list(self._streamed):
+                try:
+                    answer.tick(now)
+                except Exception:
+                    _logger.exception("a stream could not be looked after")
+
+    async def _serve(self, route: str, parse: Callable[[bytes], Generation], exchange: Exchange) -> None:
+        head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter())
+        try:
+            status = await self._answer(parse, exchange, head)
+        except ClientGoneError:
+            self._metrics.disconnects += 1
+            return
+        except ApiError as error:
+            status = error.status
+            exchange.respond(status, head.headers(error.response_headers()), error.body())
+        except Exception:
+            _logger.exception("a request failed", extra={"request_id": head.request_id})
+            status = 500
+            _report_internal_error(exchange, head)
+        self._metrics.requests[(route, status)] += 1
+        self._metrics.duration_s.observe(time.perf_counter() - head.started)
+
+    async def _answer(self, parse: Callable[[bytes], Generation], exchange: Exchange, head: ResponseHead) -> int:
+        principal = self._keys.authenticate(exchange.head.headers)
+        body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
+        with self._place(principal.key_id):
+            generation = parse(body)
+            principal.check_model(generation.model)
+            lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
+            head.limits = lease.headers
+            answer = self._new_answer(exchange, generation, head)
+            caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
+            tokens_used: int | None = None
+            try:
+                is_fresh = _wants_fresh(exchange.head.headers)
+                ticket = await self._starter.start(generation, caller, answer.sinks, is_fresh)
+                # A stream may last for minutes: it does not keep its request's bytes.
+                del body, caller
+                try:
+                    outcome = await answer.done
+                finally:
+                    ticket.leave()
+                tokens_used = _tokens_used(answer, ticket, outcome)
+                return self._note(answer, ticket, outcome, head)
+            except ApiError as error:
+                # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
+                tokens_used = 0
+                answer.fail(error)
+                return error.status
+            finally:
+                self._forget(answer)
+                answer.close()
+                lease.release(tokens_used)
+
+    @contextlib.contextmanager
+    def _place(self, key_id: str) -> Iterator[None]:
+        """Count a request among those that are answered, once it has arrived whole."""
+        refusal = self._places.take(key_id)
+        if refusal is Refusal.ALL_TAKEN:
+            message = f"This gateway answers {self._places.total} requests at once, and does. Try again shortly."
+            raise ApiError(503, message, code="too_many_streams", retry_after_s=1.0)
+        if refusal is Refusal.KEY_HAS_ITS_SHARE:
+            num = self._places.held(key_id)
+            message = f"This gateway answers {num} requests of this key, and keeps what is free for others."
+            raise ApiError(429, f"{message} Try again shortly.", code="too_many_streams", retry_after_s=1.0)
+        self._metrics.active_streams = self._places.used
+        try:
+            yield
+        finally:
+            self._places.give_back(key_id)
+            self._metrics.active_streams = self._places.used
+
+    def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
+        identity = Identity(answer_id(generation), generation.kind, generation.model, int(time.time()))
+        if not generation.stream:
+            return WholeAnswer(exchange, generation, identity, head)
+        answer = StreamedAnswer(
+            exchange, generation, identity, head, self._flusher, self._stream_limits, self._loop.time()
+        )
+        self._streamed.add(answer)
+        return answer
+
+    def _forget(self, answer: Answer) -> None:
+        if isinstance(answer, StreamedAnswer):
+            self._streamed.discard(answer)
+
+    def _note(self, answer: Answer, ticket: Ticket, outcome: Outcome, head: ResponseHead) -> int:
+        """Count what became of an answer, and return the status it stands for."""
+        metrics = self._metrics
+        tally = answer.tally
+        metrics.prompt_tokens += tally.prompt_tokens
+        metrics.cached_prompt_tokens += tally.cached_tokens
+        metrics.completion_tokens += tally.completion_tokens
+        if answer.first_token_at is not None:
+            ttft_s = answer.first_token_at - head.started
+            metrics.ttft_s.observe(ttft_s)
+            if ticket.prediction is not None:
+                self._shedder.observe(ticket.prediction, ttft_s, tally.prompt_tokens, tally.completion_tokens)
+        if outcome is Outcome.DISCONNECTED:
+            metrics.disconnects += 1
+            return 499
+        if outcome is Outcome.SLOW_READER:
+            metrics.slow_readers += 1
+            return 408
+        return 200 if answer.error is None else answer.error.status
+
+
+def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
+    """Return what an answer counts against its key's tokens per minute.
+
+    A complete answer counts as its usage says, one from the cache too. One that the client broke off, or whose time was
+    over, counts what was computed for it. One that failed costs nothing.
+    """
+    if outcome is Outcome.COMPLETED:
+        return answer.tally.prompt_tokens + answer.tally.completion_tokens
+    if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
+        return 0
+    return ticket.tokens_used()
+
+
+def _report_internal_error(exchange: Exchange, head: ResponseHead) -> None:
+    error = ApiError(500, "The gateway failed to serve this request. The failure was logged.", code="internal_error")
+    if exchange.started:
+        exchange.finish_and_close(error_event(error) + DONE)
+    else:
+        exchange.respond(error.status, head.headers(error.response_headers()), error.body())
+
+
+def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"cache-control" and b"no-cache" in value.lower() for name, value in headers)

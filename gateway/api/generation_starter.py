@@ -1,0 +1,166 @@
+"""From an admitted generation to its deltas: shared with an identical one in flight, said again from the cache, or new.
+
+Only what is new is checked against the fleet's capacity: joining a generation or repeating an answer costs none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.admission.caller import Caller
+from gateway.admission.shedding import Prediction, Shedder
+from gateway.api.wire_requests import wire_requests
+from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
+from gateway.cache.recording import tokens_so_far
+from gateway.cache.single_flight import SharedGeneration, SingleFlight
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.inflight import Flight
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
+from gateway.metrics import GatewayMetrics
+from shared.background_tasks import BackgroundTasks
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A client's part in a generation.
+
+    Attributes:
+        leave: Takes the client out of it; what nobody waits for any more is cancelled. To be called once, at the end.
+        tokens_used: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
+        prediction: What the shedder expected, if the generation is new.
+    """
+
+    leave: Callable[[], None]
+    tokens_used: Callable[[], int]
+    prediction: Prediction | None = None
+
+
+class GenerationStarter:
+    """Starts generations on behalf of answers."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, shedder: Shedder, cache: PromptCache, metrics: GatewayMetrics, timeout_s: float
+    ) -> None:
+        """Give generations that name no timeout `timeout_s` seconds."""
+        self._dispatcher = dispatcher
+        self._shedder = shedder
+        self._cache = cache
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._single_flight = SingleFlight()
+        self._tasks = BackgroundTasks()
+
+    async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
+        """Let the deltas of a generation flow into `sinks`, one per sequence.
+
+        Args:
+            generation: What to generate.
+            caller: On whose behalf.
+            sinks: One per choice.
+            is_fresh: The client wants a generation of its own, not a repeated or a shared one.
+
+        Raises:
+            ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
+        """
+        _check_length(generation, self._dispatcher.fleet.load(generation.model))
+        if not generation.deterministic or is_fresh:
+            prediction = await self._admit(generation, caller)
+            flights = self._dispatch(generation, caller, sinks)
+            return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
+        load = self._dispatcher.fleet.load(generation.model)
+        key = cache_key(caller.tenant, generation, load.revisions if load else ())
+        # The deadline is part of what is shared.
+        flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
+        shared = self._single_flight.find(flight_key)
+        if shared is not None:
+            self._metrics.cache_shared += 1
+            shared.join(sinks)
+            return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n))
+        shared = self._single_flight.lead(flight_key, generation.num_sequences)
+        shared.join(sinks)
+        expected = await self._fill(shared, key, generation, caller)
+        return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n), expected)
+
+    async def _fill(
+        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
+    ) -> Prediction | None:
+        """Give a new shared generation its deltas. It may have members who joined while this one waits."""
+        try:
+            cached = await self._cache.get(key)
+            if cached is not None and len(cached) == len(shared.sequences):
+                self._metrics.cache_hits += 1
+                for sequence, deltas in zip(shared.sequences, cached, strict=True):
+                    for delta in deltas:
+                        sequence.deliver(delta)
+                return None
+            self._metrics.cache_misses += 1
+            prediction = await self._admit(generation, caller)
+            shared.on_complete = partial(self._keep, shared, key)
+            flights = self._dispatch(generation, caller, shared.sequences)
+        except ApiError as error:
+            shared.fail(error)
+            return None
+        except BaseException:
+            shared.fail(ApiError(500, "The request could not be dispatched.", code="internal_error"))
+            raise
+        shared.on_abandoned = partial(self._dispatcher.cancel, flights)
+        if not shared.is_wanted:
+            self._dispatcher.cancel(flights)
+        return prediction
+
+    async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
+        fleet = self._dispatcher.fleet
+        await self._shedder.recall(fleet.load(generation.model), generation, caller)
+        return self._shedder.admit(fleet.load(generation.model), generation, caller)
+
+    def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
+        flights: list[Flight] = []
+        load = self._dispatcher.fleet.load(generation.model)
+        timeout_s = generation.timeout_s or self._timeout_s
+        requests = wire_requests(generation, caller.tenant, self._dispatcher.reply, timeout_s, caller.request_id)
+        try:
+            for index, (request, sink) in enumerate(zip(requests, sinks, strict=True)):
+                prompt, choice = divmod(index, generation.n)
+                # The choices of a prompt share its computation.
+                tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
+                if load is not None:
+                    tokens = int(load.prompt_tokens(tokens))
+                flights.append(self._dispatcher.submit(request, sink, tokens))
+        except BaseException:
+            self._dispatcher.cancel(flights)
+            raise
+        return flights
+
+    def _keep(self, shared: SharedGeneration, key: CacheKey) -> None:
+        self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
+
+
+def _check_length(generation: Generation, load: FleetLoad | None) -> None:
+    """Refuse by its length alone what every worker would refuse, before it goes through the queue."""
+    if load is None:
+        return
+    for prompt in generation.prompts:
+        if prompt.token_ids is not None:
+            # The context holds at least one generated token too.
+            num, limit, unit = len(prompt.token_ids), load.longest_model_len - 1, "tokens"
+        else:
+            num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
+        if limit > 0 and num > limit:
+            message = f"The prompt has {num} {unit}; at most {limit} can fit into this model's context."
+            param = "prompt" if prompt.messages is None else "messages"
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _flown(flights: Sequence[Flight], n: int) -> int:
+    return sum(f.prompt_tokens for f in flights[::n]) + sum(len(f.emitted) for f in flights)
+
+
+def _said(shared: SharedGeneration, n: int) -> int:
+    counts = [tokens_so_far(sequence.deltas) for sequence in shared.sequences]
+    return sum(prompt for prompt, _ in counts[::n]) + sum(generated for _, generated in counts)

@@ -1,0 +1,145 @@
+"""The operator's port: metrics and the detailed health, behind the operator's key.
+
+It is a listener of its own, so that clients cannot reach these routes whatever key they have, and so that a full public
+port does not hide them. Every route asks for the key; a path that is not listed here is a 404, as on the public port.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from gateway.admission.auth import bearer_token, unauthorized
+from gateway.api.app import build_app
+from gateway.api.routes import error_response, json_response
+from gateway.cache.redis_client import RedisCache
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError
+from gateway.fleet.readiness import FleetView, QueueConnection, readiness
+from gateway.metrics import GatewayMetrics
+from shared.errors import ConfigError
+
+MIN_KEY_CHARACTERS = 16
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorServices:
+    """What the operator's routes work with. One per process; a `key` of None lets everyone in who reaches the port."""
+
+    key: str | None
+    fleet: FleetView
+    queue: QueueConnection
+    redis: RedisCache | None
+    metrics: GatewayMetrics
+    registry: CollectorRegistry
+
+
+def check_operator_settings(config: GatewayConfig) -> None:
+    """See to it that the operator's port, if there is one, has a key, or is on loopback and chosen to have none.
+
+    Raises:
+        ConfigError: It has neither, or the key is too short.
+    """
+    if config.operator_port is None:
+        return
+    if config.operator_without_key and config.operator_key:
+        raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", "contradicts HEADRACE_OPERATOR_KEY; set only one of them")
+    if config.operator_without_key and not _is_loopback(config.operator_host):
+        problem = f"allowed only on loopback, and HEADRACE_OPERATOR_HOST is {config.operator_host}"
+        raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", problem)
+    if not config.operator_without_key and not config.operator_key:
+        problem = "not set, but the operator's port needs one (on loopback, HEADRACE_OPERATOR_WITHOUT_KEY=true)"
+        raise ConfigError("HEADRACE_OPERATOR_KEY", problem)
+    if config.operator_key and len(config.operator_key) < MIN_KEY_CHARACTERS:
+        raise ConfigError("HEADRACE_OPERATOR_KEY", f"has fewer than {MIN_KEY_CHARACTERS} characters")
+
+
+def create_operator_app(services: OperatorServices) -> ASGIApp:
+    """Return the application of the operator's port."""
+    return build_app(OperatorRoutes(services).routes())
+
+
+class OperatorRoutes:
+    """The handlers, each behind the key."""
+
+    def __init__(self, services: OperatorServices) -> None:
+        """Serve with these."""
+        self._services = services
+        self._key_hash = None if services.key is None else _hash(services.key)
+
+    def routes(self) -> list[Route]:
+        """Return the table."""
+        return [
+            self._route("/health/live", self._live),
+            self._route("/health/ready", self._detail),
+            self._route("/metrics", self._metrics),
+        ]
+
+    def _route(self, path: str, handler: Callable[[], Awaitable[Response]]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                self._check_key(request)
+                response = await handler()
+            except ApiError as error:
+                response = error_response(error)
+                _logger.warning(
+                    "operator's key refused", extra={"path": path, "client": request.client and request.client.host}
+                )
+            self._services.metrics.requests[(f"operator:{path}", response.status_code)] += 1
+            return response
+
+        return Route(path, endpoint, methods=["GET"], name=f"operator:{path}")
+
+    def _check_key(self, request: Request) -> None:
+        if self._key_hash is None:
+            return
+        # Hashes have one length, so the time of the comparison tells nothing of the key, not even how long it is.
+        if not hmac.compare_digest(_hash(bearer_token(request.headers.raw)), self._key_hash):
+            raise unauthorized("Incorrect operator key provided.")
+
+    async def _live(self) -> Response:
+        return json_response({"status": "live"})
+
+    async def _detail(self) -> Response:
+        content = _detail(self._services)
+        return json_response(content, 200 if content["status"] == "ready" else 503)
+
+    async def _metrics(self) -> Response:
+        return Response(generate_latest(self._services.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _detail(services: OperatorServices) -> dict[str, Any]:
+    """Return everything a person who looks after the system wants to see at a glance."""
+    fleet, queue, redis = services.fleet, services.queue, services.redis
+    loads = [load for model in fleet.models() if (load := fleet.load(model)) is not None]
+    return {
+        "status": readiness(fleet, queue).status,
+        "nats": "connected" if queue.is_connected else "away",
+        "redis": "none" if redis is None else "connected" if redis.is_available else "away",
+        "models": {load.model: asdict(load) for load in loads},
+    }
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

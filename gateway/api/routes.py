@@ -1,0 +1,153 @@
+"""Every public route but the two hot ones: models, tokenizer, health. Each states who may call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.admission.auth import KeyStore, Principal
+from gateway.admission.limits import RateLimiter
+from gateway.api.schemas import parse_detokenize, parse_tokenize
+from gateway.api.tokenizer_client import TokenizerClient
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, model_not_found
+from gateway.fleet.readiness import FleetView, QueueConnection, readiness
+from gateway.metrics import GatewayMetrics
+from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply
+
+Access = Literal["everyone", "key"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteServices:
+    """What the routes work with. One per process."""
+
+    config: GatewayConfig
+    keys: KeyStore
+    limiter: RateLimiter
+    fleet: FleetView
+    queue: QueueConnection
+    tokenizer: TokenizerClient
+    metrics: GatewayMetrics
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Return an answer in JSON."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error as an answer."""
+    response = Response(error.body(), error.status)
+    response.raw_headers += [*error.response_headers()]
+    return response
+
+
+class Routes:
+    """The handlers, and the table of the public port."""
+
+    def __init__(self, services: RouteServices) -> None:
+        """Serve with these."""
+        self._services = services
+        self._created = int(time.time())
+
+    def public(self) -> list[Route]:
+        """Return the routes of the public port."""
+        return [
+            self._route("GET", "/v1/models", "key", self._list_models),
+            self._route("GET", "/v1/models/{model:path}", "key", self._show_model),
+            self._route("POST", "/tokenize", "key", self._tokenize),
+            self._route("POST", "/detokenize", "key", self._detokenize),
+            self._route("GET", "/health/live", "everyone", self._live),
+            self._route("GET", "/health/ready", "everyone", self._ready),
+        ]
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        access: Access,
+        handler: Callable[[Request, Principal | None], Awaitable[Response]],
+    ) -> Route:
+        services = self._services
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                principal = services.keys.authenticate(request.headers.raw) if access == "key" else None
+                if principal is not None:
+                    request.state.body_owner = principal.body_owner
+                response = await handler(request, principal)
+            except ApiError as error:
+                response = error_response(error)
+            services.metrics.requests[(path, response.status_code)] += 1
+            return response
+
+        return Route(path, endpoint, methods=[method], name=f"{access}:{path}")
+
+    async def _list_models(self, request: Request, principal: Principal | None) -> Response:
+        assert principal is not None
+        names = [model for model in self._services.fleet.models() if principal.can_use(model)]
+        return json_response({"object": "list", "data": [self._model(name) for name in names]})
+
+    async def _show_model(self, request: Request, principal: Principal | None) -> Response:
+        assert principal is not None
+        name: str = request.path_params["model"]
+        if not principal.can_use(name) or name not in self._services.fleet.models():
+            raise model_not_found(name)
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        load = self._services.fleet.load(name)
+        max_model_len = load.max_model_len if load is not None and load.num_workers else None
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "headrace",
+            "max_model_len": max_model_len,
+        }
+
+    async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
+        assert principal is not None
+        model, call = parse_tokenize(await request.body())
+        reply = await self._ask_tokenizer(principal, model, call)
+        answer = {"count": len(reply.token_ids), "max_model_len": reply.max_model_len, "tokens": reply.token_ids}
+        return json_response({**answer, "token_strs": None})
+
+    async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
+        assert principal is not None
+        model, call = parse_detokenize(await request.body())
+        reply = await self._ask_tokenizer(principal, model, call)
+        return json_response({"prompt": reply.text})
+
+    async def _ask_tokenizer(
+        self, principal: Principal, model: str | None, call: TokenizeCall | DetokenizeCall
+    ) -> TokenizerReply:
+        """Count the call as a request without tokens, and make it. A model may be left out where there is only one."""
+        models = [name for name in self._services.fleet.models() if principal.can_use(name)]
+        if model is None:
+            if len(models) != 1:
+                raise ApiError(400, "Name a 'model'.", param="model", code="missing_required_parameter")
+            model = models[0]
+        if model not in models:
+            raise model_not_found(model)
+        lease = await self._services.limiter.admit(principal, 1, 0)
+        try:
+            return await self._services.tokenizer.call(model, principal.tenant, call)
+        finally:
+            lease.release()
+
+    async def _live(self, request: Request, principal: Principal | None) -> Response:
+        return json_response({"status": "live"})
+
+    async def _ready(self, request: Request, principal: Principal | None) -> Response:
+        ready = readiness(self._services.fleet, self._services.queue)
+        # Model names are for those who have a key.
+        return json_response({"status": ready.status, "models": len(ready.models)}, 200 if ready.is_ready else 503)

@@ -1,0 +1,73 @@
+"""The bodies of `POST /tokenize` and `POST /detokenize`, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.api.schemas.chat import Messages, flatten_messages
+from gateway.api.schemas.completion import TokenIds
+from gateway.api.schemas.decoding import decode_body, invalid_value, require_text
+from shared.bounds import MAX_NAME_BYTES
+from shared.messages import DetokenizeCall, TokenizeCall
+
+ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+
+
+class TokenizeBody(Struct, kw_only=True):
+    """A text, or a conversation, to turn into token ids."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    """Token ids to turn into text."""
+
+    tokens: TokenIds
+    model: ModelName | None = None
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+def parse_tokenize(body: bytes) -> tuple[str | None, TokenizeCall]:
+    """Return the model, if one is named, and the call to make.
+
+    Special tokens are added to a text by default, and not to a conversation, whose template already has them.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_tokenize_decoder, body)
+    if (parsed.prompt is None) == (parsed.messages is None):
+        raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
+    messages = None if parsed.messages is None else flatten_messages(parsed.messages)
+    special = messages is None if parsed.add_special_tokens is None else parsed.add_special_tokens
+    call = TokenizeCall(
+        text=None if parsed.prompt is None else require_text("prompt", parsed.prompt),
+        messages=messages,
+        add_special_tokens=special,
+        add_generation_prompt=parsed.add_generation_prompt is not False,
+    )
+    return _checked_model(parsed.model), call
+
+
+def parse_detokenize(body: bytes) -> tuple[str | None, DetokenizeCall]:
+    """Return the model, if one is named, and the call to make.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_detokenize_decoder, body)
+    return _checked_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
+
+
+def _checked_model(model: str | None) -> str | None:
+    return None if model is None else require_text("model", model)

@@ -1,0 +1,115 @@
+"""Streamed answers: each choice is a sink that turns deltas into events of one event stream."""
+
+from __future__ import annotations
+
+from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.chunks import ChoiceChunks, Identity, encode_json, usage_event, usage_fields
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits, error_event
+from gateway.http1.exchange import Exchange, Headers
+from gateway.http1.flush import Flusher
+from shared.messages import Delta
+
+
+class StreamedChoice:
+    """Sink of one choice. Its first output is written at once; later text waits for the flush."""
+
+    __slots__ = ("_answer", "_buffer", "_chunks", "_has_begun", "_index", "_is_plain", "_prefix", "_stream", "_suffix")
+
+    def __init__(self, answer: StreamedAnswer, stream: EventStream, chunks: ChoiceChunks, index: int) -> None:
+        """Encode with `chunks` into `stream`."""
+        self._answer = answer
+        self._stream = stream
+        self._chunks = chunks
+        self._index = index
+        self._buffer = stream.buffer
+        self._prefix = chunks.prefix
+        self._suffix = chunks.suffix
+        self._has_begun = False
+        self._is_plain = False
+
+    def deliver(self, delta: Delta) -> None:
+        """Turn a delta into events. The first branch runs once per token and stream: it is the hot path."""
+        if self._is_plain and delta.finish is None and delta.logprobs is None:
+            text = delta.text
+            if text:
+                buffer = self._buffer
+                if not buffer:
+                    self._stream.wake()
+                buffer.append(self._prefix + encode_json(text) + self._suffix)
+            return
+        self._deliver_any(delta)
+
+    def fail(self, error: ApiError) -> None:
+        """End the whole answer: the other choices cannot make it complete."""
+        self._answer.fail(error)
+
+    def _deliver_any(self, delta: Delta) -> None:
+        answer = self._answer
+        if answer.done.done() or not (delta.token_ids or delta.text or delta.finish):
+            return
+        events = self._chunks.content(delta)
+        if not self._has_begun:
+            self._has_begun = self._is_plain = True
+            events = self._chunks.opening() + events
+            answer.note_output()
+            if delta.finish is None and events:
+                self._stream.say_now(events)
+                return
+        if delta.finish is not None:
+            self._is_plain = False
+            events += self._chunks.finish(delta.finish.reason)
+        if events:
+            self._stream.say(events)
+        if delta.finish is not None:
+            answer.finish_choice(self._index, delta.finish)
+
+
+class StreamedAnswer(Answer):
+    """An answer as an event stream."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        generation: Generation,
+        identity: Identity,
+        head: ResponseHead,
+        flusher: Flusher,
+        limits: EventStreamLimits,
+        now: float,
+    ) -> None:
+        """Prepare the templates of all choices. `now` is loop time."""
+        super().__init__(exchange, generation, head)
+        self._identity = identity
+        self._include_usage = generation.include_usage
+        self._stream = EventStream(exchange, flusher, limits, self._headers, now)
+        self._stream.on_cut = lambda: self.end(Outcome.SLOW_READER)
+        self.sinks = [
+            StreamedChoice(self, self._stream, ChoiceChunks(identity, index, generation.include_usage), index)
+            for index in range(generation.num_sequences)
+        ]
+
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._stream.close()
+
+    def tick(self, now: float) -> None:
+        """Let the stream react to silence and slowness. `now` is loop time."""
+        if not self.done.done():
+            self._stream.tick(now)
+
+    def _headers(self) -> Headers:
+        return self._head.headers(EVENT_STREAM_HEADERS)
+
+    def _report(self, error: ApiError) -> None:
+        if self._stream.is_open:
+            self._stream.end(error_event(error))
+        else:
+            self._respond_error(error)
+
+    def _complete(self) -> None:
+        tally = self.tally
+        usage = usage_fields(tally)
+        self._stream.end(usage_event(self._identity, usage) if self._include_usage else b"")

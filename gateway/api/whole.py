@@ -1,0 +1,94 @@
+"""Whole answers: each choice is a sink that keeps its deltas until all are complete, then one JSON body is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.api.answer import Answer, ResponseHead
+from gateway.api.chunks import Identity, encode_json, usage_fields
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.errors import ApiError
+from gateway.generation import Generation, Kind
+from gateway.http1.exchange import Exchange
+from shared.messages import Delta, TokenLogprob
+
+
+class WholeChoice:
+    """Sink of one choice: text, log probabilities and finish reason, in pieces."""
+
+    __slots__ = ("_answer", "_finish_reason", "_index", "_logprobs", "_prompt_logprobs", "_prompt_text", "_texts")
+
+    def __init__(self, answer: WholeAnswer, index: int) -> None:
+        """Start empty."""
+        self._answer = answer
+        self._index = index
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self._prompt_text = ""
+        self._finish_reason: str | None = None
+
+    def deliver(self, delta: Delta) -> None:
+        """Keep what is new."""
+        if delta.text:
+            self._texts.append(delta.text)
+        if delta.logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *delta.logprobs]
+        if delta.prompt_logprobs:
+            self._prompt_logprobs = delta.prompt_logprobs
+            self._prompt_text = first_token_text(delta.text, [*delta.prompt_logprobs, *(delta.logprobs or ())])
+        if delta.token_ids:
+            self._answer.note_output()
+        if delta.finish is not None:
+            self._finish_reason = delta.finish.reason
+            self._answer.note_output()
+            self._answer.finish_choice(self._index, delta.finish)
+
+    def fail(self, error: ApiError) -> None:
+        """End the whole answer."""
+        self._answer.fail(error)
+
+    def fields(self, kind: Kind) -> dict[str, Any]:
+        """Return the choice as the endpoint's JSON object."""
+        text = "".join(self._texts)
+        has_logprobs = self._logprobs is not None or self._prompt_logprobs
+        if kind == "chat":
+            message = {"role": "assistant", "content": text, "refusal": None}
+            logprobs = chat_logprobs(self._logprobs or ()) if has_logprobs else None
+            return {
+                "index": self._index,
+                "message": message,
+                "logprobs": logprobs,
+                "finish_reason": self._finish_reason,
+            }
+        entries: list[TokenLogprob | None] = [*self._prompt_logprobs, *(self._logprobs or ())]
+        logprobs = completion_logprobs(entries, 0, self._prompt_text) if has_logprobs else None
+        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self._finish_reason}
+
+
+class WholeAnswer(Answer):
+    """An answer as one JSON body."""
+
+    def __init__(self, exchange: Exchange, generation: Generation, identity: Identity, head: ResponseHead) -> None:
+        """Prepare one sink per choice."""
+        super().__init__(exchange, generation, head)
+        self._identity = identity
+        self._choices = [WholeChoice(self, index) for index in range(generation.num_sequences)]
+        self.sinks = self._choices
+
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._choices = []
+
+    def _report(self, error: ApiError) -> None:
+        self._respond_error(error)
+
+    def _complete(self) -> None:
+        tally = self.tally
+        body = self._identity.fields(streamed=False) | {
+            "choices": [choice.fields(self._identity.kind) for choice in self._choices],
+            "usage": usage_fields(tally),
+        }
+        headers = self._head.headers([(b"content-type", b"application/json")])
+        self._exchange.respond(200, headers, encode_json(body))

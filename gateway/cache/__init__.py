@@ -1,0 +1,1 @@
+"""Redis, and answers that need no worker: repeated from the cache or shared with an identical request in flight."""

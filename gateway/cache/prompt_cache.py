@@ -1,0 +1,132 @@
+"""The response cache: exact answers of deterministic requests, in Redis and in memory, isolated by tenant.
+
+The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
+when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is said again through
+the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss. What was written
+or read lately is also kept in this process, in the same encoding and no longer than Redis keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.cache.answer_memory import AnswerMemory
+from gateway.cache.recording import as_cached, is_complete
+from gateway.cache.redis_client import RedisCache
+from gateway.generation import Generation
+from shared.messages import Delta
+
+FORMAT_VERSION = 2
+TTL_JITTER = 0.2
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Whose answer, and to what."""
+
+    tenant: str
+    digest: bytes
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    tenant: str
+    digest: bytes
+    sequences: list[list[Delta]]
+    # Unix seconds.
+    expires_at: float
+
+
+def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -> CacheKey:
+    """Return the key of a deterministic generation: equal requests have equal keys, however they are written.
+
+    Args:
+        tenant: Whose answer.
+        generation: What is asked for.
+        revisions: Fingerprints of the model's files, since a name may serve other weights tomorrow.
+    """
+    sampling = generation.sampling
+    if sampling.temperature == 0:
+        sampling = msgspec.structs.replace(sampling, seed=0, top_p=1.0, top_k=0, min_p=0.0)
+    # In a fixed order, because a map's own order is how the client wrote it.
+    biases = sorted(sampling.logit_bias.items())
+    sampling = msgspec.structs.replace(sampling, logit_bias={})
+    prompts = [(prompt.messages, prompt.text, prompt.token_ids) for prompt in generation.prompts]
+    model = (generation.model, revisions)
+    material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, generation.n, generation.echo)
+    return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
+
+
+class PromptCache:
+    """Answers in Redis, some of them in memory too. With a lifetime of 0 or without Redis it is always empty."""
+
+    def __init__(
+        self,
+        redis: RedisCache | None,
+        ttl_s: float,
+        max_value_bytes: int,
+        max_memory_bytes: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep answers of at most `max_value_bytes` for about `ttl_s` seconds, and `max_memory_bytes` of them here.
+
+        `clock` is in Unix seconds.
+        """
+        self._memory = AnswerMemory(max_memory_bytes)
+        self._clock = clock
+        self._redis = redis if ttl_s > 0 else None
+        self._ttl_s = ttl_s
+        self._max_value_bytes = max_value_bytes
+        self._decode = msgspec.msgpack.Decoder(_Stored).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    async def get(self, key: CacheKey) -> list[list[Delta]] | None:
+        """Return the deltas of each sequence of a cached answer, or None; each sequence has its end."""
+        if self._redis is None:
+            return None
+        value = self._memory.get(key.digest, self._clock())
+        if value is not None:
+            return self._read(key, value)
+        value = await self._redis.get(_redis_key(key))
+        return None if value is None else self._read(key, value)
+
+    def _read(self, key: CacheKey, value: bytes) -> list[list[Delta]] | None:
+        """Return what a value says, if it is the answer to this key, and keep it in memory then."""
+        try:
+            stored = self._decode(value)
+        except msgspec.DecodeError as error:
+            _logger.warning("a cached answer cannot be read: %s", error)
+            return None
+        if (stored.version, stored.tenant, stored.digest) != (FORMAT_VERSION, key.tenant, key.digest):
+            _logger.warning("a cached answer belongs to another request and was ignored")
+            return None
+        if not all(map(is_complete, stored.sequences)):
+            _logger.warning("a cached answer is not complete and was ignored")
+            return None
+        self._memory.put(key.digest, value, stored.expires_at)
+        return [[as_cached(delta) for delta in deltas] for deltas in stored.sequences]
+
+    async def put(self, key: CacheKey, sequences: Sequence[Sequence[Delta]]) -> None:
+        """Keep an answer, unless it is not complete or too large."""
+        if self._redis is None or not all(map(is_complete, sequences)):
+            return
+        anonymous = [[msgspec.structs.replace(delta, id="", epoch=0) for delta in deltas] for deltas in sequences]
+        ttl_s = self._ttl_s * random.uniform(1 - TTL_JITTER, 1 + TTL_JITTER)
+        expires_at = self._clock() + ttl_s
+        value = self._encode(_Stored(FORMAT_VERSION, key.tenant, key.digest, anonymous, expires_at))
+        if len(value) <= self._max_value_bytes:
+            self._memory.put(key.digest, value, expires_at)
+            await self._redis.set(_redis_key(key), value, ttl_s)
+
+
+def _redis_key(key: CacheKey) -> str:
+    return f"hr:answer:{key.digest.hex()}"

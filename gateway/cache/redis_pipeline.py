@@ -1,0 +1,135 @@
+"""One established connection to Redis: commands out, replies in, without a task or a reader between.
+
+A command is written at once if nothing is under way; what comes meanwhile travels together when the replies are here.
+The first failure ends the pipeline, because its replies can no longer be told apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError, ResponseError
+
+from gateway.cache.redis_replies import Reply, ReplyParser
+
+MAX_PIPELINE = 128
+
+Argument = str | bytes | int | float
+Call = tuple[tuple[Argument, ...], asyncio.Future[Any]]
+
+
+class RedisPipeline(asyncio.Protocol):
+    """Owns the commands that wait and those that are under way. Every call ends: with its reply, or with None.
+
+    Attributes:
+        connection: The connection; the pipeline has taken over its bytes.
+    """
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        timeout_s: float,
+        on_success: Callable[[], None],
+        on_broken: Callable[[RedisPipeline, BaseException, int], None],
+    ) -> None:
+        """Take over a connection on which nothing is under way.
+
+        Args:
+            connection: Connected, and idle.
+            timeout_s: How long Redis may take for the commands under way.
+            on_success: Called when all of them have been answered.
+            on_broken: Called once, with the reason and how many calls were missed.
+        """
+        writer = connection._writer
+        assert writer is not None
+        self.connection = connection
+        self._transport = writer.transport
+        self._timeout_s = timeout_s
+        self._on_success = on_success
+        self._on_broken = on_broken
+        self._loop = asyncio.get_running_loop()
+        self._parser = ReplyParser()
+        self._waiting: deque[Call] = deque()
+        self._under_way: deque[asyncio.Future[Any]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._transport.set_protocol(self)
+
+    def call(self, command: tuple[Argument, ...]) -> asyncio.Future[Any]:
+        """Send a command; the future gets its reply, an error included, or None."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._is_closed:
+            future.set_result(None)
+            return future
+        self._waiting.append((command, future))
+        if not self._under_way:
+            self._send()
+        return future
+
+    def close(self) -> int:
+        """Cut the connection; return how many calls are missed by that."""
+        self._is_closed = True
+        self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        missed = [*self._under_way, *(future for _, future in self._waiting)]
+        self._under_way.clear()
+        self._waiting.clear()
+        for future in missed:
+            if not future.done():
+                future.set_result(None)
+        return len(missed)
+
+    # What asyncio calls.
+
+    def data_received(self, data: bytes) -> None:
+        """Give calls their replies."""
+        if self._is_closed:
+            return
+        try:
+            for reply in self._parser.feed(data):
+                self._take(reply)
+        except Exception as error:
+            # Also what parsing a hostile reply may raise: the rest of it must not answer the next calls.
+            self._break(error)
+            return
+        if not self._under_way and not self._is_closed:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._on_success()
+            if self._waiting:
+                self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up."""
+        self._break(exc or ConnectionResetError("Redis has closed the connection"))
+
+    def _send(self) -> None:
+        commands: list[tuple[Argument, ...]] = []
+        while self._waiting and len(commands) < MAX_PIPELINE:
+            command, future = self._waiting.popleft()
+            commands.append(command)
+            self._under_way.append(future)
+        self._timer = self._loop.call_later(self._timeout_s, self._break, TimeoutError("no reply in time"))
+        try:
+            self._transport.write(b"".join(self.connection.pack_commands(commands)))
+        except Exception as error:
+            self._break(error)
+
+    def _take(self, reply: Reply) -> None:
+        if not self._under_way:
+            raise ValueError("a reply to nothing")
+        if isinstance(reply, RedisError) and not isinstance(reply, ResponseError):
+            # The server itself is not ready.
+            raise reply
+        future = self._under_way.popleft()
+        if not future.done():
+            future.set_result(reply)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._is_closed:
+            self._on_broken(self, error, self.close())

@@ -1,0 +1,148 @@
+"""Single flight: identical deterministic requests of a tenant that are in flight at once share one generation.
+
+The first one leads: its sequences are the ones dispatched. Later ones get what has been said so far, then what follows,
+live. A client that leaves takes only itself away; when the last one has left, the generation is cancelled. The owner of
+the state is `SingleFlight`: at most one generation per key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from gateway.cache.recording import merge
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from shared.messages import Delta
+
+_logger = logging.getLogger(__name__)
+
+
+class SharedSequence:
+    """One sequence of a shared generation: a sink that records, and says everything to all members' sinks."""
+
+    __slots__ = ("_generation", "deltas", "error", "sinks")
+
+    def __init__(self, generation: SharedGeneration) -> None:
+        """Start with nothing said and nobody listening."""
+        self._generation = generation
+        self.deltas: list[Delta] = []
+        self.error: ApiError | None = None
+        self.sinks: list[Sink] = []
+
+    def deliver(self, delta: Delta) -> None:
+        """Record a delta and pass it on."""
+        self.deltas.append(delta)
+        for sink in self.sinks:
+            _deliver(sink, delta)
+        if delta.finish is not None:
+            self._generation.finish_one()
+
+    def fail(self, error: ApiError) -> None:
+        """Record the failure and pass it on."""
+        self.error = error
+        for sink in self.sinks:
+            sink.fail(error)
+        self._generation.end()
+
+    def add(self, sink: Sink) -> None:
+        """Tell a newcomer what has been said, and what follows from now on."""
+        self.sinks.append(sink)
+        if self.deltas:
+            _deliver(sink, merge(self.deltas))
+        if self.error is not None:
+            sink.fail(self.error)
+
+
+class SharedGeneration:
+    """The sequences of one generation, and the members who listen to it.
+
+    Attributes:
+        sequences: The sinks to dispatch to.
+        on_abandoned: Called when the last member has left before the end.
+        on_complete: Called when all sequences have finished well.
+    """
+
+    def __init__(self, num_sequences: int, remove: Callable[[], None]) -> None:
+        """Start without members. `remove` takes the generation out of the table: nobody may join any more."""
+        self.sequences = [SharedSequence(self) for _ in range(num_sequences)]
+        self._remove = remove
+        self._members: list[Sequence[Sink]] = []
+        self._num_unfinished = num_sequences
+        self._has_ended = False
+        self.on_abandoned: Callable[[], None] = lambda: None
+        self.on_complete: Callable[[], None] = lambda: None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._members)
+
+    def join(self, sinks: Sequence[Sink]) -> None:
+        """Let a member listen, with one sink per sequence."""
+        self._members.append(sinks)
+        for sequence, sink in zip(self.sequences, sinks, strict=True):
+            sequence.add(sink)
+
+    def leave(self, sinks: Sequence[Sink]) -> None:
+        """Let a member go; one that has gone already is ignored."""
+        if not any(member is sinks for member in self._members):
+            return
+        self._members = [member for member in self._members if member is not sinks]
+        for sequence, sink in zip(self.sequences, sinks, strict=True):
+            sequence.sinks = [other for other in sequence.sinks if other is not sink]
+        if not self._members and self._num_unfinished:
+            self.end()
+            self.on_abandoned()
+
+    def fail(self, error: ApiError) -> None:
+        """Fail all sequences: the generation could not be dispatched."""
+        for sequence in self.sequences:
+            sequence.fail(error)
+
+    def finish_one(self) -> None:
+        """Note that one sequence is complete."""
+        self._num_unfinished -= 1
+        if self._num_unfinished == 0 and not self._has_ended:
+            self.end()
+            self.on_complete()
+
+    def end(self) -> None:
+        """Let nobody join any more."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._remove()
+
+
+class SingleFlight:
+    """The shared generations in flight, by key."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._generations: dict[bytes, SharedGeneration] = {}
+
+    def __len__(self) -> int:
+        return len(self._generations)
+
+    def find(self, key: bytes) -> SharedGeneration | None:
+        """Return the generation in flight for a key."""
+        return self._generations.get(key)
+
+    def lead(self, key: bytes, num_sequences: int) -> SharedGeneration:
+        """Begin a generation that others may join; there must be none for the key."""
+        assert key not in self._generations, "this generation is in flight already"
+        generation = SharedGeneration(num_sequences, lambda: self._remove(key))
+        self._generations[key] = generation
+        return generation
+
+    def _remove(self, key: bytes) -> None:
+        del self._generations[key]
+
+
+def _deliver(sink: Sink, delta: Delta) -> None:
+    try:
+        sink.deliver(delta)
+    except Exception:
+        # One member's trouble is not the others'.
+        _logger.exception("a shared delta could not be delivered")
+        sink.fail(ApiError(500, "The answer could not be delivered.", code="internal_error"))

@@ -1,0 +1,314 @@
+"""The dispatcher: takes requests to the queue and tokens from the workers to the sinks.
+
+It owns the flights and sees to it that each ends exactly once: complete, failed, or cancelled. The parts do the work:
+`publisher` (to the queue), `frames` (from the workers), `recovery` (moves), `revoker` (taking back), `fleet` (who is
+alive), `prober` (who is there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from gateway.dispatch.frames import FrameReceiver
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.publisher import Publisher
+from gateway.dispatch.quarantine import Quarantine
+from gateway.dispatch.recovery import Reason, Recovery, RecoveryLimits
+from gateway.dispatch.revoker import Revoker
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from gateway.fleet.death import Death
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.liveness import FleetLimits
+from gateway.fleet.prober import Prober
+from shared.direct_client import DirectClient
+from shared.errors import DependencyError, InvalidNameError
+from shared.log_limit import LogLimit
+from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
+from shared.nats_connection import SEND_ERRORS
+from shared.pause_detector import PauseDetector
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
+from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, check_name, frame_subject, gateway_subject
+
+SWEEP_INTERVAL_S = 0.05
+# A sweep that is later than this follows a pause of this process.
+PAUSE_S = 0.25
+HEARTBEAT_INTERVAL_S = 1.0
+STREAM_RETRY_S = 0.25
+
+Ending = Literal["completed", "failed", "cancelled"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Requests in flight of one gateway process.
+
+    Attributes:
+        reply: Subject on which workers send this gateway's frames.
+        fleet: The workers' state.
+        on_end: Called once per request with how it ended, for metrics.
+    """
+
+    def __init__(
+        self,
+        nats: DirectClient,
+        gateway: str,
+        fleet_limits: FleetLimits | None = None,
+        recovery_limits: RecoveryLimits | None = None,
+        stream_limits: StreamLimits | None = None,
+    ) -> None:
+        """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
+        self._nats = nats
+        self._js: JetStreamContext = nats.jetstream()
+        self._gateway = gateway
+        self._stream_limits = stream_limits or StreamLimits()
+        self._flights = FlightTable()
+        self._revoker = Revoker(nats, self._js)
+        self._publisher = Publisher(nats)
+        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unshown)
+        self._prober = Prober(nats, self.fleet.liveness)
+        self._recovery = Recovery(
+            self._flights,
+            self.fleet,
+            self._publisher,
+            self._revoker,
+            Quarantine(nats, gateway),
+            self.fail,
+            recovery_limits or RecoveryLimits(),
+        )
+        self._frames = FrameReceiver(self._flights, self._revoker, self)
+        self._loop = asyncio.get_running_loop()
+        self._decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
+        self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
+        self._log_limit = LogLimit(_logger)
+        self._stream_created: object = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._restoring: asyncio.Task[None] | None = None
+        self.reply = frame_subject(gateway)
+        self.on_end: Callable[[Flight, Ending], None] = lambda flight, ending: None
+
+    async def start(self) -> None:
+        """Make the streams, subscribe, and begin to sweep and to send heartbeats.
+
+        Raises:
+            DependencyError: The streams are missing and cannot be made.
+        """
+        await ensure_streams(self._js, self._stream_limits)
+        self._stream_created = await self._created()
+        self._publisher.on_stored = self._stored
+        self._publisher.on_refused = self._refused
+        self.fleet.liveness.on_dead = self._lose_worker
+        await self._publisher.start()
+        await self._prober.start()
+        await self._nats.subscribe_direct(self.reply, self._frames.receive)
+        await self._nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
+        await self._nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
+        self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
+
+    async def close(self) -> None:
+        """Fail what is still in flight, and stop."""
+        self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
+        tasks = [*self._tasks, self._restoring] if self._restoring else self._tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._recovery.close()
+        await self._revoker.close()
+
+    @property
+    def num_active(self) -> int:
+        """Requests in flight."""
+        return len(self._flights)
+
+    def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
+        """Publish a request; its tokens go to `sink`.
+
+        Raises:
+            ApiError: It cannot be queued. Later failures go to the sink.
+        """
+        now = self._loop.time()
+        expires_at = None if request.deadline is None else now + request.deadline - time.time()
+        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at)
+        self._flights.add(flight)
+        try:
+            self._publisher.publish(flight)
+        except BaseException:
+            self._flights.remove(flight)
+            raise
+        return flight
+
+    def cancel(self, flights: Iterable[Flight]) -> None:
+        """Stop requests that nobody waits for any more; those that have ended are left alone."""
+        for flight in flights:
+            if self._take_back(flight):
+                self.on_end(flight, "cancelled")
+
+    def complete(self, flight: Flight, delta: Delta) -> None:
+        """Deliver a flight's last delta."""
+        if self._flights.remove(flight):
+            self.on_end(flight, "completed")
+            flight.sink.deliver(delta)
+
+    def fail(self, flight: Flight, error: ApiError) -> None:
+        """End a flight with an error, and take it back from the worker that holds it."""
+        if self._take_back(flight):
+            self.on_end(flight, "failed")
+            flight.sink.fail(error)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End all flights with an error."""
+        for flight in self._flights:
+            self.fail(flight, error)
+
+    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+        """Dispatch a lost attempt again."""
+        self._recovery.lose(flight, reason, why)
+
+    def hand_over(self, flight: Flight) -> None:
+        """Dispatch to another worker what this one gives back."""
+        self._recovery.move([flight], "handoff")
+
+    def disconnected(self) -> None:
+        """Take note that NATS is away."""
+        _logger.warning("the connection to NATS is lost")
+        self.fleet.liveness.nats_disconnected()
+        self._recovery.disconnected()
+
+    def count_moves(self, on_move: Callable[[Reason], None]) -> None:
+        """Tell `on_move` the reason of each re-dispatch."""
+        self._recovery.on_move = on_move
+
+    async def reconnected(self) -> None:
+        """Take note that NATS is back, perhaps without what its memory held."""
+        while self._nats.is_connected:
+            try:
+                await ensure_interactive_stream(self._js, self._stream_limits)
+                created = await self._created()
+            except (DependencyError, NatsError, OSError) as error:
+                _logger.warning("NATS is back, but its streams are not: %s", error)
+                await asyncio.sleep(STREAM_RETRY_S)
+                continue
+            is_same_stream, self._stream_created = created == self._stream_created, created
+            _logger.warning("NATS is back%s", "" if is_same_stream else ", and the interactive stream is a new one")
+            self.fleet.liveness.nats_reconnected(self._loop.time())
+            self._recovery.reconnected(is_same_stream)
+            await self._restore_records()
+            return
+
+    async def _restore_records(self) -> None:
+        # A server that lost its disk has no streams of results and dead letters either. People do not wait for these.
+        try:
+            await ensure_streams(self._js, self._stream_limits)
+        except (DependencyError, NatsError, OSError) as error:
+            _logger.warning("batch results and dead letters cannot be stored: %s", error)
+
+    def _take_back(self, flight: Flight) -> bool:
+        if not self._flights.remove(flight):
+            return False
+        self._revoker.cancel(flight.request.model, flight.id, None)
+        if flight.worker is None and flight.stream_seq is not None:
+            self._revoker.delete(flight.stream_seq)
+        return True
+
+    def _is_current(self, flight: Flight, epoch: int) -> bool:
+        return flight.epoch == epoch and self._flights.by_id.get(flight.id) is flight
+
+    def _stored(self, flight: Flight, epoch: int, stream_seq: int) -> None:
+        if self._is_current(flight, epoch):
+            flight.stream_seq = stream_seq
+        elif flight.worker is None or flight.epoch != epoch:
+            self._revoker.delete(stream_seq)
+
+    def _refused(self, flight: Flight, epoch: int, error: ApiError) -> None:
+        # A later attempt belongs to an answer that has begun: the sweep publishes it again.
+        if epoch == 0 and self._is_current(flight, epoch) and flight.worker is None:
+            self.fail(flight, error)
+        if error.code == "queue_unavailable" and self._restoring is None:
+            self._restoring = self._loop.create_task(self.reconnected())
+            self._restoring.add_done_callback(self._restored)
+
+    def _restored(self, task: asyncio.Task[None]) -> None:
+        self._restoring = None
+
+    def _lose_worker(self, death: Death) -> None:
+        self._recovery.lose_worker(death)
+        self._flights.forget_worker(death.worker)
+
+    def _receive_worker(self, message: Msg) -> None:
+        try:
+            heartbeat = self._decode_heartbeat(message.data)
+            check_name(heartbeat.worker)
+            check_name(heartbeat.model)
+        except (msgspec.DecodeError, InvalidNameError) as error:
+            self._drop_heartbeat(message, error)
+            return
+        self._flights.note_heartbeat(heartbeat.model, heartbeat.worker)
+        self.fleet.note_heartbeat(heartbeat, self._loop.time())
+
+    def _receive_gateway(self, message: Msg) -> None:
+        try:
+            heartbeat = self._decode_gateway(message.data)
+        except msgspec.DecodeError as error:
+            self._drop_heartbeat(message, error)
+            return
+        self.fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
+
+    def _drop_heartbeat(self, message: Msg, error: Exception) -> None:
+        text = "a message on %s is no heartbeat and was dropped: %s"
+        self._log_limit.warning(message.subject, text, message.subject, error)
+
+    async def _created(self) -> object:
+        return (await self._js.stream_info(INTERACTIVE_STREAM)).created
+
+    async def _sweep(self) -> None:
+        pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)
+        is_odd = False
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now = self._loop.time()
+            is_odd = not is_odd
+            if pauses.tick():
+                _logger.warning("this process was paused for %.2f s", pauses.lost_s)
+                with self._isolated("taking note of a pause"):
+                    self.fleet.discount_pause(pauses.lost_s, now)
+                    self._recovery.discount_pause(pauses.lost_s, now)
+            with self._isolated("the sweep of the fleet"):
+                self.fleet.sweep(now)
+            for worker in self.fleet.liveness.take_probes(now):
+                with self._isolated("a probe"):
+                    await self._prober.probe(worker, now)
+            # There may be thousands of flights, and their times are long.
+            if is_odd:
+                with self._isolated("the sweep of the requests"):
+                    self._recovery.sweep(now)
+
+    @contextlib.contextmanager
+    def _isolated(self, part: str) -> Iterator[None]:
+        """Log what a part of the sweep raises: the other parts, and the next sweep, must not be left out for it."""
+        try:
+            yield
+        except Exception as error:
+            self._log_limit.warning(part, "%s failed: %r", part, error, exc_info=error)
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            unclaimed, tokens = self._flights.unclaimed()
+            heartbeat = GatewayHeartbeat(
+                gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens, active=len(self._flights)
+            )
+            try:
+                await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))
+            except SEND_ERRORS as error:
+                _logger.warning("the heartbeat was not sent: %r", error)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)

@@ -1,0 +1,169 @@
+"""Frames from the workers: each delta finds its flight, is checked against epoch, holder and sequence, and delivered.
+
+This runs inside the NATS callback, once per engine step and worker. The usual delta takes the short way; claims, ends,
+duplicates, gaps and deltas of other attempts take the long one. A delta counts only if it comes from the worker that
+holds the current epoch and continues exactly where the last one ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+import msgspec
+from nats.aio.msg import Msg
+
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.recovery import Reason, timeout_error
+from gateway.dispatch.revoker import Revoker
+from gateway.errors import ApiError
+from shared.log_limit import LogLimit
+from shared.messages import Delta, Finish, Frame
+
+STRAY_CANCEL_INTERVAL_S = 1.0
+MAX_STRAYS = 10_000
+# A worker's wall clock may be ahead of ours by so much; by more, it or ours has jumped.
+EARLY_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Endings(Protocol):
+    """What happens to a flight when its attempt or the flight itself ends."""
+
+    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+        """The attempt is lost: dispatch another."""
+
+    def hand_over(self, flight: Flight) -> None:
+        """The worker gives the request back: dispatch it to another."""
+
+    def complete(self, flight: Flight, delta: Delta) -> None:
+        """The flight is finished: deliver its last delta."""
+
+    def fail(self, flight: Flight, error: ApiError) -> None:
+        """The flight cannot be finished: tell its sink."""
+
+
+class FrameReceiver:
+    """Accepts frames on behalf of the flights."""
+
+    def __init__(self, flights: FlightTable, revoker: Revoker, endings: Endings) -> None:
+        """Deliver to the sinks of `flights`; report everything else to `endings`."""
+        self._by_id = flights.by_id
+        self._flights = flights
+        self._revoker = revoker
+        self._endings = endings
+        self._loop = asyncio.get_running_loop()
+        self._decode = msgspec.msgpack.Decoder(Frame).decode
+        self._strays: dict[tuple[str, int], float] = {}
+        self._log_limit = LogLimit(_logger)
+
+    def receive(self, message: Msg) -> None:
+        """Accept a NATS message; one that is no frame is logged and dropped."""
+        try:
+            frame = self._decode(message.data)
+        except msgspec.DecodeError as error:
+            self._log_limit.warning(message.subject, "a message on %s is not a frame: %s", message.subject, error)
+            return
+        self.accept(frame)
+
+    def accept(self, frame: Frame) -> None:
+        """Accept all deltas of one engine step."""
+        by_id = self._by_id
+        worker = frame.worker
+        now = self._loop.time()
+        for delta in frame.deltas:
+            flight = by_id.get(delta.id)
+            if flight is None:
+                self._refuse(delta, None, now)
+                continue
+            try:
+                if (
+                    delta.seq == len(flight.emitted)
+                    and delta.finish is None
+                    and delta.epoch == flight.epoch
+                    and flight.worker == worker
+                ):
+                    flight.progressed_at = now
+                    flight.emitted += delta.token_ids
+                    flight.sink.deliver(delta)
+                else:
+                    self._accept_unusual(worker, flight, delta, now)
+            except Exception:
+                _logger.exception("delta of request %s could not be delivered", delta.id, extra=flight.log_fields)
+                self._endings.fail(flight, ApiError(500, "The answer could not be delivered.", code="internal_error"))
+
+    def _accept_unusual(self, worker: str, flight: Flight, delta: Delta, now: float) -> None:
+        if delta.epoch != flight.epoch:
+            self._refuse(delta, flight, now)
+            return
+        if flight.worker is None:
+            self._flights.claim(flight, worker)
+        elif flight.worker != worker:
+            # Delivered twice by JetStream. Two workers' tokens must not be mixed: their arithmetic may differ.
+            _logger.info(
+                "request %s is held by %s; a delta from %s was dropped",
+                flight.id,
+                flight.worker,
+                worker,
+                extra=flight.log_fields,
+            )
+            return
+        position = len(flight.emitted)
+        if delta.seq < position and delta.seq + len(delta.token_ids) <= position:
+            return
+        if delta.seq != position:
+            self._endings.lose(flight, "gap", f"token {delta.seq} came where {position} was due")
+            return
+        self._advance(flight, delta, now)
+        if delta.finish is None:
+            flight.sink.deliver(delta)
+        else:
+            self._finish(flight, delta, delta.finish, now)
+
+    def _advance(self, flight: Flight, delta: Delta, now: float) -> None:
+        flight.progressed_at = now
+        flight.emitted += delta.token_ids
+        if delta.prompt_tokens is not None:
+            flight.prompt_tokens = delta.prompt_tokens
+        if delta.text or delta.prompt_logprobs:
+            flight.has_prompt_output = True
+
+    def _finish(self, flight: Flight, delta: Delta, finish: Finish, now: float) -> None:
+        if finish.reason in ("stop", "length"):
+            self._endings.complete(flight, delta)
+        elif finish.reason == "handoff":
+            if delta.token_ids or delta.text:
+                flight.sink.deliver(msgspec.structs.replace(delta, finish=None))
+            self._endings.hand_over(flight)
+        elif finish.reason == "expired" and flight.expires_at is not None and now < flight.expires_at - EARLY_S:
+            self._endings.lose(flight, "early", "its worker's wall clock says that the deadline has passed")
+        elif finish.reason == "expired":
+            self._endings.fail(flight, timeout_error())
+        elif finish.reason == "failed" and finish.error_param is not None:
+            message = finish.error or "The request cannot be served."
+            code = finish.error_code or "invalid_value"
+            self._endings.fail(flight, ApiError(400, message, param=finish.error_param, code=code))
+        elif finish.reason == "failed":
+            _logger.error("request %s failed in its worker: %s", flight.id, finish.error, extra=flight.log_fields)
+            self._endings.fail(flight, ApiError(500, "The worker failed at this request.", code="worker_failed"))
+        else:
+            self._endings.lose(flight, "cancelled", "the worker cancelled it, but nobody here did")
+
+    def _refuse(self, delta: Delta, flight: Flight | None, now: float) -> None:
+        """Drop a delta of an attempt that does not count, and tell its worker, at most once per interval."""
+        if delta.finish is not None or (flight is not None and delta.epoch > flight.epoch):
+            return
+        key = (delta.id, delta.epoch)
+        last = self._strays.get(key)
+        if last is not None and now - last < STRAY_CANCEL_INTERVAL_S:
+            return
+        if len(self._strays) >= MAX_STRAYS:
+            self._strays.clear()
+        self._strays[key] = now
+        if flight is not None:
+            self._revoker.cancel(flight.request.model, delta.id, delta.epoch)
+        elif last is not None:
+            # Not for the first one: a worker may send one more while the cancellation is on its way.
+            self._revoker.cancel_again(delta.id)

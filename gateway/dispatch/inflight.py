@@ -1,0 +1,216 @@
+"""The sequences this gateway answers for: for each the truth (prompt and emitted tokens), its attempt and its holder.
+
+Owns the table and the counts of requests that no heartbeat shows yet. Frames, recovery and the dispatcher write it, all
+on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.dispatch.sinks import Sink
+from gateway.fleet.death import Death
+from shared.messages import Request, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An attempt that ended with its worker.
+
+    Attributes:
+        is_solo: It was the only one on probation there, so that nothing else is to blame.
+    """
+
+    death: Death
+    epoch: int
+    is_solo: bool
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One sequence between its publication and its one terminal event.
+
+    Attributes:
+        request: As first published: epoch 0, nothing emitted. Its deadline is renewed with each epoch, so that it is
+            right by the wall clock of the day.
+        epoch: The attempt whose deltas count.
+        emitted: Tokens received so far, over all attempts.
+        worker: Who holds the request in this epoch; None while nobody has claimed it.
+        stream_seq: JetStream sequence of this epoch's message, once acknowledged.
+        ack: Inbox subject on which this epoch's publication is still to be acknowledged.
+        published_at: Loop time of this epoch's publication.
+        delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
+        expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
+        progressed_at: Loop time of the last delta of this epoch.
+        reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
+        start: Tokens that had been emitted when this epoch began.
+        num_moves: Moves since the last progress, without those for which no worker was at fault.
+        num_unclaimed: Publications in a row that nobody claimed.
+        losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
+        probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
+        is_parked: Waits, unpublished, until its probation may begin.
+        has_prompt_output: The echoed prompt or its log probabilities have been delivered.
+        counted_in: Written by the table alone.
+    """
+
+    request: Request
+    sink: Sink
+    estimated_tokens: int
+    published_at: float
+    expires_at: float | None = None
+    delivered_at: float | None = None
+    epoch: int = 0
+    emitted: list[int] = field(default_factory=list)
+    worker: str | None = None
+    stream_seq: int | None = None
+    ack: str | None = None
+    progressed_at: float = 0.0
+    reconnected_at: float = -1.0
+    start: int = 0
+    num_moves: int = 0
+    num_unclaimed: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    probation: int = 0
+    is_parked: bool = False
+    prompt_tokens: int = 0
+    has_prompt_output: bool = False
+    counted_in: _Count | None = None
+
+    @property
+    def id(self) -> str:
+        """Request id."""
+        return self.request.id
+
+    @property
+    def num_produced(self) -> int:
+        """Tokens that this epoch's attempt has delivered."""
+        return len(self.emitted) - self.start
+
+    @property
+    def is_on_probation(self) -> bool:
+        """Whether this epoch's attempt is suspected of killing its worker."""
+        return self.num_produced < self.probation
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What names the request in log lines, beside its own id."""
+        return {"request_id": self.request.trace or ""}
+
+    @property
+    def usage(self) -> Usage:
+        """Usage as far as the gateway itself knows it."""
+        return Usage(self.prompt_tokens, len(self.emitted))
+
+    def attempt(self) -> Request:
+        """Return the request of the current epoch, to continue after what has been emitted."""
+        request = self.request
+        sampling = request.sampling
+        if self.has_prompt_output:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            request,
+            epoch=self.epoch,
+            emitted=tuple(self.emitted),
+            echo=request.echo and not self.has_prompt_output,
+            sampling=sampling,
+            probation=self.probation,
+        )
+
+
+@dataclass(slots=True)
+class _Count:
+    requests: int = 0
+    tokens: int = 0
+
+    def change(self, flight: Flight, sign: int) -> None:
+        self.requests += sign
+        self.tokens += sign * flight.estimated_tokens
+
+
+class FlightTable:
+    """All flights by request id.
+
+    Attributes:
+        by_id: For reading in the hot path; only `add` and `remove` change it.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.by_id: dict[str, Flight] = {}
+        self._unclaimed: dict[str, _Count] = {}
+        # Claims that the holder's heartbeats do not show yet, by model and worker.
+        self._unshown: dict[str, dict[str, _Count]] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __iter__(self) -> Iterator[Flight]:
+        """Iterate over a snapshot, so that flights may end meanwhile."""
+        return iter(list(self.by_id.values()))
+
+    def add(self, flight: Flight) -> None:
+        """Take in a flight that nobody has claimed yet."""
+        self.by_id[flight.id] = flight
+        self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
+
+    def remove(self, flight: Flight) -> bool:
+        """Let go of a flight; False if it had ended already."""
+        if self.by_id.pop(flight.id, None) is None:
+            return False
+        self._count_out(flight)
+        return True
+
+    def claim(self, flight: Flight, worker: str) -> None:
+        """Note who holds a flight."""
+        self._count_out(flight)
+        flight.worker = worker
+        flight.num_unclaimed = 0
+        unshown = self._unshown.setdefault(flight.request.model, {})
+        self._count_in(flight, unshown.setdefault(worker, _Count()))
+
+    def release(self, flight: Flight) -> None:
+        """Note that nobody holds a flight any more."""
+        self._count_out(flight)
+        flight.worker = None
+        self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
+
+    def note_heartbeat(self, model: str, worker: str) -> None:
+        """Note that a worker's own numbers now show everything it has claimed."""
+        # What was counted there keeps its old count, which nobody reads any more.
+        self._unshown.get(model, {}).pop(worker, None)
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop what is counted for a worker that is dead."""
+        for counts in self._unshown.values():
+            counts.pop(worker, None)
+
+    def unclaimed(self) -> tuple[int, int]:
+        """Return how many requests wait to be claimed, and their prompt tokens."""
+        return _totals(self._unclaimed.values())
+
+    def unshown(self, model: str) -> tuple[int, int]:
+        """Return how many requests of a model no worker's heartbeat shows, claimed or not, and their prompt tokens."""
+        counts = [*self._unshown.get(model, {}).values()]
+        if model in self._unclaimed:
+            counts.append(self._unclaimed[model])
+        return _totals(counts)
+
+    def _count_in(self, flight: Flight, count: _Count) -> None:
+        count.change(flight, 1)
+        flight.counted_in = count
+
+    def _count_out(self, flight: Flight) -> None:
+        if flight.counted_in is not None:
+            flight.counted_in.change(flight, -1)
+            flight.counted_in = None
+
+
+def _totals(counts: Iterable[_Count]) -> tuple[int, int]:
+    requests = tokens = 0
+    for count in counts:
+        requests += count.requests
+        tokens += count.tokens
+    return requests, tokens

@@ -1,0 +1,53 @@
+"""Suspects that wait for their turn: at most as many of a model run at once as it has workers.
+
+A worker refuses a second suspect; this keeps suspects from being published only to be refused. Owns who waits and who
+runs; recovery publishes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from gateway.dispatch.inflight import Flight, FlightTable
+
+
+class ProbationQueue:
+    """Suspects of all models, first come, first served."""
+
+    def __init__(self, flights: FlightTable, num_workers: Callable[[str], int]) -> None:
+        """Pace flights of the table; `num_workers` gives the live workers of a model."""
+        self._by_id = flights.by_id
+        self._num_workers = num_workers
+        self._waiting: deque[Flight] = deque()
+        self._running: dict[Flight, int] = {}
+
+    def add(self, flight: Flight) -> None:
+        """Let a flight wait for its turn."""
+        flight.is_parked = True
+        self._waiting.append(flight)
+
+    def take_ready(self) -> list[Flight]:
+        """Return the flights whose turn has come, to be published now."""
+        self._running = {flight: epoch for flight, epoch in self._running.items() if self._is_running(flight, epoch)}
+        room: dict[str, int] = {}
+        ready: list[Flight] = []
+        for _ in range(len(self._waiting)):
+            flight = self._waiting.popleft()
+            if self._by_id.get(flight.id) is not flight:
+                continue
+            model = flight.request.model
+            if model not in room:
+                num_running = sum(other.request.model == model for other in self._running)
+                room[model] = max(1, self._num_workers(model)) - num_running
+            if room[model] <= 0:
+                self._waiting.append(flight)
+                continue
+            room[model] -= 1
+            flight.is_parked = False
+            self._running[flight] = flight.epoch
+            ready.append(flight)
+        return ready
+
+    def _is_running(self, flight: Flight, epoch: int) -> bool:
+        return self._by_id.get(flight.id) is flight and flight.epoch == epoch and flight.is_on_probation

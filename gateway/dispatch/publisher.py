@@ -1,0 +1,129 @@
+"""Publication to the interactive stream: fire, and hear of the acknowledgement later, without a task per request.
+
+The gateway has one inbox for acknowledgements. A publication returns as soon as the bytes are with the NATS client;
+the acknowledgement gives the flight its stream sequence, or tells why the queue refused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+
+import msgspec
+from nats.aio.msg import Msg
+
+from gateway.dispatch.inflight import Flight
+from gateway.errors import ApiError
+from shared.direct_client import DirectClient
+from shared.messages import Request, encode
+from shared.nats_connection import SEND_ERRORS
+from shared.subjects import request_subject
+
+RETRY_AFTER_S = 2.0
+MAX_SUBJECTS = 1000
+
+_logger = logging.getLogger(__name__)
+
+
+class _PublishError(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _PublishAck(msgspec.Struct):
+    seq: int = 0
+    error: _PublishError | None = None
+
+
+class Publisher:
+    """Publishes attempts.
+
+    Attributes:
+        on_stored: Called with a flight, the epoch published and its stream sequence.
+        on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
+    """
+
+    def __init__(self, nats: DirectClient) -> None:
+        """Publish over `nats`; `start` must be called once connected."""
+        self._nats = nats
+        self._loop = asyncio.get_running_loop()
+        self._inbox = nats.new_inbox()
+        self._numbers = itertools.count()
+        self._subjects: dict[str, str] = {}
+        self._waiting: dict[str, tuple[Flight, int]] = {}
+        self._decode = msgspec.json.Decoder(_PublishAck).decode
+        self.on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None
+        self.on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None
+
+    async def start(self) -> None:
+        """Listen for acknowledgements."""
+        await self._nats.subscribe_direct(self._inbox + ".*", self._acknowledge)
+
+    def publish(self, flight: Flight) -> None:
+        """Publish a flight's current attempt.
+
+        Raises:
+            ApiError: 413 if the request is larger than NATS takes, 503 if NATS cannot be reached.
+        """
+        payload = encode(flight.attempt())
+        if len(payload) > self._nats.max_payload:
+            message = (
+                f"The request takes {len(payload)} bytes on the wire; at most {self._nats.max_payload} are possible."
+            )
+            raise ApiError(413, message, param="prompt", code="request_too_large")
+        if not self._nats.is_connected:
+            raise queue_unavailable()
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        self._waiting[reply] = (flight, flight.epoch)
+        flight.published_at = self._loop.time()
+        flight.ack = reply
+        try:
+            self._nats.send(self._subject(flight.request), payload, reply)
+        except SEND_ERRORS as error:
+            self.forget(flight)
+            raise queue_unavailable() from error
+
+    def _subject(self, request: Request) -> str:
+        subject = self._subjects.get(request.model)
+        if subject is None:
+            if len(self._subjects) >= MAX_SUBJECTS:
+                self._subjects.clear()
+            subject = self._subjects[request.model] = request_subject(request.model, "interactive", request.tenant)
+        return subject
+
+    def forget(self, flight: Flight) -> None:
+        """Give up waiting for an acknowledgement."""
+        if flight.ack is not None:
+            self._waiting.pop(flight.ack, None)
+            flight.ack = None
+
+    def _acknowledge(self, message: Msg) -> None:
+        flight, epoch = self._waiting.pop(message.subject, (None, 0))
+        if flight is None:
+            return
+        if flight.ack == message.subject:
+            flight.ack = None
+        if not message.data:
+            # NATS answers with an empty message when no stream listens on the subject.
+            self.on_refused(flight, epoch, queue_unavailable())
+            return
+        ack = self._decode(message.data)
+        if ack.error is None:
+            self.on_stored(flight, epoch, ack.seq)
+            return
+        _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
+        is_full = "exceeded" in ack.error.description
+        self.on_refused(flight, epoch, _queue_full() if is_full else queue_unavailable())
+
+
+def queue_unavailable() -> ApiError:
+    """Return the error of a request that cannot be queued because NATS or its stream is away."""
+    message = "The request queue cannot be reached. Try again shortly."
+    return ApiError(503, message, code="queue_unavailable", retry_after_s=RETRY_AFTER_S)
+
+
+def _queue_full() -> ApiError:
+    return ApiError(503, "The request queue is full. Try again later.", code="queue_full", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,312 @@
+"""What happens when an attempt does not end as it should: re-dispatch from prompt + emitted tokens, or an explicit end.
+
+An attempt is moved when its worker died, handed it over, went silent about it, or left a gap; when nobody claims it
+although somebody could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the
+fence: whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
+`blame` decides which flights are suspected of killing workers, `probation` when those may run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from gateway.dispatch import blame
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.probation import ProbationQueue
+from gateway.dispatch.publisher import Publisher, queue_unavailable
+from gateway.dispatch.quarantine import Quarantine
+from gateway.dispatch.revoker import Revoker
+from gateway.errors import ApiError
+from gateway.fleet.death import Death
+from gateway.fleet.fleet import Fleet
+from shared.background_tasks import BackgroundTasks
+
+Reason = Literal["worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled", "early"]
+
+# Moves for which no worker was at fault: the deadline is the only limit to them.
+_BLAMELESS: tuple[Reason, ...] = ("unclaimed", "nats_restart")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """How often, and after which silence, attempts are moved. Times are seconds.
+
+    Attributes:
+        max_moves: Moves without progress in between, those apart for which no worker was at fault.
+        stall_s: Silence about a request that has begun to generate.
+        prefill_stall_s: Silence about a claimed request before its first token.
+        ack_timeout_s: Wait for the queue's acknowledgement.
+        refused_retry_s: Wait until what the queue has refused is published again.
+        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time, but not
+            while a worker is silent or has just died.
+        delivered_patience_s: Wait for a claim of what some worker is known to have been sent; doubles each time.
+        suspect_patience_s: Wait for a claim of a suspect, which may have to wait for others; doubles each time.
+        tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
+        reconnect_patience_s: Silence about a generating request after NATS came back: its last frames may be lost.
+        reconnect_prefill_patience_s: The same for a claimed request before its first token, and
+        reconnect_prefill_rate: prompt tokens that lengthen this by a second.
+        outage_patience_s: Absence of NATS after which requests are failed.
+    """
+
+    max_moves: int = 16
+    stall_s: float = 10.0
+    prefill_stall_s: float = 60.0
+    ack_timeout_s: float = 3.0
+    refused_retry_s: float = 0.5
+    claim_patience_s: float = 1.0
+    delivered_patience_s: float = 2.5
+    suspect_patience_s: float = 5.0
+    tokens_per_patience_s: float = 10_000.0
+    reconnect_patience_s: float = 0.8
+    reconnect_prefill_patience_s: float = 1.0
+    reconnect_prefill_rate: float = 1000.0
+    outage_patience_s: float = 15.0
+
+
+class Recovery:
+    """Moves attempts.
+
+    Attributes:
+        on_move: Called with the reason of each move, for metrics.
+    """
+
+    def __init__(
+        self,
+        flights: FlightTable,
+        fleet: Fleet,
+        publisher: Publisher,
+        revoker: Revoker,
+        quarantine: Quarantine,
+        fail: Callable[[Flight, ApiError], None],
+        limits: RecoveryLimits,
+    ) -> None:
+        """Look after `flights`, once `sweep` is called periodically. `fail` ends a flight with an error."""
+        self._flights = flights
+        self._fleet = fleet
+        self._publisher = publisher
+        self._revoker = revoker
+        self._quarantine = quarantine
+        self._fail = fail
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._probation = ProbationQueue(flights, fleet.num_workers)
+        self._tasks = BackgroundTasks()
+        self._disconnected_at: float | None = None
+        self.on_move: Callable[[Reason], None] = lambda reason: None
+
+    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+        """Dispatch a lost attempt again. Nobody is blamed for it."""
+        _logger.warning("request %s lost its attempt %d: %s", flight.id, flight.epoch, why, extra=flight.log_fields)
+        self.move([flight], reason)
+
+    def lose_worker(self, death: Death) -> None:
+        """Dispatch again whatever a dead worker held, except for what has killed it."""
+        held = [flight for flight in self._flights if flight.worker == death.worker]
+        blame.note_death(held, death)
+        for flight in held:
+            if blame.is_to_blame(flight):
+                # Nobody is left to acknowledge its message, which would go to the next worker: it is deleted.
+                self._flights.release(flight)
+                why = "Every worker that ran this request died of it."
+                self._fail(flight, self._quarantine.take(flight, "worker_lost", why))
+        _logger.warning("worker %s died with %d requests", death.worker, len(held))
+        self.move([flight for flight in held if flight.id in self._flights.by_id], "worker_dead")
+
+    def move(self, flights: Iterable[Flight], reason: Reason) -> None:
+        """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
+        ready = []
+        for flight in flights:
+            if flight.num_produced:
+                flight.num_moves = 0
+            if reason not in _BLAMELESS:
+                flight.num_moves += 1
+            if flight.num_moves > self._limits.max_moves:
+                why = f"No worker kept this request in {flight.num_moves} attempts."
+                self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))
+                continue
+            self._begin_epoch(flight)
+            self.on_move(reason)
+            if flight.probation:
+                self._probation.add(flight)
+            else:
+                ready.append(flight)
+        self._publish_soon([*ready, *self._probation.take_ready()])
+
+    def sweep(self, now: float) -> None:
+        """Look after deadlines, lost claims and silence. `now` is loop time."""
+        if self._disconnected_at is not None:
+            is_over = now - self._disconnected_at > self._limits.outage_patience_s
+            self._sweep_deadlines(queue_unavailable() if is_over else None, now)
+            return
+        self._sweep_deadlines(None, now)
+        is_disturbed = self._fleet.liveness.is_disturbed(now)
+        pulled: dict[str, int] = {}
+        for flight in self._flights:
+            if flight.worker is not None:
+                self._sweep_claimed(flight, flight.worker, now)
+            elif not flight.is_parked:
+                self._note_delivery(flight, pulled, now)
+                if self._is_unclaimed(flight, now, is_disturbed):
+                    self._move_unclaimed(flight, now)
+        self._publish_soon(self._probation.take_ready())
+
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
+        for flight in self._flights:
+            flight.published_at = min(now, flight.published_at + lost_s)
+            flight.progressed_at = min(now, flight.progressed_at + lost_s)
+            flight.reconnected_at = min(now, flight.reconnected_at + lost_s)
+            if flight.delivered_at is not None:
+                flight.delivered_at = min(now, flight.delivered_at + lost_s)
+        if self._disconnected_at is not None:
+            self._disconnected_at = min(now, self._disconnected_at + lost_s)
+
+    def disconnected(self) -> None:
+        """Stop moving anything: NATS is away."""
+        self._disconnected_at = self._loop.time()
+
+    def reconnected(self, is_same_stream: bool) -> None:
+        """Publish again what nobody had claimed; a stream that is not the same has lost it."""
+        self._disconnected_at = None
+        now = self._loop.time()
+        for flight in self._flights:
+            # Only the first: further ones must not put off the moment at which a lost frame is noticed.
+            if flight.reconnected_at <= flight.progressed_at:
+                flight.reconnected_at = now
+        if not is_same_stream:
+            for flight in self._flights:
+                # The message is gone, and its number with it.
+                flight.stream_seq = flight.delivered_at = None
+        waiting = [flight for flight in self._flights if flight.worker is None and not flight.is_parked]
+        self.move(waiting, "nats_restart")
+
+    async def close(self) -> None:
+        """Wait for publications on their way."""
+        await self._tasks.wait()
+        await self._quarantine.close()
+
+    def _begin_epoch(self, flight: Flight) -> None:
+        """Make an end of a flight's attempt wherever it is, and prepare the next."""
+        self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
+        if flight.stream_seq is not None:
+            self._revoker.delete(flight.stream_seq)
+        flight.stream_seq = flight.delivered_at = None
+        if flight.expires_at is not None:
+            deadline = time.time() + flight.expires_at - self._loop.time()
+            flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
+        flight.probation = blame.probation(flight)
+        flight.epoch += 1
+        flight.start = len(flight.emitted)
+        self._publisher.forget(flight)
+        self._flights.release(flight)
+
+    def _sweep_deadlines(self, error: ApiError | None, now: float) -> None:
+        for flight in self._flights:
+            if flight.expires_at is not None and now > flight.expires_at:
+                self._fail(flight, timeout_error())
+            elif error is not None:
+                self._fail(flight, error)
+
+    def _is_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> bool:
+        """Whether nobody will claim what has been published: it did not arrive, or went to one that is not there."""
+        limits = self._limits
+        waited_s = now - flight.published_at
+        if flight.ack is not None:
+            return waited_s > limits.ack_timeout_s
+        if flight.stream_seq is None:
+            return waited_s > limits.refused_retry_s
+        grace_s = flight.estimated_tokens / limits.tokens_per_patience_s
+        factor = 2**flight.num_unclaimed
+        delivered_at = flight.delivered_at
+        if delivered_at is not None and now - delivered_at > limits.delivered_patience_s * factor + grace_s:
+            return True
+        if flight.probation:
+            patience_s = limits.suspect_patience_s * factor
+        else:
+            patience_s = limits.claim_patience_s * (1 if is_disturbed else factor)
+        return waited_s > patience_s + grace_s and self._fleet.can_claim(flight.request.model)
+
+    def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:
+        """Find out whether a worker was sent what nobody has claimed yet. `pulled` is kept for the models of a sweep.
+
+        A suspect may have been given back to the queue, so that later requests prove nothing about it.
+        """
+        if flight.delivered_at is not None or flight.stream_seq is None or flight.probation:
+            return
+        model = flight.request.model
+        if model not in pulled:
+            pulled[model] = self._fleet.last_pulled(model)
+        if flight.stream_seq <= pulled[model]:
+            flight.delivered_at = now
+
+    def _move_unclaimed(self, flight: Flight, now: float) -> None:
+        _logger.warning(
+            "request %s is published again: unclaimed for %.1f s",
+            flight.id,
+            now - flight.published_at,
+            extra=flight.log_fields,
+        )
+        if flight.stream_seq is not None:
+            model = flight.request.model
+            blame.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
+        flight.num_unclaimed += 1
+        self.move([flight], "unclaimed")
+
+    def _sweep_claimed(self, flight: Flight, worker: str, now: float) -> None:
+        limits = self._limits
+        quiet_s = now - flight.progressed_at
+        if quiet_s < min(limits.stall_s, limits.reconnect_patience_s):
+            return
+        why = f"nothing was heard of it for {quiet_s:.1f} s"
+        patience_s = limits.reconnect_patience_s
+        if not flight.emitted:
+            patience_s = limits.reconnect_prefill_patience_s + flight.estimated_tokens / limits.reconnect_prefill_rate
+        if self._fleet.liveness.is_gone(worker):
+            self.lose(flight, "worker_dead", f"worker {worker} is gone")
+        elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
+            self.lose(flight, "silent", why)
+        elif flight.progressed_at < flight.reconnected_at < now - patience_s:
+            self.lose(flight, "nats_restart", why)
+
+    def _publish_soon(self, flights: list[Flight]) -> None:
+        if not flights:
+            return
+        for flight in flights:
+            # Some have waited for this since their epoch began.
+            flight.published_at = self._loop.time()
+        self._tasks.spawn(self._publish(flights))
+
+    async def _publish(self, flights: list[Flight]) -> None:
+        await self._revoker.send_cancels()
+        for flight in flights:
+            if flight.id not in self._flights.by_id or flight.worker is not None:
+                continue
+            try:
+                self._publisher.publish(flight)
+            except ApiError as error:
+                if error.status == 413:
+                    # With what it has emitted it is too large for a message, and will never be smaller.
+                    self._fail(flight, error)
+                    continue
+                # It stays unclaimed; the sweep, or the return of NATS, publishes it again.
+                _logger.warning(
+                    "request %s could not be published again: %s", flight.id, error, extra=flight.log_fields
+                )
+
+
+def timeout_error() -> ApiError:
+    """Return the error of a request whose deadline has passed.
+
+    The official SDKs repeat a 408 unless told otherwise; nobody waits for this answer any more.
+    """
+    message = "The request was not finished before its deadline."
+    return ApiError(408, message, code="timeout", headers={"x-should-retry": "false"})

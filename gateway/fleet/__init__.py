@@ -1,0 +1,1 @@
+"""The workers and the other gateways, as their heartbeats show them."""

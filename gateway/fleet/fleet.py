@@ -1,0 +1,144 @@
+"""The workers and the other gateways, as their heartbeats show them: what is queued, and how fast it drains.
+
+Owns the view of gateways and the sums over workers; nobody else writes them. `liveness` knows which workers are alive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.liveness import FleetLimits, Liveness
+from shared.messages import GatewayHeartbeat, Heartbeat
+
+# Silence in seconds after which another gateway's queue no longer counts.
+GATEWAY_SILENCE_S = 5.0
+# A model without workers for so long is unknown again: it was taken out of service, not interrupted.
+MODEL_MEMORY_S = 300.0
+
+
+class Fleet:
+    """All live workers and gateways.
+
+    Attributes:
+        liveness: Which workers are alive.
+    """
+
+    def __init__(self, gateway: str, limits: FleetLimits, unshown: Callable[[str], tuple[int, int]]) -> None:
+        """Start empty. `unshown` gives this gateway's requests of a model that no heartbeat shows, and their tokens."""
+        self._gateway = gateway
+        self._unshown = unshown
+        # When each model last had a worker.
+        self._known_models: dict[str, float] = {}
+        # Sums of the heartbeats, until the next one changes them: the hot path asks once per request.
+        self._loads: dict[str, FleetLoad] = {}
+        self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
+        self.liveness = Liveness(limits)
+
+    def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Take in a worker's heartbeat. `now` is loop time, here and below."""
+        self._loads.clear()
+        self._known_models[heartbeat.model] = now
+        self.liveness.note_heartbeat(heartbeat, now)
+
+    def note_gateway_heartbeat(self, heartbeat: GatewayHeartbeat, now: float) -> None:
+        """Take in another gateway's heartbeat."""
+        if heartbeat.gateway != self._gateway:
+            self._loads.clear()
+            self._gateways[heartbeat.gateway] = (heartbeat, now)
+
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of workers and gateways: this process was paused."""
+        self.liveness.discount_pause(lost_s, now)
+        for name, (heartbeat, last_seen_at) in self._gateways.items():
+            self._gateways[name] = (heartbeat, min(now, last_seen_at + lost_s))
+
+    def sweep(self, now: float) -> None:
+        """Find the dead. Called several times in a heartbeat."""
+        silent = [name for name, (_, last_seen_at) in self._gateways.items() if now - last_seen_at > GATEWAY_SILENCE_S]
+        for name in silent:
+            del self._gateways[name]
+        if self.liveness.sweep(now) or silent:
+            self._loads.clear()
+        self._forget_models(now)
+
+    def models(self) -> list[str]:
+        """Return the models that live workers serve, sorted."""
+        return sorted({heartbeat.model for heartbeat in self.liveness.live()})
+
+    def is_ready(self, model: str | None = None) -> bool:
+        """Whether a live worker takes new requests of a model, or of any."""
+        return any(model in (None, h.model) and not h.draining for h in self.liveness.live())
+
+    def num_workers(self, model: str) -> int:
+        """Count the live workers of a model that take new requests."""
+        return len(self._takers(model))
+
+    def load(self, model: str) -> FleetLoad | None:
+        """Return the sums over a model's workers that take new requests; None for one without workers for minutes.
+
+        While no worker at all can be heard, no model is unknown: it has no workers.
+        """
+        load = self._loads.get(model)
+        if load is None:
+            workers = self._takers(model)
+            if not workers and model not in self._known_models and any(True for _ in self.liveness.live()):
+                return None
+            gateways = [heartbeat for heartbeat, _ in self._gateways.values()]
+            load = self._loads[model] = _fleet_load(model, workers, gateways)
+        own_requests, own_tokens = self._unshown(model)
+        if own_requests == 0:
+            return load
+        return dataclasses.replace(
+            load,
+            queued_requests=load.queued_requests + own_requests,
+            queued_tokens=load.queued_tokens + own_tokens,
+        )
+
+    def can_claim(self, model: str) -> bool:
+        """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
+        return any(h.queue_pending == 0 and h.waiting == 0 and h.running < h.max_num_seqs for h in self._takers(model))
+
+    def last_pulled(self, model: str) -> int:
+        """Return the highest stream sequence that a model's workers were sent: all before it are with somebody."""
+        return max((h.last_pulled for h in self.liveness.live() if h.model == model), default=0)
+
+    def _forget_models(self, now: float) -> None:
+        # While NATS is away, the workers that were heard before still count.
+        self._known_models |= dict.fromkeys((heartbeat.model for heartbeat in self.liveness.live()), now)
+        for model in [model for model, at in self._known_models.items() if now - at > MODEL_MEMORY_S]:
+            del self._known_models[model]
+            self._loads.pop(model, None)
+
+    def _takers(self, model: str) -> list[Heartbeat]:
+        return [h for h in self.liveness.live() if h.model == model and not h.draining]
+
+
+def _fleet_load(model: str, workers: list[Heartbeat], gateways: list[GatewayHeartbeat]) -> FleetLoad:
+    return FleetLoad(
+        model=model,
+        num_workers=len(workers),
+        running=sum(h.running for h in workers),
+        queued_requests=sum(h.waiting for h in workers) + sum(g.unclaimed for g in gateways),
+        queued_tokens=sum(h.waiting_tokens for h in workers) + sum(g.unclaimed_tokens for g in gateways),
+        prefill_rate=sum(h.prefill_rate for h in workers),
+        decode_rate=sum(h.decode_rate for h in workers),
+        free_blocks=sum(h.free_blocks for h in workers),
+        total_blocks=sum(h.total_blocks for h in workers),
+        block_size=max((h.block_size for h in workers), default=1),
+        max_model_len=min((h.max_model_len for h in workers), default=0),
+        longest_model_len=max((h.max_model_len for h in workers), default=0),
+        free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
+        revisions=tuple(sorted({h.revision for h in workers})),
+        num_gateways=1 + len(gateways),
+        max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
+        spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
+        spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
+        spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
+    )
+
+
+def _largest_bound(bounds: list[int]) -> int:
+    """Return what exceeds every worker's bound; 0, for no bound, if one of them has none."""
+    return 0 if 0 in bounds else max(bounds, default=0)

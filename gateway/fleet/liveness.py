@@ -1,0 +1,256 @@
+"""Which workers are alive, by their heartbeats, their answers to probes, and the progress of their steps.
+
+Owns the state of each worker; the fleet passes heartbeats in. A worker is dead when NATS reports no responders on its
+probe subject, when it has missed four heartbeats and left probes unanswered, or when its step counter stands still
+although it has work. No worker is declared dead while this gateway could receive nothing, because NATS was away or
+this process was paused.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gateway.fleet.death import Death
+from shared.messages import Heartbeat
+
+_logger = logging.getLogger(__name__)
+
+# How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
+_MEMORY_S = 600.0
+_MAX_REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """When a worker counts as dead. Times are seconds.
+
+    Attributes:
+        heartbeat_s: Time between two heartbeats.
+        probe_after_s: Silence after which workers are probed: one heartbeat is missing.
+        probe_interval_s: Time between two probes of one worker.
+        answer_s: Time that a worker has to answer a probe.
+        silence_s: Silence, probes included, after which a worker is dead although its connection stands.
+        stall_s: Time for which a worker's step counter may stand still while it has work.
+        reconnect_grace_s: Time after a reconnect to NATS during which no worker is declared dead.
+        disturbance_s: Time after a death, an absence of NATS or a pause during which requests may still be lost on
+            their way to a worker.
+    """
+
+    heartbeat_s: float = 0.25
+    probe_after_s: float = 0.35
+    probe_interval_s: float = 0.2
+    answer_s: float = 0.3
+    silence_s: float = 1.0
+    stall_s: float = 10.0
+    reconnect_grace_s: float = 1.5
+    disturbance_s: float = 2.5
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What is known of one worker. Times are loop time.
+
+    Attributes:
+        unanswered_since: First probe since the last sign of life.
+        absent_at: When the probe was sent to which NATS answered that there are no responders.
+    """
+
+    heartbeat: Heartbeat
+    last_seen_at: float
+    stepped_at: float
+    probed_at: float = -math.inf
+    unanswered_since: float | None = None
+    absent_at: float = -math.inf
+    is_stalled: bool = False
+
+    @property
+    def is_absent(self) -> bool:
+        return self.absent_at > self.last_seen_at
+
+    def note_sign_of_life(self, now: float) -> None:
+        self.last_seen_at = now
+        self.unanswered_since = None
+
+
+@dataclass(slots=True)
+class _DeadWorker:
+    death: Death
+    started: float
+    last_seen_at: float
+
+
+class Liveness:
+    """All workers whose heartbeats arrive.
+
+    Attributes:
+        on_dead: Called with each death when it is found.
+    """
+
+    def __init__(self, limits: FleetLimits) -> None:
+        """Know no worker."""
+        self._limits = limits
+        self._workers: dict[str, _Worker] = {}
+        self._dead: dict[str, _DeadWorker] = {}
+        self._is_disconnected = False
+        self._judge_after = 0.0
+        self._disturbed_until = -math.inf
+        self._swept_at = -math.inf
+        self.on_dead: Callable[[Death], None] = lambda death: None
+
+    def live(self) -> Iterator[Heartbeat]:
+        """Iterate over the last heartbeats of all workers that are not dead."""
+        return (worker.heartbeat for worker in self._workers.values() if not worker.is_stalled)
+
+    def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Take in a worker's heartbeat. `now` is loop time, here and below."""
+        name = heartbeat.worker
+        worker = self._workers.get(name)
+        if worker is not None and worker.heartbeat.started != heartbeat.started:
+            self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
+            worker = None
+        if worker is None:
+            self._retract_death(heartbeat)
+            self._workers[name] = _Worker(heartbeat, now, now)
+            return
+        if heartbeat.step != worker.heartbeat.step or heartbeat.running == 0:
+            worker.stepped_at = now
+            if worker.is_stalled:
+                worker.is_stalled = False
+                self._retract_death(heartbeat)
+        worker.heartbeat = heartbeat
+        worker.note_sign_of_life(now)
+
+    def note_answer(self, name: str, now: float) -> None:
+        """Take note that a worker has answered a probe."""
+        if name in self._workers:
+            self._workers[name].note_sign_of_life(now)
+
+    def note_absence(self, name: str, probed_at: float) -> None:
+        """Take note that nobody listened to the probe that was sent to a worker at `probed_at`."""
+        if name in self._workers:
+            self._workers[name].absent_at = probed_at
+
+    def nats_disconnected(self) -> None:
+        """Declare no worker dead: the connection over which heartbeats come is down."""
+        self._is_disconnected = True
+
+    def nats_reconnected(self, now: float) -> None:
+        """Declare workers dead again, after a grace period in which each of them sends a heartbeat."""
+        self._is_disconnected = False
+        self._judge_after = now + self._limits.reconnect_grace_s
+        self._disturbed_until = now + self._limits.disturbance_s
+
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
+        for worker in self._workers.values():
+            worker.last_seen_at = min(now, worker.last_seen_at + lost_s)
+            worker.stepped_at = min(now, worker.stepped_at + lost_s)
+            worker.unanswered_since = None
+        self._judge_after = max(self._judge_after, now + self._limits.probe_after_s)
+        self._disturbed_until = now + self._limits.disturbance_s
+
+    def take_probes(self, now: float) -> list[str]:
+        """Return the workers to probe now: all of them as soon as one is silent, since others may be too."""
+        limits = self._limits
+        if not self._can_judge(now) or not self._is_anyone_silent(now):
+            return []
+        due = [name for name, worker in self._workers.items() if now - worker.probed_at > limits.probe_interval_s]
+        for name in due:
+            worker = self._workers[name]
+            worker.probed_at = now
+            if worker.unanswered_since is None:
+                worker.unanswered_since = now
+        return due
+
+    def sweep(self, now: float) -> bool:
+        """Find the dead; say whether there are new ones. Called several times in a heartbeat."""
+        self._swept_at = now
+        if not self._can_judge(now):
+            return False
+        causes = [(name, worker, self._cause(worker, now)) for name, worker in self._workers.items()]
+        # All are judged before any is removed, because workers that ended together are not blamed.
+        dead = [(name, worker, why, self._is_blamed(worker)) for name, worker, why in causes if why is not None]
+        for name, worker, why, is_blamed in dead:
+            if now - worker.last_seen_at > self._limits.probe_after_s:
+                del self._workers[name]
+                self._declare_dead(worker, now, why, is_blamed=is_blamed)
+            else:
+                # Its heartbeats arrive, so neither NATS nor this process is at fault. It may make steps again later.
+                worker.is_stalled = True
+                self._declare_dead(worker, now, why, is_blamed=True)
+        return bool(dead)
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a worker is known to be dead, or is unknown although its heartbeats would arrive."""
+        worker = self._workers.get(name)
+        return self._can_judge(self._swept_at) and (worker is None or worker.is_stalled)
+
+    def is_disturbed(self, now: float) -> bool:
+        """Whether requests may have gone to a dead worker: one is silent, or there was a disturbance lately."""
+        return self._is_anyone_silent(now) or now < self._disturbed_until
+
+    def deaths_since(self, model: str, since: float) -> list[Death]:
+        """Return the deaths of a model's workers that were found after a loop time."""
+        deaths = (dead.death for dead in self._dead.values())
+        return [death for death in deaths if death.model == model and death.found_at >= since]
+
+    def _can_judge(self, now: float) -> bool:
+        return not self._is_disconnected and now >= self._judge_after and now > -math.inf
+
+    def _is_anyone_silent(self, now: float) -> bool:
+        return any(now - worker.last_seen_at > self._limits.probe_after_s for worker in self._workers.values())
+
+    def _cause(self, worker: _Worker, now: float) -> str | None:
+        """Say why a worker is dead; None for one that is not, or is known to be."""
+        limits = self._limits
+        silence_s = now - worker.last_seen_at
+        waited_s = 0.0 if worker.unanswered_since is None else now - worker.unanswered_since
+        if worker.is_absent:
+            # While no other worker is heard, all may have ended, or NATS may be at fault: wait for an answer first.
+            is_certain = len(self._workers) == 1 or self._has_survivors(worker) or waited_s > limits.answer_s
+            return "it is not there any more" if is_certain else None
+        if silence_s > limits.silence_s and waited_s > limits.answer_s:
+            return f"nothing was heard for {silence_s:.1f} s"
+        standstill_s = now - worker.stepped_at
+        if worker.heartbeat.running > 0 and not worker.is_stalled and standstill_s > limits.stall_s:
+            return f"it has work but made no step for {standstill_s:.1f} s"
+        return None
+
+    def _has_survivors(self, worker: _Worker) -> bool:
+        """Whether another worker was heard more than a heartbeat after this one, so that not all ended together."""
+        latest = worker.last_seen_at + 1.1 * self._limits.heartbeat_s
+        others = (other for other in self._workers.values() if other is not worker)
+        return any(other.last_seen_at > latest and not other.is_absent for other in others)
+
+    def _is_blamed(self, worker: _Worker) -> bool:
+        if self._has_survivors(worker):
+            return True
+        margin_s = 1.1 * self._limits.heartbeat_s
+        is_last = len(self._workers) == 1
+        ended_with_others = any(abs(dead.last_seen_at - worker.last_seen_at) < margin_s for dead in self._dead.values())
+        # If the only worker is silent, the fault may be this gateway's. No responders prove that the worker ended.
+        return is_last and not ended_with_others and worker.is_absent
+
+    def _declare_dead(self, worker: _Worker, now: float, why: str, *, is_blamed: bool) -> None:
+        heartbeat = worker.heartbeat
+        name = heartbeat.worker
+        death = Death(name, heartbeat.model, why, now, is_blamed)
+        for old in [key for key, dead in self._dead.items() if now - dead.death.found_at > _MEMORY_S]:
+            del self._dead[old]
+        if len(self._dead) >= _MAX_REMEMBERED:
+            del self._dead[next(iter(self._dead))]
+        self._disturbed_until = now + self._limits.disturbance_s
+        self._dead[name] = _DeadWorker(death, heartbeat.started, worker.last_seen_at)
+        _logger.warning("worker %s is dead: %s", name, why)
+        self.on_dead(death)
+
+    def _retract_death(self, heartbeat: Heartbeat) -> None:
+        """Retract the death of a worker when a heartbeat of the same process arrives."""
+        dead = self._dead.get(heartbeat.worker)
+        if dead is not None and dead.started == heartbeat.started:
+            _logger.warning("worker %s is alive again", heartbeat.worker)
+            dead.death.is_blamed = False
+            del self._dead[heartbeat.worker]

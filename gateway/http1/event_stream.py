@@ -1,0 +1,176 @@
+"""Server-sent events on one exchange: buffering between flushes, keep-alives, and the end of a slow reader.
+
+An event stream owns the bytes that its sinks have said and the transport has not taken. While the transport is paused
+they are held up to a bound; a reader slower than that, or stuck for longer than the send timeout, is cut: it costs
+itself, not its neighbours. A stream that is cut says so: an error event, then `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.errors import ApiError
+from gateway.http1.exchange import Exchange, Headers
+from gateway.http1.flush import Flusher
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+EVENT_STREAM_HEADERS: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EventStreamLimits:
+    """The bounds of a stream's buffer and waits.
+
+    Attributes:
+        buffer_bytes: Bytes held for a reader that does not read, beyond what the transport holds.
+        send_timeout_s: Time for which a reader may take nothing at all.
+        head_delay_s: Time for which the status may wait for the first token, or for an error to report in it.
+        keep_alive_s: Silence before the first token after which a comment is sent.
+    """
+
+    buffer_bytes: int = 1 << 20
+    send_timeout_s: float = 30.0
+    head_delay_s: float = 1.0
+    keep_alive_s: float = 10.0
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return the event that tells a client in mid-stream what went wrong."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+class EventStream:
+    """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
+
+    Attributes:
+        buffer: Events for the next flush. Code that appends the first one calls `wake`, as `say` does.
+        on_cut: Called once if the reader was too slow and the stream has therefore ended.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_flusher",
+        "_has_spoken",
+        "_head",
+        "_held",
+        "_held_size",
+        "_limits",
+        "_opened",
+        "_quiet_since",
+        "buffer",
+        "on_cut",
+    )
+
+    def __init__(
+        self, exchange: Exchange, flusher: Flusher, limits: EventStreamLimits, head: Callable[[], Headers], now: float
+    ) -> None:
+        """Wait for the first bytes. `head` gives the headers when they are needed; `now` is loop time."""
+        self._exchange = exchange
+        self._flusher = flusher
+        self._limits = limits
+        self._head = head
+        self.buffer: list[bytes] = []
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._opened = now
+        self._quiet_since = now
+        self._has_spoken = False
+        self.on_cut: Callable[[], None] | None = None
+        exchange.on_writable = self._resume
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the status is out, so that an error can only be an event."""
+        return self._exchange.started
+
+    def wake(self) -> None:
+        """Take part in the next flush."""
+        self._flusher.add(self)
+
+    def say(self, event: bytes) -> None:
+        """Add bytes to the next flush."""
+        if not self.buffer:
+            self.wake()
+        self.buffer.append(event)
+
+    def say_now(self, event: bytes) -> None:
+        """Write bytes at once, after what is buffered."""
+        self.buffer.append(event)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered, or hold it while the transport is paused."""
+        buffer = self.buffer
+        if not buffer:
+            return
+        data = buffer[0] if len(buffer) == 1 else b"".join(buffer)
+        buffer.clear()
+        self._has_spoken = True
+        exchange = self._exchange
+        if exchange.paused_since is not None:
+            self._hold(data)
+            return
+        if not exchange.started:
+            exchange.start(200, self._head())
+        exchange.write(data)
+
+    def end(self, last: bytes = b"") -> None:
+        """Write the last bytes and `[DONE]`, and complete the response."""
+        data = b"".join((*self._held, *self.buffer, last, DONE))
+        self.buffer.clear()
+        self._held.clear()
+        if not self._exchange.started:
+            self._exchange.start(200, self._head())
+        self._exchange.finish(data)
+
+    def close(self) -> None:
+        """Let go of the owner's callbacks."""
+        self.on_cut = None
+        self._head = _no_headers
+
+    def tick(self, now: float) -> None:
+        """Do what silence and slowness call for: open the stream, keep it alive, or cut it. `now` is loop time."""
+        paused_since = self._exchange.paused_since
+        if paused_since is not None and now - paused_since > self._limits.send_timeout_s:
+            self._cut(f"nothing was read for {self._limits.send_timeout_s:g} s")
+        elif self._has_spoken:
+            self._has_spoken = False
+            self._quiet_since = now
+        elif (not self._exchange.started and now - self._opened > self._limits.head_delay_s) or (
+            self._exchange.started and now - self._quiet_since > self._limits.keep_alive_s
+        ):
+            self.say_now(KEEP_ALIVE)
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        self._held_size += len(data)
+        if self._held_size > self._limits.buffer_bytes:
+            self._cut(f"more than {self._limits.buffer_bytes} bytes were waiting to be read")
+
+    def _resume(self) -> None:
+        if self._held:
+            data = b"".join(self._held)
+            self._held.clear()
+            self._held_size = 0
+            self._exchange.write(data)
+
+    def _cut(self, why: str) -> None:
+        if self._exchange.closed:
+            return
+        self._held.clear()
+        self.buffer.clear()
+        error = ApiError(408, f"The stream was cut because {why}.", code="slow_reader")
+        self._exchange.finish_and_close(error_event(error) + DONE)
+        if self.on_cut is not None:
+            self.on_cut()
+
+
+def _no_headers() -> Headers:
+    return ()

@@ -1,0 +1,223 @@
+"""One HTTP request and its answer. What every handler gets: the head, the body to read, and a way to write bytes.
+
+An exchange owns the response side: head, body framing (chunked on HTTP/1.1, so that the connection can serve the next
+request), completion, and callbacks for a client that is gone or reads too slowly. Nothing waits in here: `write` hands
+bytes to the transport at once, and the writer checks `paused_since` first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from gateway.errors import ApiError
+from gateway.http1.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers
+from gateway.http1.head import RequestHead
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ResponseChannel(Protocol):
+    """What an exchange needs of its connection."""
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """Where the answer is written."""
+        ...
+
+    @property
+    def default_headers(self) -> Headers:
+        """Headers of every answer (date)."""
+        ...
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer that begins now is the connection's last."""
+        ...
+
+    def answered(self, *, close: bool) -> None:
+        """Learn that the answer is complete."""
+
+
+def status_line(status: int) -> bytes:
+    """Return the first line of a response."""
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return status line and headers, up to and with the empty line.
+
+    Raises:
+        ValueError: A header would break out of its line.
+    """
+    lines = [status_line(status)]
+    for name, value in headers:
+        if b"\n" in value or b"\r" in value:
+            raise ValueError(f"header {name!r} must not contain line breaks")
+        lines.append(b"%b: %b\r\n" % (name, value))
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+class Exchange:
+    """One request and its answer.
+
+    Attributes:
+        head: The request's head.
+        body: The request's body; see `read_body`.
+        paused_since: Loop time since when the transport holds more unsent bytes than it wants, or None: while it is
+            set, keep further ones back.
+        closed: Nothing can be written any more: the client left, or the response is complete.
+        on_disconnect: Called once when the client leaves before the response is complete.
+        on_writable: Called when a paused transport takes bytes again.
+    """
+
+    __slots__ = (
+        "_channel",
+        "_chunked",
+        "_closes",
+        "_response_head",
+        "_transport",
+        "body",
+        "closed",
+        "disconnected",
+        "head",
+        "on_disconnect",
+        "on_writable",
+        "paused_since",
+        "started",
+    )
+
+    def __init__(self, channel: ResponseChannel, head: RequestHead, body: RequestBody) -> None:
+        """Answer on `channel`."""
+        self._channel = channel
+        self._transport = channel.transport
+        self.head = head
+        self.body = body
+        self._chunked = head.http_version == "1.1"
+        self._closes = False
+        self._response_head = b""
+        self.started = False
+        self.paused_since: float | None = None
+        self.closed = False
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
+
+    async def read_body(self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY) -> bytes:
+        """Return the request's whole body.
+
+        Raises:
+            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compressed one, 400
+                for one with broken framing, 429 or 503 while there are too many, see `RequestBody.read`.
+            ClientGoneError: The client left.
+        """
+        check_body_headers(self.head.headers, max_bytes)
+        return await self.body.read(max_bytes, owner)
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """Address and port of the client; None on a Unix socket, or when it has left."""
+        peer = self._transport.get_extra_info("peername")
+        return (peer[0], peer[1]) if isinstance(peer, tuple) else None
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response in one write."""
+        if self.closed or not self._begin():
+            return
+        length = (b"content-length", b"%d" % len(body))
+        head = head_bytes(status, [*self._channel.default_headers, *headers, length, *self._connection_header()])
+        self._transport.write(head if self.head.method == "HEAD" else head + body)
+        self._complete()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error and close the connection."""
+        self._closes = True
+        self.respond(error.status, error.response_headers(), error.body())
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begin a response of unknown length; the head leaves together with the first bytes written."""
+        if self.closed or not self._begin():
+            return
+        assert self.head.method != "HEAD", "an answer to HEAD has no body to stream"
+        framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
+        all_headers = [*self._channel.default_headers, *headers, *framing, *self._connection_header()]
+        self._response_head = head_bytes(status, all_headers)
+
+    def write(self, body: bytes) -> None:
+        """Send a piece of the body now. Empty pieces are dropped: an empty chunk would end the response."""
+        if self.closed or not body:
+            return
+        if self._chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body)
+        if self._response_head:
+            body = self._response_head + body
+            self._response_head = b""
+        try:
+            self._transport.write(body)
+        except RuntimeError:
+            # The transport has just closed, and its protocol has not been told yet.
+            self.lose()
+
+    def finish(self, body: bytes = b"") -> None:
+        """Send the last piece and end the response; the connection serves its next request, if it may."""
+        if self.closed:
+            return
+        if not self._transport.is_closing():
+            parts = [self._response_head]
+            if self._chunked:
+                parts += [b"%x\r\n%b\r\n" % (len(body), body)] if body else []
+                parts.append(b"0\r\n\r\n")
+            else:
+                parts.append(body)
+            self._response_head = b""
+            self._transport.write(b"".join(parts))
+        self._complete()
+
+    def finish_and_close(self, body: bytes) -> None:
+        """Send the last piece, end the response, and close the connection once the client has read that much."""
+        self._closes = True
+        self.finish(body)
+
+    def abandon(self) -> None:
+        """Cut the connection, unless the answer is complete."""
+        if not self.closed:
+            self._transport.abort()
+
+    def lose(self) -> None:
+        """Take note that the connection is gone."""
+        if self.closed:
+            return
+        self.closed = self.disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+    def pause(self, now: float) -> None:
+        """Take note that the transport holds enough unsent bytes. `now` is loop time."""
+        self.paused_since = now
+
+    def resume(self) -> None:
+        """Take note that the transport takes bytes again."""
+        self.paused_since = None
+        if self.on_writable is not None:
+            self.on_writable()
+
+    def _begin(self) -> bool:
+        assert not self.started, "a response was already started"
+        self.started = True
+        self._closes = self._closes or self._channel.must_close
+        return not self._transport.is_closing()
+
+    def _connection_header(self) -> list[tuple[bytes, bytes]]:
+        return [(b"connection", b"close")] if self._closes else []
+
+    def _complete(self) -> None:
+        self.closed = True
+        self.on_disconnect = self.on_writable = None
+        self._channel.answered(close=self._closes)

@@ -1,0 +1,1 @@
+"""Processes of a gateway: start, share a port, drain and stop."""

@@ -1,0 +1,273 @@
+"""A gateway process from its settings: connect, assemble the parts, serve until told to stop, drain.
+
+`main` is the entry point. With `processes > 1` it forks children that share the port and only supervises them. A
+process accepts connections once it knows the fleet: until then it would refuse requests for models that are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.auth import KeyStore
+from gateway.admission.limits import RateLimiter
+from gateway.admission.shared_places import SharedPlaces
+from gateway.admission.shedding import Shedder
+from gateway.api.app import create_app
+from gateway.api.completions import Completions
+from gateway.api.entrance import ALWAYS_SERVED, Entrance
+from gateway.api.generation_starter import GenerationStarter
+from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
+from gateway.api.routes import RouteServices
+from gateway.api.tokenizer_client import TokenizerClient
+from gateway.cache.prompt_cache import PromptCache
+from gateway.cache.redis_client import RedisCache
+from gateway.config import GatewayConfig
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+from gateway.fleet.arrival import wait_for_fleet
+from gateway.fleet.fleet_metrics import FleetCollector
+from gateway.http1.asgi import AsgiHandler
+from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.server import HttpServer
+from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.process.listeners import Listeners, bind_listeners, url_of
+from gateway.process.parent_link import ParentLink, ProcessState
+from gateway.process.process_metrics import BoardCollector, MetricsBoard
+from gateway.process.processes import SLOTS_PER_PROCESS, ProcessGroup
+from gateway.process.resources import affordable_connections, return_freed_memory
+from shared.audit import audited_drain, nats_login
+from shared.direct_client import DirectClient
+from shared.errors import HeadraceError
+from shared.nats_connection import SEND_ERRORS, connect
+from shared.telemetry import configure_logging
+
+# Requests allocate many small objects that die young: by default the collector is a quarter of their cost.
+GC_THRESHOLDS = (50_000, 20, 50)
+SEND_MARGIN_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+def main(config: GatewayConfig) -> int:
+    """Serve until SIGTERM or SIGINT, and return the exit status.
+
+    Raises:
+        HeadraceError: A setting is wrong, or a server we need is missing.
+    """
+    check_operator_settings(config)
+    if config.processes == 1:
+        _configure_logging()
+        return _run(config, bind_listeners(config), 0, None, None)
+    configure_logging("info", role="gateway-parent")
+    listeners = bind_listeners(config)
+    board = MetricsBoard(config.processes * SLOTS_PER_PROCESS)
+    _logger.info("supervising", extra={"processes": config.processes, "url": listeners.url})
+    run = partial(_run_child, config, listeners, board)
+    return ProcessGroup(config.processes, listeners, run, board.clear).serve()
+
+
+def _run_child(config: GatewayConfig, listeners: Listeners, board: MetricsBoard, slot: int, link: ParentLink) -> int:
+    _configure_logging(process=str(slot))
+    try:
+        return _run(config, listeners, slot, link, board)
+    except HeadraceError as error:
+        _logger.error("cannot serve: %s", error)
+        return 1
+
+
+def _configure_logging(**fields: str) -> None:
+    configure_logging("info", role="gateway", **fields)
+
+
+def _run(
+    config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
+) -> int:
+    return_freed_memory()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, listeners, slot, link, board))
+    return 0
+
+
+async def _serve(
+    config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        if link is not None:
+            loop.add_reader(link.parent_pipe, stop.set)
+            await stack.enter_async_context(_background(link.beat_forever()))
+        server, operator, cut = await _assemble(stack, config, slot, board)
+        if listeners.operator is not None:
+            await operator.start(listeners.operator)
+            stack.push_async_callback(operator.close)
+        own = listeners.public[0 if link is None else link.seat]
+        await server.start(own, [other for other in listeners.public if other is not own])
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        _announce(listeners, link)
+        await stop.wait()
+        if link is not None:
+            loop.remove_reader(link.parent_pipe)
+            link.enter(ProcessState.DRAINING)
+        _logger.info("draining", extra={"timeout_s": config.drain_timeout_s})
+        user = nats_login(config.nats_user, config.nats_url, config)
+        with audited_drain(config.audit_file, "gateway.drain", nats_user=user, timeout_s=config.drain_timeout_s):
+            await server.drain(config.drain_timeout_s, cut)
+
+
+def _announce(listeners: Listeners, link: ParentLink | None) -> None:
+    if listeners.operator is not None:
+        _logger.info("operator's port", extra={"url": url_of(listeners.operator)})
+    _logger.info("serving", extra={"url": listeners.url, "pid": os.getpid()})
+    if link is not None:
+        link.enter(ProcessState.SERVING)
+
+
+async def _assemble(
+    stack: contextlib.AsyncExitStack, config: GatewayConfig, slot: int, board: MetricsBoard | None
+) -> tuple[HttpServer, HttpServer, Callable[[], None]]:
+    """Connect, build everything and wait for the fleet.
+
+    Returns:
+        The servers of the public and of the operator's port, and what ends the streams that still run.
+    """
+    metrics = GatewayMetrics()
+    keys = KeyStore(Path(config.keys_file) if config.keys_file else None, config.api_key, metrics)
+    redis = await stack.enter_async_context(_redis(config, metrics))
+    nats, dispatcher = await stack.enter_async_context(_queue(config, metrics))
+    fleet = dispatcher.fleet
+    limiter = RateLimiter(redis, metrics)
+    places = None if redis is None else SharedPlaces(redis, time.monotonic)
+    shedder = Shedder(config, metrics, places=places)
+    cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
+    starter = GenerationStarter(dispatcher, shedder, cache, metrics, config.default_timeout_s)
+    completions = Completions(config, keys, limiter, shedder, starter, metrics)
+    services = RouteServices(
+        config=config,
+        keys=keys,
+        limiter=limiter,
+        fleet=fleet,
+        queue=nats,
+        tokenizer=TokenizerClient(nats),
+        metrics=metrics,
+    )
+    entrance = Entrance(completions, AsgiHandler(create_app(services), config.max_body_bytes))
+    shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections)
+    registry = await stack.enter_async_context(_registry(metrics, slot, board))
+    registry.register(FleetCollector(fleet))
+    operator_app = create_operator_app(
+        OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry),
+    )
+    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits())
+    for work in (completions.tick_forever(), limiter.state_forever()):
+        await stack.enter_async_context(_background(work))
+    await wait_for_fleet(nats, fleet)
+    return public, operator, partial(dispatcher.fail_all, shutting_down)
+
+
+def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=affordable_connections(config.max_connections),
+        # One key may hold half of them.
+        max_body_bytes_in_flight=max(config.max_body_bytes_in_flight, 2 * config.max_body_bytes),
+        max_per_address=config.max_connections_per_address,
+        head_timeout_s=config.head_timeout_s,
+        body_timeout_s=config.body_timeout_s,
+        keep_alive_s=config.keep_alive_s,
+        # Streams notice slow readers themselves, and tell them; this is for all others.
+        send_timeout_s=config.send_timeout_s + SEND_MARGIN_S,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _registry(metrics: GatewayMetrics, slot: int, board: MetricsBoard | None) -> AsyncIterator[CollectorRegistry]:
+    """What a scrape of this process shows: its own metrics, and those of the processes beside it."""
+    own = MetricsCollector(metrics, slot)
+    if board is None:
+        yield make_registry(own)
+        return
+    collector = BoardCollector(board, slot, own)
+    async with _background(collector.publish_forever()):
+        yield make_registry(collector)
+
+
+@contextlib.asynccontextmanager
+async def _redis(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[RedisCache | None]:
+    if not config.redis_url:
+        _logger.warning("no Redis: no response cache, and each gateway limits on its own")
+        yield None
+        return
+    redis = RedisCache(config.redis_url, config.redis_timeout_s, metrics)
+    await redis.start()
+    try:
+        yield redis
+    finally:
+        await redis.close()
+
+
+@contextlib.asynccontextmanager
+async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[tuple[DirectClient, Dispatcher]]:
+    gateway = f"gw-{secrets.token_hex(6)}"
+    dispatchers: list[Dispatcher] = []
+
+    async def lost() -> None:
+        for dispatcher in dispatchers:
+            dispatcher.disconnected()
+
+    async def back() -> None:
+        for dispatcher in dispatchers:
+            await dispatcher.reconnected()
+
+    nats = await connect(
+        config.nats_url,
+        role="gateway",
+        name=gateway,
+        user=config.nats_user,
+        password=config.nats_password,
+        files=config,
+        on_disconnect=lost,
+        on_reconnect=back,
+    )
+    try:
+        dispatcher = Dispatcher(nats, gateway)
+        dispatcher.count_moves(lambda reason: metrics.redispatches.update((reason,)))
+        dispatcher.on_end = lambda flight, ending: metrics.sequences.update((ending,))
+        await dispatcher.start()
+        dispatchers.append(dispatcher)
+        yield nats, dispatcher
+        dispatchers.clear()
+        await dispatcher.close()
+    finally:
+        dispatchers.clear()
+        with contextlib.suppress(*SEND_ERRORS):
+            await nats.close()
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,67 @@
+"""The key file: what is stored, by whom it can be read, and that writers do not lose each other's keys."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.admission.api_keys import KeyNotFoundError, create_key, hash_key, list_keys, revoke_key
+from shared.errors import ConfigError, InvalidNameError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "keys.json"
+
+
+def test_created_key_is_listed_with_its_limits_but_without_itself(path: Path) -> None:
+    record, key = create_key(path, tenant="acme", name="ci", models=("m",), requests_per_minute=5, max_concurrent=2)
+    assert key.startswith("hr-")
+    assert len(key) >= 43
+    assert list_keys(path) == [record]
+    assert (record.tenant, record.name, record.models, record.requests_per_minute) == ("acme", "ci", ("m",), 5)
+    assert record.sha256 == hash_key(key)
+    assert key not in path.read_text()
+
+
+def test_file_is_for_its_owner_alone_and_nothing_else_is_left(path: Path) -> None:
+    create_key(path, tenant="a")
+    create_key(path, tenant="b")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {file.name for file in path.parent.iterdir()} == {"keys.json", "keys.json.lock"}
+
+
+def test_writers_at_the_same_time_lose_nothing(path: Path) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda i: create_key(path, tenant=f"t{i}")[0].id, range(24)))
+    assert {record.id for record in list_keys(path)} == set(created)
+
+
+def test_revoked_key_stays_listed_with_the_time_of_its_end(path: Path) -> None:
+    record, _ = create_key(path, tenant="a")
+    revoked = revoke_key(path, record.id)
+    assert revoked.revoked is not None
+    assert list_keys(path) == [revoked]
+    assert revoke_key(path, record.id) == revoked
+
+
+def test_unknown_key_and_bad_tenant_are_refused(path: Path) -> None:
+    with pytest.raises(KeyNotFoundError):
+        revoke_key(path, "key_x")
+    with pytest.raises(InvalidNameError):
+        create_key(path, tenant="")
+    assert list_keys(path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"keys":[]}', b'[{"id":"a","sha256":"x","tenant":"t"}]', b"\xff"])
+def test_file_that_is_no_key_file_is_a_config_error(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="HEADRACE_KEYS_FILE"):
+        list_keys(path)
+    with pytest.raises(ConfigError):
+        create_key(path, tenant="a")
+    assert path.read_bytes() == content

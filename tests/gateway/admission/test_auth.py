@@ -1,0 +1,151 @@
+"""Authentication: Bearer keys only, refused by default, reloaded while running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.admission.api_keys import create_key, revoke_key
+from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore, Principal
+from gateway.errors import ApiError
+from gateway.metrics import GatewayMetrics
+from shared.errors import ConfigError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def bearer(key: str) -> list[tuple[bytes, bytes]]:
+    return [(b"host", b"x"), (b"authorization", b"Bearer " + key.encode())]
+
+
+def refused(store: KeyStore, headers: list[tuple[bytes, bytes]]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        store.authenticate(headers)
+    assert caught.value.status == 401
+    return caught.value
+
+
+def test_key_opens_its_tenant_and_limits(path: Path) -> None:
+    record, key = create_key(path, tenant="acme", models=("a", "b"), requests_per_minute=5, tokens_per_minute=6)
+    principal = KeyStore(path, None, GatewayMetrics()).authenticate(bearer(key))
+    assert principal == Principal(record.id, "acme", frozenset({"a", "b"}), 5, 6, None)
+    assert not principal.is_unlimited
+    principal.check_model("a")
+    with pytest.raises(ApiError) as caught:
+        principal.check_model("c")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+def test_bootstrap_key_is_unlimited_and_of_the_default_tenant() -> None:
+    principal = KeyStore(None, "secret", GatewayMetrics()).authenticate(bearer("secret"))
+    assert (principal.tenant, principal.models, principal.is_unlimited) == ("default", None, True)
+    principal.check_model("anything")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", b"secret")],
+        [(b"authorization", b"Basic secret")],
+        [(b"authorization", b"Bearer Secret")],
+        [(b"authorization", b"Bearer secret2")],
+        [(b"authorization", b"Bearer \xff\xfe")],
+        [(b"authorization", b"Bearer " + b"x" * 100_000)],
+        [(b"x-api-key", b"secret")],
+        [(b"authorization", b"Bearer secret"), (b"authorization", b"Bearer secret")],
+    ],
+)
+def test_anything_but_one_valid_bearer_key_is_a_401(headers: list[tuple[bytes, bytes]]) -> None:
+    error = refused(KeyStore(None, "secret", GatewayMetrics()), headers)
+    assert error.code == "invalid_api_key"
+    assert b"www-authenticate" in dict(error.response_headers())
+
+
+def test_scheme_is_read_in_any_case() -> None:
+    store = KeyStore(None, "secret", GatewayMetrics())
+    assert store.authenticate([(b"authorization", b"bearer secret")])
+
+
+def test_new_and_revoked_keys_take_effect_within_the_interval(path: Path, clock: Clock) -> None:
+    record, first = create_key(path, tenant="a")
+    store = KeyStore(path, None, GatewayMetrics(), clock)
+    store.authenticate(bearer(first))
+    _, second = create_key(path, tenant="b")
+    revoke_key(path, record.id)
+    refused(store, bearer(second))
+    store.authenticate(bearer(first))
+    clock.now += CHECK_INTERVAL_S
+    assert store.authenticate(bearer(second)).tenant == "b"
+    refused(store, bearer(first))
+
+
+def test_file_is_not_touched_more_than_once_an_interval(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, key = create_key(path, tenant="a")
+    store = KeyStore(path, None, GatewayMetrics(), clock)
+    looks: list[Path] = []
+    stat = Path.stat
+
+    def counted(self: Path, **options: bool) -> object:
+        looks.append(self)
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", counted)
+    for _ in range(100):
+        clock.now += CHECK_INTERVAL_S / 10
+        store.authenticate(bearer(key))
+    assert 9 <= len(looks) <= 11
+
+
+@pytest.mark.parametrize("damage", ["broken", "gone"])
+def test_damaged_file_leaves_the_old_keys_in_force_and_is_counted(path: Path, clock: Clock, damage: str) -> None:
+    _, key = create_key(path, tenant="a")
+    metrics = GatewayMetrics()
+    store = KeyStore(path, None, metrics, clock)
+    good = path.read_bytes()
+    if damage == "broken":
+        path.write_bytes(b"[")
+    else:
+        path.unlink()
+    clock.now += CHECK_INTERVAL_S
+    assert store.authenticate(bearer(key)).tenant == "a"
+    assert metrics.key_reload_failures == 1
+    path.write_bytes(good.replace(b'"a"', b'"z"'))
+    clock.now += CHECK_INTERVAL_S
+    assert store.authenticate(bearer(key)).tenant == "z"
+
+
+def test_key_file_that_appears_later_is_read(path: Path, clock: Clock) -> None:
+    store = KeyStore(path, "secret", GatewayMetrics(), clock)
+    _, key = create_key(path, tenant="late")
+    clock.now += CHECK_INTERVAL_S
+    assert store.authenticate(bearer(key)).tenant == "late"
+    assert store.authenticate(bearer("secret")).tenant == "default"
+
+
+def test_gateway_that_nobody_could_use_does_not_start(path: Path) -> None:
+    for file in (path, None):
+        with pytest.raises(ConfigError, match="headrace keys create"):
+            KeyStore(file, None, GatewayMetrics())
+    assert KeyStore(path, "secret", GatewayMetrics())

@@ -1,0 +1,299 @@
+"""Rate limits: never more than the limit in any minute, over gateways that share a Redis, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.admission.auth import Principal
+from gateway.admission.limit_store import LEASE_TTL_S
+from gateway.admission.limit_window import WINDOW_S
+from gateway.admission.limits import Lease, RateLimiter, reserved_tokens
+from gateway.api.schemas import parse_completion
+from gateway.cache.redis_client import RedisCache
+from gateway.errors import ApiError
+from gateway.metrics import GatewayMetrics
+from tests.servers import RedisServer
+
+REDIS_TIMEOUT_S = 2.0
+
+
+@dataclass
+class Clock:
+    now: float = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Admissions:
+    """What was admitted when, to be checked against the limit afterwards."""
+
+    times: list[float] = field(default_factory=list)
+    amounts: list[int] = field(default_factory=list)
+
+    def add(self, time: float, amount: int) -> None:
+        self.times.append(time)
+        self.amounts.append(amount)
+
+    def most_in_any_window(self) -> int:
+        pairs = list(zip(self.times, self.amounts, strict=True))
+        return max((sum(a for t, a in pairs if end - WINDOW_S < t <= end) for end in self.times), default=0)
+
+
+def limited(requests: int | None = None, tokens: int | None = None, concurrent: int | None = None) -> Principal:
+    return Principal(f"key_{secrets.token_hex(8)}", "acme", None, requests, tokens, concurrent)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[RedisCache]:
+    cache = RedisCache(redis_url, REDIS_TIMEOUT_S, GatewayMetrics())
+    await cache.start()
+    yield cache
+    await cache.close()
+
+
+async def refused(limiter: RateLimiter, principal: Principal, sequences: int = 1, tokens: int = 1) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await limiter.admit(principal, sequences, tokens)
+    return caught.value
+
+
+Attempts = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.01, 0.4, 1.0, 3.0, 29.0, 59.0, 60.0, 61.0]),  # time that passes before the attempt
+        st.integers(0, 1),  # which gateway
+        st.integers(1, 40),  # tokens
+    ),
+    min_size=15,
+    max_size=60,
+)
+
+
+async def attempt_all(limiters: list[RateLimiter], clock: Clock, attempts: list[tuple[float, int, int]]) -> None:
+    """Make the attempts; check the windows, and that a refusal's time is enough and not longer than needed."""
+    principal = limited(requests=7, tokens=100)
+    requests, used = Admissions(), Admissions()
+    for wait_s, which, tokens in attempts:
+        clock.now += wait_s
+        try:
+            await limiters[which].admit(principal, 1, tokens)
+        except ApiError as error:
+            refusal = error
+        else:
+            refusal = None
+        if refusal is not None:
+            assert refusal.status == 429
+            assert refusal.retry_after_s is not None
+            assert 0 < refusal.retry_after_s <= WINDOW_S
+            clock.now += refusal.retry_after_s - 0.002
+            assert (await refused(limiters[which], principal, 1, tokens)).status == 429
+            clock.now += 0.003
+            await limiters[which].admit(principal, 1, tokens)
+        requests.add(clock.now, 1)
+        used.add(clock.now, tokens)
+    assert requests.most_in_any_window() <= 7
+    assert used.most_in_any_window() <= 100
+
+
+@given(attempts=Attempts)
+@settings(max_examples=60, deadline=None)
+async def test_one_gateway_never_admits_more_than_the_limit_in_any_window(
+    attempts: list[tuple[float, int, int]],
+) -> None:
+    clock = Clock()
+    limiter = RateLimiter(None, GatewayMetrics(), clock)
+    await attempt_all([limiter, limiter], clock, attempts)
+
+
+@given(attempts=Attempts)
+@settings(max_examples=25, deadline=None)
+async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_window(
+    redis_url: str, attempts: list[tuple[float, int, int]]
+) -> None:
+    cache = RedisCache(redis_url, REDIS_TIMEOUT_S, GatewayMetrics())
+    await cache.start()
+    assert cache.is_available
+    clock = Clock()
+    try:
+        await attempt_all([RateLimiter(cache, GatewayMetrics(), clock) for _ in range(2)], clock, attempts)
+    finally:
+        await cache.close()
+
+
+async def test_many_clients_at_once_on_two_gateways_share_one_limit(redis: RedisCache) -> None:
+    limiters = [RateLimiter(redis, GatewayMetrics()) for _ in range(2)]
+    principal = limited(requests=50)
+    results = await asyncio.gather(
+        *(limiters[i % 2].admit(principal, 1, 1) for i in range(200)), return_exceptions=True
+    )
+    assert sum(isinstance(result, Lease) for result in results) == 50
+
+
+async def test_redis_killed_in_the_middle_leaves_each_gateway_with_its_own_limit(
+    start_redis: Callable[..., RedisServer],
+) -> None:
+    server = start_redis()
+    caches = [RedisCache(server.url, 0.1, GatewayMetrics()) for _ in range(2)]
+    for cache in caches:
+        await cache.start()
+    limiters = [RateLimiter(cache, GatewayMetrics()) for cache in caches]
+    principal = limited(requests=40)
+    admitted = [0, 0]
+    slowest, statuses = 0.0, set()
+    # A full collection over all that other tests have left behind would count as waiting for Redis.
+    gc.collect()
+    for i in range(200):
+        if i == 20:
+            server.kill()
+        begin = time.monotonic()
+        try:
+            await limiters[i % 2].admit(principal, 1, 1)
+            admitted[i % 2] += 1
+        except ApiError as error:
+            statuses.add(error.status)
+        slowest = max(slowest, time.monotonic() - begin)
+    assert admitted == [40, 40]
+    assert statuses == {429}
+    assert slowest < 0.4
+    for cache in caches:
+        await cache.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(redis: RedisCache, shared: bool) -> None:
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), Clock())
+    principal = limited(tokens=100)
+    lease = await limiter.admit(principal, 1, 90)
+    assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
+    assert (await refused(limiter, principal, tokens=20)).code == "rate_limit_exceeded"
+    lease.release(30)
+    lease.release(30)
+    second = await limiter.admit(principal, 1, 60)
+    assert second.headers["x-ratelimit-remaining-tokens"] == "10"
+    second.release(75)
+    assert (await refused(limiter, principal, tokens=1)).headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_concurrency_counts_sequences_until_they_are_released(redis: RedisCache, shared: bool) -> None:
+    metrics = GatewayMetrics()
+    limiter = RateLimiter(redis if shared else None, metrics, Clock())
+    principal = limited(concurrent=4)
+    lease = await limiter.admit(principal, 3, 1)
+    error = await refused(limiter, principal, sequences=2)
+    assert (error.status, error.retry_after_s) == (429, 1.0)
+    assert metrics.limited == {"concurrency": 1}
+    await limiter.admit(principal, 1, 1)
+    lease.release()
+    await limiter.admit(principal, 3, 1)
+
+
+async def test_leases_of_a_dead_gateway_lapse_and_those_of_a_living_one_stay(redis: RedisCache) -> None:
+    clock = Clock()
+    dead, living = (RateLimiter(redis, GatewayMetrics(), clock) for _ in range(2))
+    principal = limited(concurrent=2)
+    await dead.admit(principal, 1, 1)
+    await living.admit(principal, 1, 1)
+    third = RateLimiter(redis, GatewayMetrics(), clock)
+    await refused(third, principal)
+    clock.now += LEASE_TTL_S * 0.6
+    assert await living.state()
+    clock.now += LEASE_TTL_S * 0.6
+    await third.admit(principal, 1, 1)
+    await refused(third, principal)
+
+
+async def test_admission_cancelled_while_redis_is_asked_leaves_nothing_behind(redis: RedisCache) -> None:
+    limiter = RateLimiter(redis, GatewayMetrics())
+    principal = limited(requests=1)
+    task = asyncio.create_task(limiter.admit(principal, 1, 1))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    own = limiter._accounts[principal.key_id].usage
+    assert (own.requests, own.tokens, own.running) == (0, 0, 0)
+
+
+async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "eval", None)
+    lease = await RateLimiter(redis, GatewayMetrics()).admit(Principal("k", "acme"), 100, 10**9)
+    assert lease.headers == {}
+    lease.release(5)
+
+
+async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache) -> None:
+    clock = Clock()
+    limiter = RateLimiter(redis, GatewayMetrics(), clock)
+    principal = limited(requests=2, tokens=1000)
+    await limiter.admit(principal, 1, 100)
+    clock.now += 10
+    lease = await limiter.admit(principal, 1, 50)
+    assert lease.headers == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "60.000s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "850",
+        "x-ratelimit-reset-tokens": "60.000s",
+    }
+    clock.now += 10
+    error = await refused(limiter, principal)
+    assert error.retry_after_s == pytest.approx(40)
+    assert dict(error.response_headers())[b"retry-after"] == b"40"
+    assert error.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+@pytest.mark.parametrize(("sequences", "tokens", "param"), [(1, 101, "max_tokens"), (5, 1, "n")])
+async def test_request_that_could_never_be_admitted_is_a_400(sequences: int, tokens: int, param: str) -> None:
+    limiter = RateLimiter(None, GatewayMetrics())
+    error = await refused(limiter, limited(tokens=100, concurrent=4), sequences, tokens)
+    assert (error.status, error.param, error.code) == (400, param, "request_too_large")
+
+
+def test_reservation_is_the_prompts_once_and_the_output_of_each_choice() -> None:
+    bounded = parse_completion(b'{"model":"m","prompt":[[1,2,3],[4]],"n":2,"max_tokens":10}')
+    assert reserved_tokens(bounded) == 4 + 4 * 10
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"OK",
+        7,
+        [],
+        [7],
+        [b"done"],
+        [b"tokens"],
+        [b"nonsense", *[0] * 7],
+        [b"", *[b"x"] * 7],
+        [b"", *[0] * 6],
+        [b"", *[0] * 8],
+        [[], *[0] * 7],
+        [None] * 8,
+    ],
+    ids=repr,
+)
+async def test_reply_that_no_script_of_ours_makes_leaves_the_gateway_with_its_own_limit(
+    redis: RedisCache, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    async def lie(*arguments: object) -> object:
+        return reply
+
+    monkeypatch.setattr(redis, "eval", lie)
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    principal = limited(requests=1, concurrent=1)
+    lease = await limiter.admit(principal, 1, 0)
+    assert (await refused(limiter, principal)).status == 429
+    lease.release()
+    assert await limiter.state() is (reply == [b"done"])

@@ -1,0 +1,133 @@
+"""Promises over several gateways that share a Redis: a client may return to any of them, once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.admission.caller import Caller
+from gateway.admission.reservations import GRACE_S
+from gateway.admission.shared_places import SharedPlaces
+from gateway.admission.shedding import Shedder
+from gateway.cache.redis_client import RedisCache
+from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.metrics import GatewayMetrics
+from tests.gateway.admission.test_shedding import CONFIG, IDLE, generation
+from tests.gateway.wire_worker import until
+
+WANTED = generation(1000)
+FULL = replace(IDLE, queued_requests=5, queued_tokens=25_000, num_gateways=2)
+# Room for one, which is kept for those who were promised it.
+NEARLY_FULL = replace(FULL, queued_tokens=9_000)
+
+
+class Gateways:
+    """Two shedders with one clock and one Redis."""
+
+    def __init__(self, redis: RedisCache, model: str) -> None:
+        self.now = 1000.0
+        self.redis = redis
+        self.full, self.nearly = (replace(load, model=model) for load in (FULL, NEARLY_FULL))
+        self.places = [SharedPlaces(redis, lambda: self.now, lambda: self.now + 1.7e9) for _ in range(2)]
+        self.metrics = [GatewayMetrics() for _ in range(2)]
+        self.shedders = [
+            Shedder(CONFIG, metrics, clock=lambda: self.now, places=places)
+            for metrics, places in zip(self.metrics, self.places, strict=True)
+        ]
+
+    async def ask(self, which: int, load: FleetLoad, caller: Caller) -> ApiError | None:
+        shedder = self.shedders[which]
+        await shedder.recall(load, WANTED, caller)
+        try:
+            shedder.admit(load, WANTED, caller)
+        except ApiError as error:
+            await until(lambda: not self.places[which]._tasks)
+            return error
+        await until(lambda: not self.places[which]._tasks)
+        return None
+
+    async def both_refuse_somebody(self) -> None:
+        for which in range(2):
+            assert await self.ask(which, self.full, caller(f"somebody else {which}")) is not None
+
+
+def caller(body: str, key_id: str = "key", **headers: str) -> Caller:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Caller(key_id, key_id, raw, body.encode())
+
+
+@pytest.fixture
+async def gateways(redis_url: str) -> AsyncIterator[Gateways]:
+    redis = RedisCache(redis_url, 1.0, GatewayMetrics())
+    await redis.start()
+    yield Gateways(redis, f"m-{secrets.token_hex(4)}")
+    await redis.close()
+
+
+async def told(gateways: Gateways, who: Caller) -> float:
+    await gateways.both_refuse_somebody()
+    error = await gateways.ask(0, gateways.full, who)
+    assert error is not None
+    assert error.headers["x-headrace-place"] == "booked"
+    assert error.retry_after_s is not None
+    return error.retry_after_s
+
+
+async def test_client_that_returns_to_another_gateway_is_admitted_there_once(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    gateways.now += wait_s
+    late = replace(gateways.nearly, queued_tokens=12_000)
+    assert await gateways.ask(1, late, caller("not mine")) is not None
+    assert await gateways.ask(1, late, caller("mine")) is None
+    assert gateways.metrics[1].promises["kept"] == 1
+    assert await gateways.ask(1, late, caller("mine")) is not None
+
+
+async def test_place_that_was_used_at_home_is_not_found_elsewhere(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    gateways.now += wait_s
+    late = replace(gateways.nearly, queued_tokens=12_000)
+    assert await gateways.ask(0, late, caller("mine")) is None
+    assert await gateways.ask(1, late, caller("mine")) is not None
+
+
+async def test_early_retry_elsewhere_keeps_its_place_and_its_time(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    gateways.now += 5
+    error = await gateways.ask(1, gateways.full, caller("mine", x_stainless_retry_count="1"))
+    assert error is not None
+    assert error.retry_after_s == pytest.approx(wait_s - 5, abs=1)
+
+
+async def test_another_key_or_a_first_attempt_or_a_late_one_finds_nothing(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    gateways.now += wait_s
+    late = replace(gateways.nearly, queued_tokens=12_000)
+    assert await gateways.ask(1, late, caller("mine", "thief")) is not None
+    assert await gateways.ask(1, late, caller("mine", x_stainless_retry_count="0")) is not None
+    gateways.now += GRACE_S + 1
+    assert await gateways.ask(1, late, caller("mine")) is not None
+
+
+async def test_two_who_come_at_once_do_not_get_one_place_both(gateways: Gateways) -> None:
+    wait_s = await told(gateways, caller("mine"))
+    gateways.now += wait_s
+    found = await asyncio.gather(*(places.take(gateways.full.model, caller("mine")) for places in gateways.places * 3))
+    assert sum(reservation is not None for reservation in found) == 1
+
+
+async def test_alone_or_without_redis_nothing_is_asked(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways.redis, "eval", None)
+    alone = replace(gateways.full, num_gateways=1)
+    for body in ("a", "b", "a"):
+        assert await gateways.ask(0, alone, caller(body)) is not None
+    await gateways.redis.close()
+    for body in ("a", "b", "a"):
+        assert not gateways.places[1]._tasks
+        shedder = Shedder(CONFIG, GatewayMetrics(), clock=lambda: gateways.now)
+        await shedder.recall(gateways.full, WANTED, caller(body))

@@ -1,0 +1,212 @@
+"""Every parameter of both endpoints: what it becomes, its bound, and the field a 400 names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.schemas.chat import CHAT_UNSUPPORTED, ChatBody
+from gateway.api.schemas.completion import COMPLETION_UNSUPPORTED, CompletionBody
+from gateway.api.schemas.parameters import NULL
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from tests.bounded_types import Leaf, Number, illegal_numbers, leaves, legal_numbers
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def chat(**fields: Any) -> Generation:
+    return parse_chat(json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode())
+
+
+def completion(**fields: Any) -> Generation:
+    return parse_completion(json.dumps({"model": "m", "prompt": "hello", **fields}).encode())
+
+
+def refused(parse: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    return caught.value  # type: ignore[no-any-return]
+
+
+BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("temperature", [0, 0.5, 2, None], [-0.1, 2.1, "1", True, [1], 1e300]),
+    ("top_p", [0, 1], [-0.1, 1.1, "1"]),
+    ("top_k", [-1, 0, 50], [-2, 1.5, 2**31, "5"]),
+    ("min_p", [0, 1], [-0.1, 1.1]),
+    ("n", [1, 128], [0, -1, 129, 1.5, True, "1", 10**30]),
+    ("seed", [0, -(2**63), 2**63 - 1], [2**63, 2**80, 1.5, "1"]),
+    ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+    ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+    ("repetition_penalty", [0.1, 10], [0, 10.1]),
+    ("max_tokens", [1, 10_000_000], [0, -1, 10_000_001, 1.5, 10**30]),
+    ("stop", ["x", ["x"] * 16, [], None], ["", ["x"] * 17, [""], 5, "x" * 1025]),
+    ("stop_token_ids", [[1, 2]], [[-1], [2**31], [1] * 65, 5]),
+    ("logit_bias", [{"5": -100, "6": 100}, {}], [{"5": 101}, {"-1": 1}, {"x": 1}, [1], {str(2**31): 1}]),
+    ("stream", [True, False, None], [1, "true"]),
+    ("ignore_eos", [True], [1]),
+    ("user", ["me"], [5, "x" * 513, "a\0b"]),
+    ("priority", [-100, 100], [-101, 101, 1.5]),
+    ("timeout", [0.001, 86400], [0, -1, 86401, "5"]),
+    ("model", ["org/name:tag"], ["", 5, None, "x" * 129, "é" * 65, "a\0b"]),
+    ("response_format", [{"type": "text"}], [{"type": "json_object"}, "text"]),
+    ("best_of", [1], [2]),
+]
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+@pytest.mark.parametrize(("name", "allowed", "forbidden"), BOUNDS, ids=[name for name, _, _ in BOUNDS])
+def test_value_within_the_bound_passes_and_beyond_it_is_named(
+    parse: Any, name: str, allowed: list[Any], forbidden: list[Any]
+) -> None:
+    for value in allowed:
+        parse(**{name: value})
+    for value in forbidden:
+        error = refused(parse, **{name: value})
+        assert error.param is not None
+        assert error.param.split(".")[0] == name, (value, error.message)
+        assert name in error.message
+
+
+@pytest.mark.parametrize(
+    ("parse", "leaf"),
+    [
+        (parse, leaf)
+        for parse, body in ((chat, ChatBody), (completion, CompletionBody))
+        for leaf in leaves(body)
+        if isinstance(leaf.type, Number) and leaf.path[0] != "prompt"
+    ],
+    ids=lambda value: ".".join(value.path) if isinstance(value, Leaf) else value.__name__,
+)
+def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: Any, leaf: Leaf) -> None:
+    assert isinstance(leaf.type, Number)
+    name = leaf.path[0]
+
+    def entry(value: Any) -> Any:
+        if leaf.path[-1] == "keys":
+            return {str(value): 1.0}
+        return {"1": value} if name == "logit_bias" else [value] if len(leaf.path) > 1 else value
+
+    others = {"logprobs": True} if (parse, name) == (chat, "top_logprobs") else {}
+    for value in legal_numbers(leaf.type):
+        if (name, value) != ("max_tokens", 0):
+            parse(**others, **{name: entry(value)})
+    for value in illegal_numbers(leaf.type):
+        if leaf.path[-1] == "keys" and value in ("1", True):
+            continue
+        error = refused(parse, **others, **{name: entry(value)})
+        # NaN and the infinities are no JSON; within a list no field can be told that they belong to.
+        if len(leaf.path) == 1 or error.code != "invalid_json":
+            assert error.param is not None
+            assert error.param.split(".")[0] == name, (value, error.message)
+
+
+def test_bound_is_said_in_the_message() -> None:
+    assert refused(chat, temperature=3).message == "'temperature' is invalid: expected number <= 2.0."
+    assert refused(chat, n="x").message == "'n' is invalid: expected integer or null, got string."
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "timeout", "repetition_penalty"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_number_that_is_not_one_is_refused_by_name(name: str, number: str) -> None:
+    for prefix, parse in (
+        ('"messages":[{"role":"user","content":"x"}]', parse_chat),
+        ('"prompt":"x"', parse_completion),
+    ):
+        with pytest.raises(ApiError) as caught:
+            parse(f'{{"model":"m",{prefix},"{name}": {number}}}'.encode())
+        assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_all_parameters_arrive() -> None:
+    fields: dict[str, Any] = {
+        "max_completion_tokens": 7,
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "n": 2,
+        "stop": ["a", "b"],
+        "seed": 42,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"7": 1.5},
+        "logprobs": True,
+        "top_logprobs": 3,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "user": "me",
+        "priority": 5,
+        "timeout": 12.5,
+    }
+    generation = chat(**fields)
+    sampling = generation.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.5, 0.9, 40)
+    assert (sampling.min_p, sampling.seed, sampling.stop, sampling.logprobs) == (0.1, 42, ("a", "b"), 3)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.1, 0.2, 1.1)
+    assert (sampling.logit_bias, sampling.ignore_eos) == ({7: 1.5}, True)
+    assert (generation.n, generation.stream, generation.include_usage) == (2, True, True)
+    assert (generation.priority, generation.timeout_s, generation.deterministic) == (5, 12.5, True)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert chat(
+        something={"new": [1, 2]}, store=True, metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=True
+    )
+
+
+@pytest.mark.parametrize(("parse", "names"), [(chat, CHAT_UNSUPPORTED), (completion, COMPLETION_UNSUPPORTED)])
+def test_unsupported_parameter_is_named_unless_it_changes_nothing(parse: Any, names: dict[str, Any]) -> None:
+    for name, defaults in names.items():
+        for value in (*defaults, None):
+            parse(**{name: value})
+        for value in ({"x": 1}, ["audio"], "x" * 1000, [[[["deep"]]]]):
+            error = refused(parse, **{name: value})
+            assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(("body", "table"), [(ChatBody, CHAT_UNSUPPORTED), (CompletionBody, COMPLETION_UNSUPPORTED)])
+def test_table_of_unsupported_parameters_covers_all_undecoded_fields(body: Any, table: dict[str, Any]) -> None:
+    fields = zip(reversed(body.__struct_fields__), reversed(body.__struct_defaults__), strict=False)
+    assert {name for name, default in fields if default is NULL} == set(table)
+
+
+def test_deterministic_is_greedy_or_seeded() -> None:
+    assert chat(temperature=0).deterministic
+    assert chat(seed=0).deterministic
+    assert not chat().deterministic
+    assert chat(temperature=0).sampling == chat(temperature=0).sampling
+    assert len({chat().sampling.seed for _ in range(10)}) == 10
+
+
+def test_stream_options_without_a_stream_are_refused() -> None:
+    assert refused(chat, stream_options={"include_usage": True}).param == "stream_options"
+    assert refused(chat, stream=True, stream_options=5).param == "stream_options"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"model":"\xff"}', "invalid_json"),
+        (b'{"model":"m","extra":"\xff"}', "invalid_json"),
+        (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "invalid_json"),
+        (b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid_json"),
+        (b'{"model":"m","tools":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}", "invalid_json"),
+        (b"[]", "invalid_value"),
+        (b"null", "invalid_value"),
+        (b'{"messages":[{"role":"user","content":"x"}]}', "missing_required_parameter"),
+    ],
+)
+def test_body_that_is_no_request_is_a_400(body: bytes, code: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body)
+    assert (caught.value.status, caught.value.code) == (400, code)

@@ -1,0 +1,78 @@
+"""Prompts in their four forms, echo and log probabilities."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.schemas import parse_completion
+from gateway.errors import ApiError
+from gateway.generation import Generation
+
+
+def parse(prompt: Any, **fields: Any) -> Generation:
+    return parse_completion(json.dumps({"model": "m", "prompt": prompt, **fields}).encode())
+
+
+def refused(prompt: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(prompt, **fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_each_form_of_prompt_becomes_prompts() -> None:
+    assert [p.text for p in parse("abc").prompts] == ["abc"]
+    assert [p.text for p in parse(["a", "b"]).prompts] == ["a", "b"]
+    assert [p.token_ids for p in parse([1, 2]).prompts] == [(1, 2)]
+    assert [p.token_ids for p in parse([[1, 2], [3]]).prompts] == [(1, 2), (3,)]
+    assert parse([[1, 2], [3]]).estimated_prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], "prompt"),
+        (["a", ""], "prompt.[1]"),
+        ([[1], []], "prompt.[1]"),
+        (["a", 1], "prompt"),
+        ([1, [2]], "prompt"),
+        ([-1], "prompt.[0]"),
+        ([[1, -1]], "prompt.[0].[1]"),
+        ([2**31], "prompt.[0]"),
+        ([1.5], "prompt.[0]"),
+        ([True], "prompt.[0]"),
+        ([[["a"]]], "prompt.[0].[0]"),
+        ({}, "prompt"),
+        (None, "prompt"),
+        ("a\0b", "prompt"),
+        (["a", "b\0"], "prompt.[1]"),
+    ],
+)
+def test_bad_prompt_is_named_by_its_place(prompt: Any, param: str) -> None:
+    assert refused(prompt).param == param
+
+
+def test_prompts_times_choices_is_bounded() -> None:
+    assert parse(["a"] * 64, n=2).num_sequences == 128
+    assert refused(["a"] * 65, n=2).param == "n"
+    assert refused(["a"] * 129).param == "n"
+    assert parse([1] * 1000, n=128).num_sequences == 128
+
+
+def test_output_is_sixteen_tokens_unless_asked_for() -> None:
+    assert parse("a").sampling.max_tokens == 16
+    assert refused("a", max_tokens=0).param == "max_tokens"
+    assert parse("a", max_tokens=0, echo=True).sampling.max_tokens == 0
+
+
+def test_echo_with_logprobs_asks_for_the_prompts_too() -> None:
+    plain, echo = parse("a", logprobs=2), parse("a", logprobs=2, echo=True)
+    assert (plain.sampling.logprobs, plain.sampling.prompt_logprobs, plain.echo) == (2, None, False)
+    assert (echo.sampling.logprobs, echo.sampling.prompt_logprobs, echo.echo) == (2, 2, True)
+    assert refused("a", logprobs=21).param == "logprobs"
+    assert refused("a", logprobs=True).param == "logprobs"
+    assert parse("a", echo=True).sampling.prompt_logprobs is None

@@ -1,0 +1,310 @@
+"""The public application over HTTP: who may call what, and that every error has the four keys."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from starlette.types import ASGIApp
+
+from gateway.admission.api_keys import create_key
+from gateway.admission.auth import KeyStore
+from gateway.admission.limits import RateLimiter
+from gateway.api.app import HOT_ROUTES, create_app
+from gateway.api.routes import Routes, RouteServices
+from gateway.api.tokenizer_client import TokenizerClient
+from gateway.config import GatewayConfig
+from gateway.fleet.fleet import Fleet, FleetLimits
+from gateway.http1.asgi import AsgiHandler
+from gateway.metrics import GatewayMetrics
+from shared.messages import DetokenizeCall, Heartbeat, TokenizeCall, TokenizerReply, encode
+from shared.subjects import tokenizer_subject
+from tests.gateway.http1.raw_server import served
+
+KEY = "hr-test"
+AUTH = {"Authorization": f"Bearer {KEY}"}
+
+
+def heartbeat(model: str, **changes: Any) -> Heartbeat:
+    values: dict[str, Any] = {
+        "worker": f"worker-of-{model}",
+        "model": model,
+        "step": 1,
+        "running": 0,
+        "waiting": 0,
+        "waiting_tokens": 0,
+        "free_blocks": 10,
+        "total_blocks": 10,
+        "block_size": 16,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "prefill_rate": 0.0,
+        "decode_rate": 0.0,
+        "queue_pending": 0,
+    }
+    return Heartbeat(**{**values, **changes})
+
+
+@pytest.fixture
+async def connection(nats_url: str) -> AsyncIterator[Client]:
+    client = await nats.connect(nats_url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet("g", FleetLimits(), lambda model: (0, 0))
+    fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
+    return fleet
+
+
+@pytest.fixture
+def services(connection: Client, fleet: Fleet, tmp_path: Path) -> RouteServices:
+    metrics = GatewayMetrics()
+    return RouteServices(
+        config=GatewayConfig(max_body_bytes=4096),
+        keys=KeyStore(tmp_path / "keys.json", KEY, metrics),
+        limiter=RateLimiter(None, metrics),
+        fleet=fleet,
+        queue=connection,
+        tokenizer=TokenizerClient(connection, timeout_s=0.2),
+        metrics=metrics,
+    )
+
+
+@asynccontextmanager
+async def client_of(app: ASGIApp, headers: dict[str, str] | None = None) -> AsyncIterator[httpx2.AsyncClient]:
+    async with served(AsgiHandler(app, 4096)) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False) as client:
+            yield client
+
+
+@pytest.fixture
+async def http(services: RouteServices) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client_of(create_app(services), AUTH) as client:
+        yield client
+
+
+def assert_error(answer: httpx2.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"].startswith("req_")
+    if code is not None:
+        assert error["code"] == code
+    return error
+
+
+async def test_models_are_those_of_live_workers_that_the_key_may_use(
+    http: httpx2.AsyncClient, fleet: Fleet, services: RouteServices, tmp_path: Path
+) -> None:
+    fleet.note_heartbeat(heartbeat("other"), time.monotonic())
+    answer = (await http.get("/v1/models")).json()
+    assert answer["object"] == "list"
+    assert [model["id"] for model in answer["data"]] == ["org/demo", "other"]
+    assert answer["data"][0] | {"created": 0} == {
+        "id": "org/demo",
+        "object": "model",
+        "created": 0,
+        "owned_by": "headrace",
+        "max_model_len": 512,
+    }
+    _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
+    store = KeyStore(tmp_path / "narrow.json", None, services.metrics)
+    async with client_of(create_app(replace(services, keys=store)), {"Authorization": f"Bearer {narrow}"}) as client:
+        assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["other"]
+        assert_error(await client.get("/v1/models/org/demo"), 404, "model_not_found")
+        assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
+
+
+async def test_model_with_a_slash_is_found_by_its_name(http: httpx2.AsyncClient) -> None:
+    assert (await http.get("/v1/models/org/demo")).json()["id"] == "org/demo"
+    assert (await http.get("/v1/models/org%2Fdemo")).json()["id"] == "org/demo"
+    assert_error(await http.get("/v1/models/nothing"), 404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/m"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
+async def test_route_that_needs_a_key_refuses_callers_without_one(
+    http: httpx2.AsyncClient, method: str, path: str, headers: dict[str, str]
+) -> None:
+    http.headers.pop("Authorization")
+    answer = await http.request(method, path, headers=headers)
+    assert_error(answer, 401, "invalid_api_key")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_every_route_states_who_may_call_it(services: RouteServices) -> None:
+    routes = Routes(services)
+    public = {route.name.partition(":")[0] for route in routes.public()}
+    open_paths = [route.path for route in routes.public() if route.name.startswith("everyone:")]
+    assert public == {"everyone", "key"}
+    assert open_paths == ["/health/live", "/health/ready"]
+
+
+async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(http: httpx2.AsyncClient) -> None:
+    assert_error(await http.get("/nowhere"), 404, "unknown_url")
+    assert_error(await http.get("/v1/models/"), 404)
+    answer = await http.delete("/v1/models")
+    assert_error(answer, 405, "method_not_allowed")
+    assert "GET" in answer.headers["allow"]
+    assert_error(await http.options("/tokenize"), 405)
+    for path in HOT_ROUTES:
+        answer = await http.get(path)
+        assert_error(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == "POST"
+
+
+async def test_head_is_answered_like_get(http: httpx2.AsyncClient) -> None:
+    assert (await http.head("/health/live")).status_code == 200
+
+
+async def test_failure_inside_a_route_is_a_500_with_the_four_keys(
+    http: httpx2.AsyncClient, services: RouteServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[str]:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(services.fleet, "models", fail)
+    error = assert_error(await http.get("/v1/models"), 500, "internal_error")
+    assert "secret" not in json.dumps(error)
+
+
+async def respond(connection: Client, model: str, reply: Callable[[Any], TokenizerReply]) -> None:
+    decoder = msgspec.msgpack.Decoder(TokenizeCall | DetokenizeCall)
+
+    async def answer(message: Msg) -> None:
+        await message.respond(encode(reply(decoder.decode(message.data))))
+
+    await connection.subscribe(tokenizer_subject(model), queue="tokenizers", cb=answer)
+    await connection.flush()
+
+
+async def test_tokenize_and_detokenize_ask_a_worker(http: httpx2.AsyncClient, connection: Client) -> None:
+    calls: list[Any] = []
+
+    def reply(call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
+        assert call.deadline is not None
+        assert 0 < call.deadline - time.time() <= 0.2
+        calls.append(msgspec.structs.replace(call, deadline=None))
+        if isinstance(call, DetokenizeCall):
+            return TokenizerReply(text="abc")
+        return TokenizerReply(token_ids=(1, 2, 3), max_model_len=512)
+
+    await respond(connection, "org/demo", reply)
+    answer = await http.post("/tokenize", json={"prompt": "abc"})
+    assert answer.json() == {"count": 3, "max_model_len": 512, "tokens": [1, 2, 3], "token_strs": None}
+    assert calls[-1] == TokenizeCall(text="abc")
+    body = {"model": "org/demo", "messages": [{"role": "user", "content": "abc"}], "add_generation_prompt": False}
+    assert (await http.post("/tokenize", json=body)).json()["count"] == 3
+    assert calls[-1].messages[0].content == "abc"
+    assert (calls[-1].add_special_tokens, calls[-1].add_generation_prompt) == (False, False)
+    assert (await http.post("/detokenize", json={"tokens": [1, 2, 3]})).json() == {"prompt": "abc"}
+
+
+async def test_input_a_worker_refuses_is_a_400(http: httpx2.AsyncClient, connection: Client) -> None:
+    await respond(connection, "org/demo", lambda call: TokenizerReply(error="token 99999 is not in the vocabulary"))
+    error = assert_error(await http.post("/detokenize", json={"tokens": [99999]}), 400)
+    assert "99999" in error["message"]
+
+
+async def test_busy_tokenizer_is_a_503_that_says_when_to_return(http: httpx2.AsyncClient, connection: Client) -> None:
+    await respond(connection, "org/demo", lambda call: TokenizerReply(error="The tokenizer is busy.", retry_after_s=7))
+    answer = await http.post("/tokenize", json={"prompt": "abc"})
+    assert_error(answer, 503, "tokenizer_busy")
+    assert answer.headers["retry-after"] == "7"
+
+
+async def test_no_worker_is_a_503_and_a_silent_worker_a_504(http: httpx2.AsyncClient, connection: Client) -> None:
+    answer = await http.post("/tokenize", json={"prompt": "abc"})
+    assert_error(answer, 503, "no_worker")
+    assert int(answer.headers["retry-after"]) >= 1
+
+    async def ignore(message: Msg) -> None:
+        pass
+
+    await connection.subscribe(tokenizer_subject("org/demo"), cb=ignore)
+    await connection.flush()
+    assert_error(await http.post("/tokenize", json={"prompt": "abc"}), 504, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "a\0b"}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": ""}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.[0]"),
+        ("/detokenize", {"tokens": [2**31]}, "tokens.[0]"),
+    ],
+)
+async def test_bad_tokenizer_body_names_the_field(
+    http: httpx2.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert assert_error(await http.post(path, json=body), 400)["param"] == param
+
+
+async def test_model_may_be_left_out_only_where_there_is_one(http: httpx2.AsyncClient, fleet: Fleet) -> None:
+    fleet.note_heartbeat(heartbeat("other"), time.monotonic())
+    assert assert_error(await http.post("/tokenize", json={"prompt": "a"}), 400)["param"] == "model"
+
+
+async def test_oversize_body_is_refused_before_its_rest_is_read(http: httpx2.AsyncClient) -> None:
+    async def in_pieces() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield b"x" * 1024
+
+    assert_error(await http.post("/tokenize", content=b"x" * 4097), 413, "request_too_large")
+    assert_error(await http.post("/tokenize", content=in_pieces()), 413, "request_too_large")
+
+
+async def test_compressed_body_is_refused(http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/tokenize", content=b"x", headers={"content-encoding": "gzip"})
+    assert_error(answer, 415, "unsupported_content_encoding")
+
+
+async def test_ready_follows_the_workers_and_live_does_not(
+    http: httpx2.AsyncClient, fleet: Fleet, services: RouteServices
+) -> None:
+    http.headers.pop("Authorization")
+    answer = await http.get("/health/ready")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "models": 1})
+    fleet.note_heartbeat(heartbeat("org/demo", draining=True), time.monotonic())
+    answer = await http.get("/health/ready")
+    assert (answer.status_code, answer.json()) == (503, {"status": "no_worker", "models": 0})
+    assert (await http.get("/health/live")).json() == {"status": "live"}
+
+
+async def test_gateway_without_a_queue_is_not_ready(http: httpx2.AsyncClient, connection: Client) -> None:
+    await connection.close()
+    answer = await http.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "no_queue")
+
+
+async def test_operator_routes_are_not_on_the_public_port(http: httpx2.AsyncClient) -> None:
+    assert_error(await http.get("/metrics"), 404, "unknown_url")
+    assert set((await http.get("/health/ready")).json()) == {"status", "models"}

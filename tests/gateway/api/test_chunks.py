@@ -1,0 +1,135 @@
+"""The bytes of streamed chunks and of log probabilities, against the JSON that OpenAI's API defines."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.chunks import ChoiceChunks, Identity, usage_event, usage_fields
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.tally import Tally
+from gateway.cache.recording import merge
+from shared.messages import Delta, Finish, TokenLogprob, Usage
+
+CHAT = Identity("chatcmpl-1", "chat", "m", 7)
+COMPLETION = Identity("cmpl-1", "completion", "m", 7)
+
+
+def entry(token: str, logprob: float = -0.5, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    return TokenLogprob(1, token, token.encode(), logprob, top)
+
+
+def parse(event: bytes) -> dict[str, Any]:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    parsed: dict[str, Any] = json.loads(event[6:])
+    return parsed
+
+
+@given(st.text(), st.sampled_from([CHAT, COMPLETION]), st.booleans())
+def test_any_text_survives_the_template(text: str, identity: Identity, with_usage: bool) -> None:
+    chunks = ChoiceChunks(identity, 3, with_usage)
+    event = chunks.content(Delta("r", 0, 0, (1,), text or "x"))
+    chunk = parse(event)
+    choice = chunk["choices"][0]
+    assert (choice["text"] if identity is COMPLETION else choice["delta"]["content"]) == (text or "x")
+    assert choice["index"] == 3
+    assert choice["finish_reason"] is None
+    assert ("usage" in chunk) == with_usage
+
+
+def test_chat_opens_with_the_role_and_completions_with_nothing() -> None:
+    assert parse(ChoiceChunks(CHAT, 0, False).opening())["choices"][0]["delta"]["role"] == "assistant"
+    assert ChoiceChunks(COMPLETION, 0, False).opening() == b""
+
+
+def test_delta_without_text_is_no_chunk_unless_it_has_logprobs() -> None:
+    chunks = ChoiceChunks(CHAT, 0, False)
+    assert chunks.content(Delta("r", 0, 0, (1,))) == b""
+    with_logprobs = chunks.content(Delta("r", 0, 0, (1,), logprobs=(entry("é"),)))
+    assert parse(with_logprobs)["choices"][0]["logprobs"]["content"][0]["token"] == "é"
+
+
+def test_streamed_offsets_go_on_from_chunk_to_chunk() -> None:
+    chunks = ChoiceChunks(COMPLETION, 0, False)
+    prompt = Delta("r", 0, 0, text="<s>ab", prompt_logprobs=(None, entry("ab")))
+    first = parse(chunks.content(prompt))["choices"][0]["logprobs"]
+    assert first["tokens"] == ["<s>", "ab"]
+    assert first["token_logprobs"] == [None, -0.5]
+    assert first["text_offset"] == [0, 3]
+    second = parse(chunks.content(Delta("r", 0, 0, (1,), "cd", logprobs=(entry("cd"),))))["choices"][0]["logprobs"]
+    assert second["text_offset"] == [5]
+
+
+def test_finish_and_usage_chunks_have_their_shape() -> None:
+    assert parse(ChoiceChunks(CHAT, 0, False).finish("stop"))["choices"][0]["delta"] == {}
+    assert parse(ChoiceChunks(COMPLETION, 0, False).finish("length"))["choices"][0]["text"] == ""
+    usage = parse(usage_event(CHAT, usage_fields(tallied(Usage(3, 4, 2)))))
+    assert usage["choices"] == []
+    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert usage["usage"]["total_tokens"] == 7
+    assert "completion_tokens_details" not in usage["usage"]
+
+
+def test_usage_tells_how_many_tokens_were_guessed_over_all_choices() -> None:
+    fields = usage_fields(tallied(Usage(3, 9, 2, 5, 1), Usage(3, 9, 0, 2, 4)))
+    assert fields["completion_tokens_details"] == {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 5}
+
+
+def tallied(*usages: Usage) -> Tally:
+    tally = Tally(len(usages), len(usages))
+    for index, usage in enumerate(usages):
+        tally.add(index, usage)
+    return tally
+
+
+def test_chat_logprobs_are_nested_with_bytes() -> None:
+    top = (entry("a"), entry("b", -math.inf))
+    logprobs = chat_logprobs([entry("a", -0.5, top)])
+    assert logprobs["content"] == [
+        {
+            "token": "a",
+            "logprob": -0.5,
+            "bytes": [97],
+            "top_logprobs": [
+                {"token": "a", "logprob": -0.5, "bytes": [97]},
+                {"token": "b", "logprob": -9999.0, "bytes": [98]},
+            ],
+        }
+    ]
+
+
+def test_completion_alternatives_always_have_the_chosen_token() -> None:
+    logprobs = completion_logprobs([entry("z", -3.0, (entry("a", -0.1),))], 2)
+    assert logprobs["top_logprobs"] == [{"a": -0.1, "z": -3.0}]
+    assert logprobs["text_offset"] == [2]
+
+
+def test_first_token_is_what_the_others_leave_of_the_text() -> None:
+    assert first_token_text("héllo", [None, entry("llo")]) == "hé"
+    assert first_token_text("", [None, entry("llo")]) == ""
+
+
+def test_usage_counts_each_prompt_once() -> None:
+    tally = Tally(4, 2)
+    for index, usage in enumerate([Usage(5, 1, 4), Usage(5, 2, 5), Usage(7, 3, 0), None]):
+        tally.add(index, usage)
+    assert (tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens) == (12, 6, 4)
+
+
+def test_merged_deltas_say_the_same() -> None:
+    deltas = [
+        Delta("r", 0, 0, prompt_tokens=3),
+        Delta("r", 0, 0, (1,), "a", logprobs=(entry("a"),)),
+        Delta("r", 0, 1, (2, 3), "b", Finish("stop"), logprobs=(entry("b"), entry(""))),
+    ]
+    merged = merge(deltas)
+    assert (merged.seq, merged.token_ids, merged.text, merged.prompt_tokens) == (0, (1, 2, 3), "ab", 3)
+    assert merged.logprobs is not None
+    assert [each.token for each in merged.logprobs] == ["a", "b", ""]
+    assert merged.finish == Finish("stop")

@@ -1,0 +1,152 @@
+"""What prompts of any length cost others: lengths that no worker takes, and estimates above a context's length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+import pytest
+
+from gateway.admission.caller import Caller
+from gateway.admission.shedding import Shedder
+from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.cache.prompt_cache import PromptCache
+from gateway.config import GatewayConfig
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.liveness import FleetLimits
+from gateway.generation import Generation, Prompt
+from gateway.metrics import GatewayMetrics
+from shared.messages import Heartbeat, Request, Sampling
+
+MODEL_LEN = 2048
+# What 92,000 characters are estimated as; a tokenizer may make a few tokens of them.
+INFLATED = 26_286
+CONFIG = GatewayConfig(interactive_ttft_slo_s=10.0)
+BEAT = Heartbeat(
+    worker="w1",
+    model="m",
+    step=1,
+    running=0,
+    waiting=0,
+    waiting_tokens=0,
+    free_blocks=10_000,
+    total_blocks=10_000,
+    block_size=16,
+    max_model_len=MODEL_LEN,
+    max_num_seqs=64,
+    prefill_rate=1000.0,
+    decode_rate=1000.0,
+    queue_pending=0,
+    max_prompt_characters=92_160,
+    started=1.0,
+)
+
+
+class Queue:
+    """Takes what is submitted, as a dispatcher does, and keeps it unclaimed."""
+
+    reply = "reply"
+
+    def __init__(self) -> None:
+        self.flights = FlightTable()
+        self.fleet = Fleet("gw", FleetLimits(), self.flights.unshown)
+
+    def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
+        flight = Flight(request, sink, estimated_tokens, published_at=0.0)
+        self.flights.add(flight)
+        return flight
+
+    def cancel(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self.flights.remove(flight)
+
+
+class Gateway:
+    """A generator, its queue, and a fleet with made-up numbers."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.hear()
+        self.metrics = GatewayMetrics()
+        cache = PromptCache(None, 60, 10_000, 0)
+        shedder = Shedder(CONFIG, self.metrics, uniform=lambda: 0.5)
+        self.generator = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, self.metrics, 60.0)
+
+    def hear(self, **changes: object) -> None:
+        self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
+
+    async def start(self, tenant: str, *prompts: Prompt) -> Ticket:
+        generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
+        caller = Caller(tenant, tenant, [], repr(prompts).encode())
+        return await self.generator.start(generation, caller, [cast("Sink", None)] * len(prompts), False)
+
+
+@pytest.fixture
+async def gateway() -> Gateway:
+    return Gateway()
+
+
+def inflated() -> Prompt:
+    return Prompt(estimated_tokens=INFLATED, text="a" * 92_000)
+
+
+async def ttft_s(gateway: Gateway) -> float:
+    """Return what a short request of another tenant is told now, and take it back."""
+    ticket = await gateway.start("victim", Prompt(estimated_tokens=10, text="def"))
+    ticket.leave()
+    assert ticket.prediction is not None
+    assert ticket.prediction.ttft_s is not None
+    return ticket.prediction.ttft_s
+
+
+async def test_prompts_of_inflated_estimates_delay_another_tenant_by_a_context_each(gateway: Gateway) -> None:
+    alone = await ttft_s(gateway)
+    for number in range(1, 5):
+        await gateway.start("mallory", inflated())
+        assert await ttft_s(gateway) == pytest.approx(alone + number * MODEL_LEN / BEAT.prefill_rate)
+    assert not gateway.metrics.shed
+
+
+async def test_clients_that_repeat_inflated_prompts_never_shed_another_tenant(gateway: Gateway) -> None:
+    running: list[Ticket] = []
+    for _ in range(100):
+        # Four clients: each sends its next request when a worker has refused the one before.
+        if len(running) == 4:
+            running.pop(0).leave()
+        running.append(await gateway.start("mallory", inflated()))
+        assert await ttft_s(gateway) <= 4 * MODEL_LEN / BEAT.prefill_rate + 0.1
+    assert not gateway.metrics.promises["made"]
+
+
+async def test_refusal_of_an_inflated_prompt_books_the_time_of_one_context(gateway: Gateway) -> None:
+    gateway.hear(waiting=5, waiting_tokens=9_500)
+    with pytest.raises(ApiError) as caught:
+        await gateway.start("mallory", inflated())
+    # 9.5 s of queue and 2.048 s of its own are 1.548 s too many; 5 % of each second are not promised.
+    assert (caught.value.code, caught.value.retry_after_s) == ("overloaded", 4)
+
+
+@pytest.mark.parametrize("prompt", [Prompt(1, text="a" * 92_161), Prompt(MODEL_LEN, token_ids=(1,) * MODEL_LEN)])
+async def test_prompt_that_certainly_fits_no_worker_is_a_400_however_long_the_queue(
+    gateway: Gateway, prompt: Prompt
+) -> None:
+    gateway.hear(waiting=50, waiting_tokens=10**6)
+    with pytest.raises(ApiError) as caught:
+        await gateway.start("mallory", prompt)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+async def test_token_ids_that_fit_one_of_the_workers_are_queued(gateway: Gateway) -> None:
+    gateway.hear(worker="w2", max_model_len=2 * MODEL_LEN)
+    await gateway.start("tenant", Prompt(MODEL_LEN, token_ids=(1,) * MODEL_LEN))
+    assert gateway.queue.flights.unclaimed() == (1, MODEL_LEN)
+
+
+async def test_each_prompt_of_a_request_is_counted_as_a_context_at_most(gateway: Gateway) -> None:
+    await gateway.start("tenant", inflated(), inflated(), Prompt(7, text="x"))
+    assert gateway.queue.flights.unclaimed() == (3, 2 * MODEL_LEN + 7)

@@ -1,0 +1,104 @@
+"""The operator's port: every route behind the operator's key, and no start without a key by oversight."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+
+from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
+from gateway.config import GatewayConfig
+from gateway.fleet.fleet import Fleet, FleetLimits
+from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from shared.errors import ConfigError
+from tests.gateway.api.test_app import assert_error, client_of, heartbeat
+
+KEY = "operator-key-of-32-characters-xx"
+PATHS = ("/health/live", "/health/ready", "/metrics")
+
+
+@dataclass
+class Queue:
+    is_connected: bool = True
+
+
+def client(
+    key: str | None, metrics: GatewayMetrics | None = None, *, shown: str | None = None
+) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
+    fleet = Fleet("g", FleetLimits(), lambda model: (0, 0))
+    fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
+    metrics = metrics or GatewayMetrics()
+    services = OperatorServices(key, fleet, Queue(), None, metrics, make_registry(MetricsCollector(metrics, 0)))
+    return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
+
+
+async def test_operator_with_the_key_sees_detail_and_metrics() -> None:
+    metrics = GatewayMetrics()
+    metrics.prompt_tokens += 7
+    async with client(KEY, metrics, shown=KEY) as http:
+        answer = await http.get("/health/ready")
+        assert answer.status_code == 200
+        assert answer.json()["models"]["org/demo"]["total_blocks"] == 10
+        assert answer.json() | {"models": {}} == {"status": "ready", "nats": "connected", "redis": "none", "models": {}}
+        assert (await http.get("/health/live")).json() == {"status": "live"}
+        text = (await http.get("/metrics")).text
+    assert 'headrace_prompt_tokens_total{process="0"} 7.0' in text
+    assert 'headrace_requests_total{process="0",route="operator:/health/live",status="200"} 1.0' in text
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shown", [None, "wrong", KEY[:-1], KEY + "x", "schlüssel", "a b"])
+async def test_wrong_or_missing_key_is_a_401_on_every_route(path: str, shown: str | None) -> None:
+    async with client(KEY) as http:
+        headers: Any = {} if shown is None else {"Authorization": f"Bearer {shown}".encode()}
+        assert_error(await http.get(path, headers=headers), 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("headers", [[("Authorization", f"Basic {KEY}")], [("Authorization", f"Bearer {KEY}")] * 2])
+async def test_key_shown_in_another_way_is_a_401(headers: list[tuple[str, str]]) -> None:
+    async with client(KEY) as http:
+        assert_error(await http.get("/metrics", headers=headers), 401)
+
+
+async def test_refused_key_is_logged_without_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    async with client(KEY, shown="wrong-key") as http:
+        await http.get("/metrics")
+    assert "operator's key refused" in caplog.text
+    assert "wrong-key" not in caplog.text
+
+
+async def test_public_routes_are_not_on_the_operators_port() -> None:
+    async with client(KEY, shown=KEY) as http:
+        assert_error(await http.get("/v1/models"), 404, "unknown_url")
+        assert_error(await http.post("/metrics"), 405)
+
+
+async def test_port_that_was_chosen_to_have_no_key_lets_everyone_in() -> None:
+    async with client(None) as http:
+        assert [(await http.get(path)).status_code for path in PATHS] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable"),
+    [
+        ({}, "HEADRACE_OPERATOR_KEY"),
+        ({"operator_key": ""}, "HEADRACE_OPERATOR_KEY"),
+        ({"operator_key": "short"}, "HEADRACE_OPERATOR_KEY"),
+        ({"operator_without_key": True, "operator_host": "0.0.0.0"}, "HEADRACE_OPERATOR_WITHOUT_KEY"),
+        ({"operator_without_key": True, "operator_host": "example.org"}, "HEADRACE_OPERATOR_WITHOUT_KEY"),
+        ({"operator_without_key": True, "operator_key": KEY}, "HEADRACE_OPERATOR_WITHOUT_KEY"),
+    ],
+)
+def test_port_without_a_key_is_refused_unless_chosen_on_loopback(settings: dict[str, Any], variable: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        check_operator_settings(GatewayConfig(operator_port=0, **settings))
+    check_operator_settings(GatewayConfig(**settings))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
+    check_operator_settings(GatewayConfig(operator_port=0, operator_without_key=True, operator_host=host))

@@ -1,0 +1,262 @@
+"""Streamed answers on a transport that keeps what it is given: backpressure, the cut, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.api.answer import ResponseHead
+from gateway.api.chunks import Identity
+from gateway.api.streamed import StreamedAnswer
+from gateway.dispatch.sinks import Outcome
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt
+from gateway.http1.body import BodyBudget, RequestBody
+from gateway.http1.event_stream import KEEP_ALIVE, EventStreamLimits
+from gateway.http1.exchange import Exchange, Headers
+from gateway.http1.flush import Flusher
+from gateway.http1.head import parse_head
+from shared.messages import Delta, Finish, Sampling, Usage
+
+IDENTITY = Identity("cmpl-1", "completion", "m", 7)
+LIMITS = EventStreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
+
+
+class KeepingTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: object) -> None:
+        assert isinstance(data, bytes)
+        self.writes.append(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Channel:
+    """What a connection would be to the exchange."""
+
+    default_headers: Headers = ()
+    must_close = False
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.num_answers = 0
+
+    def answered(self, *, close: bool) -> None:
+        self.num_answers += 1
+        if close:
+            self.transport.close()
+
+
+class Streamed:
+    """An answer, its transport and its channel."""
+
+    def __init__(self, n: int = 1) -> None:
+        self.transport = KeepingTransport()
+        self.channel = Channel(self.transport)
+        request = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
+        self.exchange = Exchange(self.channel, request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+        prompt = Prompt(1, text="x")
+        generation = Generation("completion", "m", (prompt,), n, Sampling(), deterministic=False, stream=True)
+        head = ResponseHead("req_1", 0.0)
+        flusher = Flusher(asyncio.get_running_loop())
+        self.answer = StreamedAnswer(self.exchange, generation, IDENTITY, head, flusher, LIMITS, 0.0)
+
+    def say(self, position: int, text: str = "t", choice: int = 0, finish: Finish | None = None) -> None:
+        self.answer.sinks[choice].deliver(Delta("r", 0, position, (position,), text, finish))
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self.transport.writes)
+
+
+def events(sent: bytes) -> list[bytes]:
+    """Return the events of a chunked answer, and assert that there is nothing else in it."""
+    head, _, chunks = sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    body = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        chunks = rest[int(size, 16) + 2 :]
+    *events, rest = body.split(b"\n\n")
+    assert rest == b""
+    assert all(event.startswith(b"data: ") for event in events)
+    return events
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_first_token_is_written_at_once_and_the_rest_together() -> None:
+    streamed = Streamed()
+    streamed.say(0)
+    assert len(streamed.transport.writes) == 1
+    for position in range(1, 5):
+        streamed.say(position)
+    assert len(streamed.transport.writes) == 1
+    await asyncio.sleep(0.01)
+    assert len(streamed.transport.writes) == 2
+    assert streamed.sent.count(b'"text":"t"') == 5
+
+
+@pytest.mark.parametrize("num_waiting", [1, 2, 3])
+async def test_tokens_that_wait_for_a_flush_are_all_written(num_waiting: int) -> None:
+    streamed = Streamed()
+    for position in range(1 + num_waiting):
+        streamed.say(position)
+    await asyncio.sleep(0.01)
+    assert len(events(streamed.sent)) == 1 + num_waiting
+
+
+async def test_answer_of_one_token_is_whole() -> None:
+    streamed = Streamed()
+    streamed.say(0, finish=Finish("stop", Usage(1, 1)))
+    assert len(streamed.transport.writes) == 1
+    *tokens, done = events(streamed.sent)
+    assert done == b"data: [DONE]"
+    assert b'"text":"t"' in tokens[0]
+
+
+async def test_last_token_finish_and_done_are_one_write() -> None:
+    streamed = Streamed()
+    streamed.say(0)
+    streamed.say(1, finish=Finish("stop", Usage(1, 2)))
+    assert len(streamed.transport.writes) == 2
+    assert streamed.transport.writes[1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert streamed.answer.done.result() is Outcome.COMPLETED
+    assert streamed.channel.num_answers == 1
+    await asyncio.sleep(0.01)
+    assert len(streamed.transport.writes) == 2
+
+
+async def test_answer_ends_with_its_last_choice() -> None:
+    streamed = Streamed(n=2)
+    streamed.say(0, choice=1, finish=Finish("stop", Usage(1, 1)))
+    assert not streamed.answer.done.done()
+    streamed.say(0, choice=0, finish=Finish("length", Usage(1, 1)))
+    assert streamed.answer.done.result() is Outcome.COMPLETED
+    assert streamed.sent.count(b"[DONE]") == 1
+
+
+async def test_failure_before_the_first_token_is_a_status() -> None:
+    streamed = Streamed()
+    streamed.answer.sinks[0].fail(ApiError(503, "full", retry_after_s=2.2))
+    assert streamed.sent.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 3\r\n" in streamed.sent
+    assert b"[DONE]" not in streamed.sent
+
+
+async def test_nothing_follows_an_error_event() -> None:
+    streamed = Streamed(n=2)
+    streamed.say(0)
+    streamed.answer.sinks[1].fail(ApiError(500, "broken"))
+    sent = streamed.sent
+    streamed.say(1)
+    streamed.answer.sinks[0].fail(ApiError(500, "again"))
+    await asyncio.sleep(0.01)
+    assert streamed.sent == sent
+    assert sent.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_paused_stream_is_held_and_then_resumed_in_order() -> None:
+    streamed = Streamed()
+    streamed.say(0, "a")
+    streamed.exchange.paused_since = 0.0
+    streamed.say(1, "b")
+    await asyncio.sleep(0.01)
+    streamed.say(2, "c")
+    await asyncio.sleep(0.01)
+    assert b'"text":"b"' not in streamed.sent
+    streamed.exchange.resume()
+    sent = streamed.sent
+    assert sent.index(b'"text":"a"') < sent.index(b'"text":"b"') < sent.index(b'"text":"c"')
+    assert len(events(sent)) == 3
+
+
+async def test_answer_that_ends_while_paused_has_everything_that_was_held() -> None:
+    streamed = Streamed()
+    streamed.say(0, "a")
+    streamed.exchange.paused_since = 0.0
+    streamed.say(1, "b")
+    await asyncio.sleep(0.01)
+    streamed.say(2, "c", finish=Finish("stop", Usage(1, 3)))
+    sent = streamed.sent
+    assert sent.index(b'"text":"a"') < sent.index(b'"text":"b"') < sent.index(b'"text":"c"') < sent.index(b"[DONE]")
+    assert sum(b'"text":"b"' in event for event in events(sent)) == 1
+
+
+async def test_reader_that_pauses_often_and_catches_up_is_not_cut() -> None:
+    streamed = Streamed()
+    streamed.say(0)
+    for position in range(1, 4):
+        streamed.exchange.paused_since = 0.0
+        streamed.say(position, "x" * 500)
+        await asyncio.sleep(0.01)
+        streamed.exchange.resume()
+    assert streamed.sent.count(b"x" * 500) == 3
+    assert not streamed.answer.done.done()
+
+
+async def test_reader_with_too_much_waiting_is_cut_with_an_error() -> None:
+    streamed = Streamed()
+    streamed.say(0)
+    streamed.exchange.paused_since = 0.0
+    for position in range(1, 4):
+        streamed.say(position, "x" * 500)
+        await asyncio.sleep(0.01)
+    assert streamed.answer.done.result() is Outcome.SLOW_READER
+    assert b'"code":"slow_reader"' in streamed.sent
+    assert b"x" * 500 not in streamed.sent
+    assert streamed.transport.is_closed
+
+
+async def test_reader_that_takes_nothing_for_too_long_is_cut() -> None:
+    streamed = Streamed()
+    streamed.say(0)
+    streamed.exchange.paused_since = 10.0
+    streamed.answer.tick(14.9)
+    assert not streamed.answer.done.done()
+    streamed.answer.tick(15.1)
+    assert streamed.answer.done.result() is Outcome.SLOW_READER
+
+
+async def test_silence_is_filled_with_comments() -> None:
+    streamed = Streamed()
+    streamed.answer.tick(0.9)
+    assert streamed.sent == b""
+    streamed.answer.tick(1.1)
+    assert streamed.sent.startswith(b"HTTP/1.1 200 ")
+    assert streamed.sent.count(KEEP_ALIVE) == 1
+    streamed.answer.tick(1.2)
+    streamed.answer.tick(11.1)
+    assert streamed.sent.count(KEEP_ALIVE) == 1
+    streamed.answer.tick(11.3)
+    assert streamed.sent.count(KEEP_ALIVE) == 2
+
+
+async def test_closed_answer_is_freed_without_the_collector(no_collector: None) -> None:
+    streamed = Streamed(n=2)
+    streamed.say(0)
+    for choice in range(2):
+        streamed.say(1, choice=choice, finish=Finish("stop", Usage(1, 1)))
+    await asyncio.sleep(0.01)
+    streamed.answer.close()
+    answer = weakref.ref(streamed.answer)
+    del streamed.answer
+    assert answer() is None

@@ -1,0 +1,215 @@
+"""The response cache against a real Redis: what makes requests equal, isolation, bounds, and failures as misses."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gateway.api.schemas import parse_completion
+from gateway.cache.prompt_cache import FORMAT_VERSION, TTL_JITTER, CacheKey, PromptCache, cache_key
+from gateway.cache.redis_client import RedisCache
+from gateway.generation import Generation, Prompt
+from gateway.metrics import GatewayMetrics
+from shared.messages import ChatMessage, Delta, Finish, Sampling, Usage
+
+REVISIONS = ("revision",)
+
+DELTAS = [
+    Delta("id-1", 3, 0, (5,), "a"),
+    Delta("id-1", 3, 1, (6,), "b", Finish("stop", Usage(7, 2, 1))),
+]
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[RedisCache]:
+    redis = RedisCache(redis_url, 1.0, GatewayMetrics())
+    await redis.start()
+    yield redis
+    await redis.close()
+
+
+def _generation(**changes: object) -> Generation:
+    base = Generation(
+        kind="completion",
+        model="m",
+        prompts=(Prompt(estimated_tokens=1, text="x"),),
+        n=1,
+        sampling=Sampling(temperature=0.0, max_tokens=8),
+        deterministic=True,
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _sampling(**changes: object) -> Sampling:
+    return msgspec.structs.replace(_generation().sampling, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "other"},
+        {"n": 2},
+        {"echo": True},
+        {"prompts": (Prompt(1, text="y"),)},
+        {"prompts": (Prompt(1, token_ids=(1,)),)},
+        {"prompts": (Prompt(1, messages=(ChatMessage(role="user", content="x"),)),)},
+        {"prompts": (Prompt(1, text="x"), Prompt(1, text="x"))},
+        {"sampling": _sampling(max_tokens=9)},
+        {"sampling": _sampling(stop=("x",))},
+        {"sampling": _sampling(logprobs=0)},
+        {"sampling": _sampling(logit_bias={1: 2.0})},
+        {"sampling": _sampling(temperature=0.5, seed=1)},
+    ],
+)
+def test_what_changes_the_answer_changes_the_key(changes: dict[str, object]) -> None:
+    assert cache_key("t", _generation(**changes), REVISIONS) != cache_key("t", _generation(), REVISIONS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stream": True, "include_usage": True},
+        {"user": "somebody"},
+        {"timeout_s": 3.0},
+        {"sampling": _sampling(seed=99)},
+        {"sampling": _sampling(top_p=0.5)},
+        {"sampling": _sampling(top_k=3)},
+        {"sampling": _sampling(min_p=0.1)},
+    ],
+)
+def test_what_does_not_change_the_answer_keeps_the_key(changes: dict[str, object]) -> None:
+    assert cache_key("t", _generation(**changes), REVISIONS) == cache_key("t", _generation(), REVISIONS)
+
+
+def test_order_of_biases_does_not_matter() -> None:
+    one = _generation(sampling=_sampling(logit_bias={1: 1.0, 2: 2.0}))
+    other = _generation(sampling=_sampling(logit_bias={2: 2.0, 1: 1.0}))
+    assert cache_key("t", one, REVISIONS) == cache_key("t", other, REVISIONS)
+
+
+async def test_stored_answer_comes_back_as_cached(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("stored", _generation(), REVISIONS)
+    assert await cache.get(key) is None
+    await cache.put(key, [DELTAS])
+    found = await cache.get(key)
+    assert found is not None
+    assert [delta.text for delta in found[0]] == ["a", "b"]
+    assert found[0][1].finish == Finish("stop", Usage(7, 2, 7))
+
+
+async def test_tenants_do_not_see_each_other(redis: RedisCache) -> None:
+    cache = PromptCache(redis, 60, 10_000)
+    await cache.put(cache_key("tenant-a", _generation(), REVISIONS), [DELTAS])
+    assert await cache.get(cache_key("tenant-b", _generation(), REVISIONS)) is None
+
+
+def test_tenant_is_part_of_the_key() -> None:
+    one, other = (cache_key(tenant, _generation(), REVISIONS) for tenant in ("tenant-a", "tenant-b"))
+    assert one.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [],
+        DELTAS[:1],
+        DELTAS[1:],
+        [DELTAS[0], DELTAS[0], DELTAS[1]],
+        [*DELTAS, Delta("id-1", 3, 2, (7,), "c")],
+        [DELTAS[1], DELTAS[0]],
+    ],
+    ids=["none", "no-end", "no-beginning", "double", "after-the-end", "wrong-order"],
+)
+async def test_answer_that_is_not_whole_is_neither_stored_nor_repeated(redis: RedisCache, deltas: list[Delta]) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key(f"torn-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS, deltas])
+    assert await redis.get(f"hr:answer:{key.digest.hex()}") is None
+    # As another version, or somebody with access to Redis, might have left it there.
+    torn = (FORMAT_VERSION, key.tenant, key.digest, [DELTAS, deltas], time.time() + 60)
+    await redis.set(f"hr:answer:{key.digest.hex()}", msgspec.msgpack.encode(torn), 60)
+    assert await cache.get(key) is None
+
+
+async def test_value_of_another_request_is_a_miss(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("mixed-up", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    assert await cache.get(CacheKey("somebody else", key.digest)) is None
+
+
+async def test_unreadable_value_is_a_miss(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("unreadable", _generation(), REVISIONS)
+    await redis.set(f"hr:answer:{key.digest.hex()}", b"\xc1", 60)
+    assert await cache.get(key) is None
+
+
+async def test_too_large_an_answer_is_not_stored(redis: RedisCache) -> None:
+    key = cache_key(f"large-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    answer = [[Delta("id-1", 0, 0, (1,), "x" * 2000, Finish("stop", Usage(1, 1)))]]
+    await PromptCache(redis, 60, 1000).put(key, answer)
+    assert await PromptCache(redis, 60, 10_000).get(key) is None
+    await PromptCache(redis, 60, 10_000).put(key, answer)
+    assert await PromptCache(redis, 60, 10_000).get(key) is not None
+
+
+async def test_stored_answer_does_not_name_the_request_that_made_it(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 60, 10_000), cache_key("anonymous", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    value = await redis.get(f"hr:answer:{key.digest.hex()}")
+    assert value is not None
+    assert b"id-1" not in value
+
+
+async def test_lifetime_of_zero_turns_the_cache_off(redis: RedisCache) -> None:
+    cache, key = PromptCache(redis, 0, 10_000), cache_key("off", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    assert await PromptCache(redis, 60, 10_000).get(key) is None
+
+
+async def test_answer_in_memory_needs_no_redis_until_its_time_is_over(redis: RedisCache) -> None:
+    now = time.time()
+    cache = PromptCache(redis, 60, 10_000, 10_000, lambda: now)
+    key = cache_key(f"memory-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    await redis.set(f"hr:answer:{key.digest.hex()}", b"", 60)
+    found = await cache.get(key)
+    assert found is not None
+    assert [delta.text for delta in found[0]] == ["a", "b"]
+    assert await cache.get(CacheKey("somebody else", key.digest)) is None
+    now += 60 * (1 + TTL_JITTER) + 1
+    assert await cache.get(key) is None
+
+
+async def test_answer_read_from_redis_is_kept_no_longer_than_there(redis: RedisCache) -> None:
+    now = time.time()
+    key = cache_key(f"read-{secrets.token_hex(4)}", _generation(), REVISIONS)
+    await PromptCache(redis, 60, 10_000, clock=lambda: now).put(key, [DELTAS])
+    other = PromptCache(redis, 60, 10_000, 10_000, lambda: now)
+    now += 30
+    assert await other.get(key) is not None
+    await redis.set(f"hr:answer:{key.digest.hex()}", b"", 60)
+    assert await other.get(key) is not None
+    now += 60 * (1 + TTL_JITTER) - 30 + 1
+    assert await other.get(key) is None
+
+
+async def test_without_redis_everything_is_a_miss() -> None:
+    cache, key = PromptCache(None, 60, 10_000), cache_key("t", _generation(), REVISIONS)
+    await cache.put(key, [DELTAS])
+    assert await cache.get(key) is None
+
+
+def test_logit_bias_in_another_order_has_the_same_key() -> None:
+    body = b'{"model":"m","prompt":"x","temperature":0,"logit_bias":{%s}}'
+    one, other = (parse_completion(body % biases) for biases in (b'"7":1,"5":2', b'"5":2,"7":1'))
+    assert cache_key("t", one, REVISIONS) == cache_key("t", other, REVISIONS)
+    changed = parse_completion(body % b'"7":2,"5":2')
+    assert cache_key("t", one, REVISIONS) != cache_key("t", changed, REVISIONS)
+
+
+def test_other_weights_under_the_same_name_have_another_key() -> None:
+    assert cache_key("t", _generation(), ("a",)) != cache_key("t", _generation(), ("b",))

@@ -1,0 +1,171 @@
+"""The Redis client against a real server: batching, misses instead of errors, recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway.cache.redis_client import RedisCache, Script
+from gateway.metrics import GatewayMetrics
+from tests.servers import RedisServer
+
+TIMEOUT_S = 0.2
+
+
+@pytest.fixture
+def metrics() -> GatewayMetrics:
+    return GatewayMetrics()
+
+
+@pytest.fixture
+async def cache(redis_url: str, metrics: GatewayMetrics) -> AsyncIterator[RedisCache]:
+    cache = RedisCache(redis_url, TIMEOUT_S, metrics)
+    await cache.start()
+    yield cache
+    await cache.close()
+
+
+async def until_available(cache: RedisCache) -> None:
+    for _ in range(500):
+        if cache.is_available:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the connection did not come back")
+
+
+async def test_value_that_was_set_is_read_back_until_it_expires(cache: RedisCache) -> None:
+    assert await cache.set("rc:a", b"\x00value", 0.05)
+    assert await cache.get("rc:a") == b"\x00value"
+    await asyncio.sleep(0.1)
+    assert await cache.get("rc:a") is None
+
+
+async def test_concurrent_calls_each_get_their_own_reply(cache: RedisCache) -> None:
+    await asyncio.gather(*(cache.set(f"rc:{i}", b"%d" % i, 5) for i in range(300)))
+    values = await asyncio.gather(*(cache.get(f"rc:{i}") for i in range(301)))
+    assert values == [*(b"%d" % i for i in range(300)), None]
+
+
+async def test_concurrent_gets_travel_in_few_pipelines(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    assert cache._pipeline is not None
+    pack = cache._pipeline.connection.pack_commands
+
+    def counted(commands: list[object]) -> list[bytes]:
+        sizes.append(len(commands))
+        return pack(commands)
+
+    monkeypatch.setattr(cache._pipeline.connection, "pack_commands", counted)
+    await asyncio.gather(*(cache.get(f"rc:none{i}") for i in range(64)))
+    assert sizes == [1, 63]
+
+
+async def test_script_unknown_to_redis_is_sent_and_then_cached(cache: RedisCache) -> None:
+    script = Script(f"return {{KEYS[1], ARGV[1], {time.time_ns()}}}")
+    first = await cache.eval(script, ["k"], ["v"])
+    assert first[:2] == [b"k", b"v"]
+    assert await cache.eval(script, ["k"], ["v"]) == first
+
+
+async def test_refused_command_is_a_miss_and_the_connection_stays(cache: RedisCache, metrics: GatewayMetrics) -> None:
+    assert await cache.eval(Script("return redis.call('nonsense')"), [], []) is None
+    assert cache.is_available
+    assert metrics.redis_failures == 1
+    assert await cache.set("rc:b", b"1", 5)
+
+
+async def test_cancelled_caller_does_not_disturb_the_others(cache: RedisCache) -> None:
+    await cache.set("rc:c", b"3", 5)
+    doomed = asyncio.create_task(cache.get("rc:c"))
+    kept = asyncio.create_task(cache.get("rc:c"))
+    await asyncio.sleep(0)
+    doomed.cancel()
+    assert await kept == b"3"
+    assert await cache.get("rc:c") == b"3"
+
+
+async def test_redis_that_is_not_there_is_a_miss(metrics: GatewayMetrics) -> None:
+    cache = RedisCache("redis://127.0.0.1:1", TIMEOUT_S, metrics)
+    await cache.start()
+    assert await cache.get("a") is None
+    assert not await cache.set("a", b"", 1)
+    assert await cache.eval(Script("return 1"), [], []) is None
+    assert metrics.is_redis_open
+    await cache.close()
+
+
+async def test_redis_killed_and_started_again_recovers_by_itself(
+    start_redis: Callable[..., RedisServer], metrics: GatewayMetrics
+) -> None:
+    server = start_redis()
+    cache = RedisCache(server.url, TIMEOUT_S, metrics)
+    await cache.start()
+    assert await cache.set("a", b"1", 60)
+    server.kill()
+    assert await asyncio.gather(*(cache.get("a") for _ in range(50))) == [None] * 50
+    assert metrics.is_redis_open
+    assert metrics.redis_failures >= 50
+    server.start()
+    await until_available(cache)
+    assert await cache.set("a", b"2", 60)
+    assert await cache.get("a") == b"2"
+    assert not metrics.is_redis_open
+    await cache.close()
+
+
+async def test_frozen_redis_costs_one_timeout_and_then_nothing(
+    start_redis: Callable[..., RedisServer], metrics: GatewayMetrics
+) -> None:
+    server = start_redis()
+    cache = RedisCache(server.url, TIMEOUT_S, metrics)
+    await cache.start()
+    await cache.set("a", b"1", 60)
+    server.pause()
+    begin = time.monotonic()
+    assert await cache.get("a") is None
+    assert time.monotonic() - begin < TIMEOUT_S + 0.3
+    begin = time.monotonic()
+    for _ in range(100):
+        assert await cache.get("a") is None
+    assert time.monotonic() - begin < TIMEOUT_S
+    server.resume()
+    await until_available(cache)
+    assert await cache.get("a") == b"1"
+    await cache.close()
+
+
+async def lying_server(reply: bytes) -> asyncio.Server:
+    """Start a server that greets like Redis and says `reply` to everything else."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while line := await reader.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    size = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(size + 2))[:-2])
+                is_greeting = words[0] in (b"PING", b"CLIENT", b"SELECT", b"HELLO")
+                writer.write(b"+PONG\r\n" if words[0] == b"PING" else b"+OK\r\n" if is_greeting else reply)
+                await writer.drain()
+        writer.close()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("reply", [b"*1\r\n" * 100_000 + b":1\r\n$1\r\nx\r\n", b"$x\r\n", b"\xff\r\n", b":1e9\r\n"])
+async def test_reply_that_cannot_be_parsed_is_a_miss_and_answers_no_other_call(
+    metrics: GatewayMetrics, reply: bytes
+) -> None:
+    async with await lying_server(reply) as server:
+        cache = RedisCache(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUT_S, metrics)
+        await cache.start()
+        pipeline = cache._pipeline
+        assert await cache.get("rc:a") is None
+        assert cache._pipeline is not pipeline
+        await until_available(cache)
+        assert await cache.get("rc:b") is None
+        await cache.close()

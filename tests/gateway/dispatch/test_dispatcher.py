@@ -1,0 +1,429 @@
+"""The dispatcher against a real NATS server, with a worker that speaks the wire as the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.frames import EARLY_S
+from gateway.dispatch.recovery import RecoveryLimits
+from gateway.errors import ApiError
+from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Sampling, Usage, encode
+from shared.nats_connection import connect
+from shared.streams import INTERACTIVE_STREAM, StreamLimits
+from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
+from tests.gateway.wire_worker import expected_text, token, until
+from tests.servers import NatsServer
+
+
+@pytest.fixture
+async def bench(nats_url: str) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        bench = Bench(nats_url, stack)
+        await bench.start()
+        yield bench
+
+
+async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 8)
+    await worker.end(request, 8)
+    await sink.end()
+    assert sink.text == expected_text(8)
+    assert sink.deltas[-1].finish == Finish("length", Usage(3, 8, 1))
+    assert bench.endings == ["completed"]
+    assert bench.dispatcher.num_active == 0
+
+
+async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 4)
+    await worker.say(request, 0, 6)
+    await worker.claim(request)
+    await worker.end(request, 6)
+    await sink.end()
+    assert sink.text == expected_text(6)
+    assert bench.moves == []
+
+
+async def test_gap_dispatches_the_request_again_from_what_was_emitted(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    first = await worker.next_request()
+    await worker.claim(first)
+    await worker.say(first, 0, 3)
+    await worker.say(first, 5, 6)
+    second = await worker.next_request()
+    assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
+    await worker.say(first, 3, 6)
+    await worker.claim(second)
+    await worker.say(second, 3, 6)
+    await worker.end(second, 6)
+    await sink.end()
+    assert sink.text == expected_text(6)
+    assert bench.moves == ["gap"]
+    assert any(first.id in cancel.ids and cancel.epoch == 0 for cancel in worker.cancels)
+
+
+async def test_second_worker_at_the_same_epoch_is_not_mixed_in(bench: Bench) -> None:
+    holder, other, sink = await bench.worker("a"), await bench.worker("b"), ListSink()
+    await bench.submit(sink)
+    holders = {holder.requests: holder, other.requests: other}
+    await until(lambda: any(not queue.empty() for queue in holders))
+    taker = next(worker for queue, worker in holders.items() if not queue.empty())
+    rival = other if taker is holder else holder
+    request = await taker.next_request()
+    await taker.claim(request)
+    await taker.say(request, 0, 2)
+    await sink.has(2)
+    assert request.reply is not None
+    await rival.send(request.reply, [Delta(request.id, 0, 2, (99,), "wrong")])
+    await taker.say(request, 2, 4)
+    await taker.end(request, 4)
+    await sink.end()
+    assert sink.text == expected_text(4)
+
+
+async def test_silent_worker_loses_its_request_to_another(bench: Bench) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await first.next_request()
+    await first.claim(request)
+    await first.say(request, 0, 5)
+    await sink.has(5)
+    await first.die()
+    second = await bench.worker("b")
+    moved = await second.next_request()
+    assert (moved.epoch, moved.emitted) == (1, (0, 1, 2, 3, 4))
+    await second.claim(moved)
+    await second.say(moved, 5, 9)
+    await second.end(moved, 9)
+    await sink.end()
+    assert sink.text == expected_text(9)
+    assert bench.moves == ["worker_dead"]
+
+
+async def test_stalled_worker_loses_its_request_although_it_beats(bench: Bench) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await first.next_request()
+    first.running = 1
+    first.is_pulling = False
+    await first.claim(request)
+    await first.say(request, 0, 2)
+    await sink.has(2)
+    second = await bench.worker("b")
+    moved = await second.next_request()
+    assert (moved.epoch, moved.emitted) == (1, (0, 1))
+    assert bench.moves == ["worker_dead"]
+
+
+async def test_request_with_no_news_is_dispatched_again(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 2)
+    moved = await worker.next_request()
+    assert (moved.epoch, moved.emitted) == (1, (0, 1))
+    assert bench.moves == ["silent"]
+
+
+async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    for _ in range(FAST_RECOVERY.max_moves + 1):
+        request = await worker.next_request()
+        await worker.claim(request)
+        assert request.reply is not None
+        await worker.send(request.reply, [Delta(request.id, request.epoch, 7, (7,), "?")])
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (500, "request_quarantined")
+    assert request.id in sink.error.message
+    assert bench.endings == ["failed"]
+
+
+async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.claim(request)
+    await worker.say(request, 0, 2)
+    started = time.monotonic()
+    await worker.end(request, 2, Finish("handoff"))
+    moved = await worker.next_request()
+    assert time.monotonic() - started < 0.3
+    assert moved.emitted == (0, 1)
+    assert bench.moves == ["handoff"]
+    await worker.claim(moved)
+    await worker.end(moved, 2)
+    await sink.end()
+    assert sink.text == expected_text(2)
+
+
+async def test_cancelled_request_is_taken_from_its_worker(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    request = await bench.submit(sink)
+    await worker.claim(await worker.next_request())
+    await until(lambda: bench.flight.worker is not None)
+    bench.dispatcher.cancel([bench.flight])
+    await until(lambda: any(request.id in cancel.ids and cancel.epoch is None for cancel in worker.cancels))
+    assert bench.endings == ["cancelled"]
+    assert sink.endings == 0
+
+
+async def test_cancelled_request_that_nobody_claimed_leaves_the_queue(bench: Bench) -> None:
+    sink = ListSink()
+    await bench.submit(sink)
+    await until(lambda: bench.flight.stream_seq is not None)
+    js = bench.nats.jetstream()
+    subject = f"hr.req.{bench.model}.interactive"
+    assert bench.flight.stream_seq is not None
+
+    async def waiting() -> int:
+        info = await js.stream_info(INTERACTIVE_STREAM, subjects_filter=subject)
+        return sum((info.state.subjects or {}).values())
+
+    assert await waiting() == 1
+    bench.dispatcher.cancel([bench.flight])
+    for _ in range(100):
+        if not await waiting():
+            break
+        await asyncio.sleep(0.01)
+    assert await waiting() == 0
+
+
+async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> None:
+    sink = ListSink()
+    await bench.submit(sink, deadline=time.time() + 0.1)
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (408, "timeout")
+
+
+async def test_request_that_its_worker_calls_expired_at_its_deadline_ends_with_a_timeout(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink, deadline=time.time() + 0.9 * EARLY_S)
+    await worker.end(await worker.next_request(), 0, Finish("expired"))
+    await sink.end()
+    assert sink.error is not None
+    assert sink.error.status == 408
+
+
+async def test_wall_clock_that_jumps_ends_no_request_and_changes_no_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink, deadline=time.time() + 60)
+    request = await first.next_request()
+    await first.claim(request)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    await first.say(request, 0, 2)
+    # The next one takes the request after the jump: by its clock the deadline is past, and it says so.
+    await first.end(request, 2, Finish("expired"))
+    attempt = await first.next_request()
+    assert attempt.epoch == 1
+    assert attempt.deadline == pytest.approx(now() + 3660, abs=5)
+    await first.say(attempt, 2, 4)
+    await first.end(attempt, 4)
+    await sink.end()
+    assert sink.error is None
+    assert sink.text == expected_text(4)
+
+
+@pytest.mark.parametrize(
+    ("finish", "status", "param"),
+    [
+        (Finish("failed", error="too long", error_param="prompt"), 400, "prompt"),
+        (Finish("failed", error="out of memory"), 500, None),
+    ],
+)
+async def test_failed_sequence_ends_with_its_status(
+    bench: Bench, finish: Finish, status: int, param: str | None
+) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    await worker.end(request, 0, finish)
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.param) == (status, param)
+
+
+async def test_request_larger_than_nats_takes_is_refused_with_the_limit(bench: Bench) -> None:
+    with pytest.raises(ApiError) as refused:
+        await bench.submit(ListSink(), text="x" * (2 << 20))
+    assert refused.value.status == 413
+    assert str(bench.nats.max_payload) in refused.value.message
+    assert bench.dispatcher.num_active == 0
+
+
+async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        bench.nats = await connect(server.url, role="gateway", name="gateway")
+        stack.push_async_callback(bench.nats.close)
+        limits = StreamLimits(interactive_max_msgs=2)
+        bench.dispatcher = Dispatcher(bench.nats, "gw", FAST_FLEET, FAST_RECOVERY, limits)
+        await bench.dispatcher.start()
+        stack.push_async_callback(bench.dispatcher.close)
+        sinks = [ListSink() for _ in range(3)]
+        for sink in sinks:
+            await bench.submit(sink)
+        await sinks[2].end()
+        error = sinks[2].error
+        assert error is not None
+        assert (error.status, error.code) == (503, "queue_full")
+        assert error.retry_after_s
+        assert sinks[0].error is None
+
+
+async def test_restarted_nats_serves_old_and_new_requests(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        worker = await bench.worker("a")
+        worker.is_pulling = True
+        claimed, unclaimed, later = ListSink(), ListSink(), ListSink()
+        await bench.submit(claimed)
+        held = await worker.next_request()
+        await worker.claim(held)
+        await worker.say(held, 0, 2)
+        await claimed.has(2)
+        worker.is_pulling = False
+        await asyncio.sleep(0.6)  # the pull in progress ends
+        await bench.submit(unclaimed)
+        await until(lambda: bench.flight.stream_seq is not None)
+        server.restart()
+        await until(lambda: worker.num_prepared == 2)
+        worker.is_pulling = True
+        await worker.say(held, 2, 4)
+        await worker.end(held, 4)
+        await claimed.end()
+        assert claimed.text == expected_text(4)
+        request = await worker.next_request()
+        assert request.id == bench.flight.id
+        assert request.epoch >= 1
+        await worker.claim(request)
+        await worker.end(request, 0)
+        await unclaimed.end()
+        assert unclaimed.error is None
+        await bench.submit(later)
+        request = await worker.next_request()
+        await worker.claim(request)
+        await worker.end(request, 0)
+        await later.end()
+        assert later.error is None
+
+
+async def test_many_concurrent_requests_all_end_complete(bench: Bench) -> None:
+    worker = await bench.worker("a")
+    serving = asyncio.create_task(worker.serve(0.001))
+    sinks = [ListSink() for _ in range(500)]
+    for sink in sinks:
+        await bench.submit(sink, sampling=Sampling(max_tokens=20))
+    await asyncio.gather(*(sink.end() for sink in sinks))
+    serving.cancel()
+    assert {sink.text for sink in sinks} == {expected_text(20)}
+    assert {sink.endings for sink in sinks} == {1}
+    assert bench.endings == ["completed"] * 500
+
+
+async def test_bytes_that_are_no_frame_harm_nobody(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    request = await worker.next_request()
+    assert request.reply is not None
+    await worker.nats.publish(request.reply, b"\xc1 not msgpack")
+    await worker.claim(request)
+    await worker.send(request.reply, [token(request, 0), Delta("unknown", 0, 0, (1,), "x")])
+    await worker.end(request, 1)
+    await sink.end()
+    assert sink.text == expected_text(1)
+
+
+async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        await bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
+        refused, accepted = ListSink(), ListSink()
+        await bench.submit(refused)
+        await refused.end()
+        assert refused.error is not None
+        assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
+        await until(lambda: bench.dispatcher._restoring is None)
+        await bench.submit(accepted)
+        await until(lambda: bench.flight.stream_seq is not None)
+
+
+async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    nats = await connect(server.url, role="gateway", name="gateway")
+    dispatcher = Dispatcher(nats, "gw", recovery_limits=RecoveryLimits(outage_patience_s=0.2))
+    await dispatcher.start()
+    sink = ListSink()
+    request = Request(id="a", model="m", text="x", reply=dispatcher.reply, deadline=time.time() + 30)
+    dispatcher.submit(request, sink, 1)
+    server.kill()
+    dispatcher.disconnected()
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
+    await until(lambda: not nats.is_connected)
+    with pytest.raises(ApiError):
+        dispatcher.submit(request, ListSink(), 1)
+    server.start()
+    await until(lambda: nats.is_connected)
+    await dispatcher.close()
+    await nats.close()
+
+
+async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await bench.worker("a")
+    beat = worker._heartbeat()
+    for changes in ({"worker": ""}, {"worker": "é" * 100}, {"waiting": 2**62}, {"block_size": 0}):
+        await worker.nats.publish("hr.worker.m.liar", encode(msgspec.structs.replace(beat, **changes)))
+    gateway = GatewayHeartbeat(gateway="liar", unclaimed=2**62, unclaimed_tokens=0, active=0)
+    for _ in range(100):
+        await worker.nats.publish("hr.worker.m.liar", b"junk")
+        await worker.nats.publish("hr.gateway.liar", encode(gateway))
+    await worker.nats.publish("hr.worker.m.b", encode(msgspec.structs.replace(beat, worker="b")))
+    await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
+    load = bench.dispatcher.fleet.load(beat.model)
+    assert load is not None
+    assert load.queued_requests == 0
+    dropped = [record for record in caplog.records if "is no heartbeat" in record.getMessage()]
+    assert len(dropped) == 2
+
+
+async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(now: float) -> None:
+        raise RuntimeError("bad state of a peer")
+
+    sweeps: list[float] = []
+    monkeypatch.setattr(bench.dispatcher.fleet, "sweep", fail)
+    monkeypatch.setattr(bench.dispatcher._recovery, "sweep", sweeps.append)
+    await until(lambda: len(sweeps) >= 3)
+    assert sum("bad state of a peer" in record.getMessage() for record in caplog.records) == 1

@@ -1,0 +1,224 @@
+"""Frames: which deltas count, whatever comes from whom; flights and their sinks are in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.dispatch.frames import FrameReceiver
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.recovery import Reason
+from gateway.errors import ApiError
+from shared.messages import Delta, Finish, FinishReason, Frame, Request, encode
+from tests.gateway.dispatch_bench import ListSink
+
+
+class BrokenSink(ListSink):
+    def deliver(self, delta: Delta) -> None:
+        raise RuntimeError("this stream is broken")
+
+
+class Recorder:
+    """What the receiver asks of revoker and dispatcher."""
+
+    def __init__(self) -> None:
+        self.cancels: list[tuple[str, int | None]] = []
+        self.losses: list[str] = []
+        self.handed_over: list[Flight] = []
+        self.completed: list[Flight] = []
+        self.failed: list[Flight] = []
+        self.errors: list[ApiError] = []
+
+    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
+        self.cancels.append((request_id, epoch))
+
+    def cancel_again(self, request_id: str) -> None:
+        self.cancels.append((request_id, None))
+
+    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+        self.losses.append(reason)
+
+    def hand_over(self, flight: Flight) -> None:
+        self.handed_over.append(flight)
+
+    def complete(self, flight: Flight, delta: Delta) -> None:
+        self.completed.append(flight)
+
+    def fail(self, flight: Flight, error: ApiError) -> None:
+        self.failed.append(flight)
+        self.errors.append(error)
+
+
+@pytest.fixture
+def flights() -> FlightTable:
+    return FlightTable()
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def receiver(flights: FlightTable, recorder: Recorder) -> FrameReceiver:
+    return FrameReceiver(flights, recorder, recorder)  # type: ignore[arg-type]
+
+
+def held(flights: FlightTable, request_id: str, *, epoch: int = 0, sink: ListSink | None = None) -> Flight:
+    """Put a flight into the table that `w` holds and that has had two tokens."""
+    flight = Flight(Request(id=request_id, model="m", text="x"), sink or ListSink(), 1, 0.0, epoch=epoch)
+    flight.emitted = [7, 8]
+    flights.add(flight)
+    flights.claim(flight, "w")
+    return flight
+
+
+def tokens(flight: Flight) -> int:
+    assert isinstance(flight.sink, ListSink)
+    return flight.sink.num_tokens
+
+
+async def test_delta_of_an_older_epoch_is_dropped_and_its_sender_told(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    flight = held(flights, "a", epoch=1)
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "old")]))
+    assert (tokens(flight), flight.emitted) == (0, [7, 8])
+    assert recorder.cancels == [("a", 0)]
+    receiver.accept(Frame("w", 2, [Delta("a", 1, 2, (9,), "new")]))
+    assert (tokens(flight), flight.emitted) == (1, [7, 8, 9])
+
+
+async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    flight = held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 1, 2, (9,), "?")]))
+    assert tokens(flight) == 0
+    assert recorder.cancels == []
+
+
+async def test_delta_of_a_worker_that_does_not_hold_the_flight_is_dropped(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    flight = held(flights, "a")
+    receiver.accept(Frame("other", 1, [Delta("a", 0, 2, (9,), "?")]))
+    assert tokens(flight) == 0
+    assert recorder.losses == []
+
+
+async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    flight = held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 0, (7, 8), "again"), Delta("a", 0, 3, (9,), "too far")]))
+    assert tokens(flight) == 0
+    assert recorder.losses == ["gap"]
+
+
+async def test_one_streams_exception_ends_it_and_no_neighbour(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    before = held(flights, "a")
+    broken = held(flights, "b", sink=BrokenSink())
+    after = held(flights, "c")
+    receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in ("a", "b", "c")]))
+    assert (tokens(before), tokens(after)) == (1, 1)
+    assert recorder.failed == [broken]
+    assert [(error.status, error.code) for error in recorder.errors] == [(500, "internal_error")]
+
+
+async def test_every_delta_that_counts_is_news_of_its_flight(flights: FlightTable, receiver: FrameReceiver) -> None:
+    flight = held(flights, "a")
+    now = asyncio.get_running_loop().time()
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))
+    assert flight.progressed_at >= now
+    flight.progressed_at = 0.0
+    receiver.accept(Frame("w", 2, [Delta("a", 0, 3, (10,), "y", prompt_tokens=5)]))
+    receiver.accept(Frame("other", 2, [Delta("a", 0, 4, (10,), "y")]))
+    assert flight.progressed_at >= now
+    flight.progressed_at = 0.0
+    receiver.accept(Frame("other", 3, [Delta("a", 0, 4, (10,), "y")]))
+    assert flight.progressed_at == 0.0
+
+
+async def test_strays_that_are_remembered_are_bounded(
+    receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.dispatch.frames.MAX_STRAYS", 10)
+    for number in range(100):
+        receiver.accept(Frame("w", 1, [Delta(f"gone-{number}", 0, 0, (1,), "x")]))
+    assert len(receiver._strays) <= 10
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+async def test_end_completes_the_flight_with_its_last_tokens(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason
+) -> None:
+    flight = held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish(reason))]))
+    assert flight.emitted == [7, 8, 9]
+    assert recorder.completed == [flight]
+    assert recorder.losses == recorder.errors == []
+
+
+@pytest.mark.parametrize(
+    ("finish", "error"),
+    [
+        (Finish("expired"), (408, "timeout", None)),
+        (Finish("failed", error="broken"), (500, "worker_failed", None)),
+        (Finish("failed", error="too long", error_param="prompt", error_code="c"), (400, "c", "prompt")),
+        (Finish("failed", error="no", error_param="prompt"), (400, "invalid_value", "prompt")),
+    ],
+)
+async def test_end_without_an_answer_fails_the_flight(
+    flights: FlightTable,
+    receiver: FrameReceiver,
+    recorder: Recorder,
+    finish: Finish,
+    error: tuple[int, str, str | None],
+) -> None:
+    held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=finish)]))
+    assert [(each.status, each.code, each.param) for each in recorder.errors] == [error]
+    assert recorder.losses == []
+
+
+@pytest.mark.parametrize(("reason", "lost"), [("expired", "early"), ("cancelled", "cancelled")])
+async def test_end_that_nobody_here_asked_for_is_a_loss(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder, reason: FinishReason, lost: str
+) -> None:
+    flight = held(flights, "a")
+    flight.expires_at = asyncio.get_running_loop().time() + 60
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish(reason))]))
+    assert recorder.losses == [lost]
+    assert recorder.errors == []
+
+
+async def test_message_is_a_frame_or_dropped(flights: FlightTable, receiver: FrameReceiver) -> None:
+    flight = held(flights, "a")
+    for payload in (b"", b"\xc1", b"\xc0", encode(Frame("w", 1, [Delta("a", 0, 2, (9,), "x")]))):
+        receiver.receive(SimpleNamespace(subject="hr.tok.g", data=payload))  # type: ignore[arg-type]
+    assert flight.emitted == [7, 8, 9]
+
+
+async def test_handover_delivers_its_tokens_without_the_end(
+    flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
+) -> None:
+    flight = held(flights, "a")
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish("handoff"))]))
+    assert flight.emitted == [7, 8, 9]
+    assert isinstance(flight.sink, ListSink)
+    assert [delta.finish for delta in flight.sink.deltas] == [None]
+    assert recorder.handed_over == [flight]
+
+
+async def test_stray_of_an_unknown_request_is_cancelled_the_second_time(
+    receiver: FrameReceiver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.dispatch.frames.STRAY_CANCEL_INTERVAL_S", 0.0)
+    for _ in range(2):
+        receiver.accept(Frame("w", 1, [Delta("gone", 0, 0, (1,), "x")]))
+    assert recorder.cancels == [("gone", None)]

@@ -1,0 +1,73 @@
+"""The table of flights: what is counted where, and what the next attempt asks for."""
+
+from __future__ import annotations
+
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.errors import ApiError
+from shared.messages import Delta, Request, Sampling
+
+
+class NullSink:
+    def deliver(self, delta: Delta) -> None:
+        pass
+
+    def fail(self, error: ApiError) -> None:
+        pass
+
+
+def flight(request_id: str, tokens: int = 10, model: str = "m") -> Flight:
+    return Flight(Request(id=request_id, model=model, text="x"), NullSink(), tokens, 0.0)
+
+
+def test_claimed_request_counts_until_its_workers_next_heartbeat() -> None:
+    table = FlightTable()
+    first, second = flight("a"), flight("b", 5)
+    table.add(first)
+    table.add(second)
+    assert table.unclaimed() == table.unshown("m") == (2, 15)
+    table.claim(first, "w")
+    assert table.unclaimed() == (1, 5)
+    assert table.unshown("m") == (2, 15)
+    table.note_heartbeat("m", "w")
+    assert table.unshown("m") == (1, 5)
+    table.remove(first)
+    assert table.unshown("m") == (1, 5)
+
+
+def test_request_that_ends_before_the_heartbeat_counts_no_more() -> None:
+    table = FlightTable()
+    one = flight("a")
+    table.add(one)
+    table.claim(one, "w")
+    assert table.remove(one)
+    assert not table.remove(one)
+    assert table.unshown("m") == (0, 0)
+
+
+def test_released_request_waits_again_once() -> None:
+    table = FlightTable()
+    one = flight("a")
+    table.add(one)
+    table.claim(one, "w")
+    table.release(one)
+    table.release(one)
+    table.forget_worker("w")
+    assert table.unclaimed() == table.unshown("m") == (1, 10)
+
+
+def test_models_are_counted_apart() -> None:
+    table = FlightTable()
+    table.add(flight("a"))
+    table.add(flight("b", 3, "other"))
+    assert table.unshown("other") == (1, 3)
+    assert table.unclaimed() == (2, 13)
+
+
+def test_next_attempt_continues_after_what_was_emitted() -> None:
+    one = flight("a")
+    one.request = Request(id="a", model="m", text="x", echo=True, sampling=Sampling(prompt_logprobs=2))
+    assert one.attempt() == one.request
+    one.epoch, one.emitted, one.has_prompt_output = 2, [7, 8], True
+    attempt = one.attempt()
+    assert (attempt.epoch, attempt.emitted, attempt.echo) == (2, (7, 8), False)
+    assert attempt.sampling.prompt_logprobs is None

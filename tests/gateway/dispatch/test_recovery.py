@@ -1,0 +1,363 @@
+"""What a move does to the old attempt and to the next one; queue, workers and NATS are in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.recovery import Recovery, RecoveryLimits
+from gateway.errors import ApiError
+from gateway.fleet.death import Death
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.liveness import FleetLimits
+from shared.messages import Request
+from tests.gateway.dispatch_bench import ListSink
+from tests.gateway.fleet.test_fleet import BEAT
+
+LIMITS = RecoveryLimits(max_moves=12)
+
+
+@dataclass
+class Wire:
+    """Publisher, revoker and quarantine of a gateway; keeps what they are asked for."""
+
+    published: list[tuple[str, int]] = field(default_factory=list)
+    cancelled: list[tuple[str, int | None]] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    quarantined: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, int]] = field(default_factory=list)
+    errors: list[ApiError] = field(default_factory=list)
+    num_published_at_cancels: list[int] = field(default_factory=list)
+    refusal: ApiError | None = None
+
+    def publish(self, flight: Flight) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.published.append((flight.id, flight.epoch))
+
+    def forget(self, flight: Flight) -> None:
+        flight.ack = None
+
+    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
+        self.cancelled.append((request_id, epoch))
+
+    def delete(self, stream_seq: int) -> None:
+        self.deleted.append(stream_seq)
+
+    async def send_cancels(self) -> None:
+        self.num_published_at_cancels.append(len(self.published))
+
+    def take(self, flight: Flight, reason: str, why: str) -> ApiError:
+        self.quarantined.append((flight.id, reason))
+        return ApiError(500, why)
+
+    async def close(self) -> None:
+        pass
+
+
+class Moves:
+    """A recovery, its flights, and the wire."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.flights = FlightTable()
+        self.fleet = Fleet("g", FleetLimits(), self.flights.unshown)
+        self.recovery = Recovery(
+            self.flights,
+            self.fleet,
+            self.wire,  # type: ignore[arg-type]
+            self.wire,  # type: ignore[arg-type]
+            self.wire,  # type: ignore[arg-type]
+            self.fail,
+            LIMITS,
+        )
+
+    def fail(self, flight: Flight, error: ApiError) -> None:
+        if self.flights.remove(flight):
+            self.wire.failed.append((flight.id, error.status))
+            self.wire.errors.append(error)
+
+    def flight(self, request_id: str, worker: str | None = None) -> Flight:
+        """Add a flight that was published long ago, and that `worker` holds, if given."""
+        flight = Flight(Request(id=request_id, model="m", text="x"), ListSink(), 1, published_at=-1000.0)
+        self.flights.add(flight)
+        if worker is not None:
+            self.flights.claim(flight, worker)
+        return flight
+
+    async def settle(self) -> None:
+        await self.recovery.close()
+
+    async def die(self, worker: str, *, is_blamed: bool = True) -> None:
+        self.recovery.lose_worker(Death(worker, "m", "it is not there any more", 0.0, is_blamed))
+        await self.settle()
+
+
+@pytest.fixture
+async def moves() -> Moves:
+    return Moves()
+
+
+async def test_move_cancels_exactly_the_old_attempt_and_deletes_its_message(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    flight.epoch, flight.stream_seq = 4, 77
+    moves.recovery.move([flight], "gap")
+    await moves.settle()
+    assert moves.wire.cancelled == [("a", 4)]
+    assert moves.wire.deleted == [77]
+    assert moves.wire.published == [("a", 5)]
+    assert moves.wire.num_published_at_cancels == [0]
+    assert (flight.worker, flight.stream_seq, flight.epoch) == (None, None, 5)
+
+
+async def test_moves_without_progress_end_in_quarantine_and_progress_begins_anew(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    for _ in range(LIMITS.max_moves):
+        moves.recovery.move([flight], "gap")
+    flight.emitted.append(1)
+    for _ in range(LIMITS.max_moves):
+        moves.recovery.move([flight], "handoff")
+    assert moves.wire.failed == []
+    moves.recovery.move([flight], "silent")
+    assert moves.wire.failed == [("a", 500)]
+    assert moves.wire.quarantined == [("a", "attempts_exhausted")]
+    await moves.settle()
+
+
+async def test_moves_that_are_no_workers_fault_have_no_limit(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for _ in range(20):
+        moves.recovery.move([flight], "nats_restart")
+        moves.recovery.move([flight], "unclaimed")
+    assert moves.wire.failed == []
+    await moves.settle()
+
+
+async def test_suspects_are_published_one_per_worker(moves: Moves) -> None:
+    for name in "abc":
+        moves.flight(name, "w")
+    await moves.die("w")
+    assert moves.wire.published == [("a", 1)]
+    first = moves.flights.by_id["a"]
+    assert first.probation == 1
+    first.emitted.append(1)
+    moves.recovery.sweep(-1000.0)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1), ("b", 1)]
+    moves.flights.remove(moves.flights.by_id["b"])
+    moves.recovery.sweep(-1000.0)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1), ("b", 1), ("c", 1)]
+
+
+async def test_suspect_that_is_the_only_one_at_two_deaths_is_quarantined(moves: Moves) -> None:
+    poison, neighbour = moves.flight("a", "w0"), moves.flight("b", "w0")
+    neighbour.emitted += range(40)
+    await moves.die("w0")
+    for number in (1, 2):
+        assert moves.wire.quarantined == []
+        for flight in (poison, neighbour):
+            moves.flights.claim(flight, f"w{number}")
+        neighbour.emitted += range(40)
+        await moves.die(f"w{number}")
+    assert moves.wire.quarantined == [("a", "worker_lost")]
+    assert list(moves.flights) == [neighbour]
+
+
+async def test_stream_with_progress_between_deaths_is_never_a_suspect(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for number in range(10):
+        moves.flights.claim(flight, f"w{number}")
+        flight.emitted += range(100)
+        await moves.die(f"w{number}")
+        assert flight.probation == 0
+    assert flight.losses == []
+
+
+async def test_death_without_blame_makes_nobody_a_suspect(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for number in range(10):
+        moves.flights.claim(flight, f"w{number}")
+        await moves.die(f"w{number}", is_blamed=False)
+        assert flight.probation == 0
+    assert moves.wire.failed == []
+
+
+async def test_blame_is_taken_back_when_the_worker_is_heard_again(moves: Moves) -> None:
+    flight = moves.flight("a", "w0")
+    await moves.die("w0")
+    for number in (1, 2, 3):
+        moves.flights.claim(flight, f"w{number}")
+        for loss in flight.losses:
+            loss.death.is_blamed = False
+        await moves.die(f"w{number}")
+    assert moves.wire.quarantined == []
+
+
+async def test_refused_publication_is_repeated_and_one_that_is_too_large_fails(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    moves.wire.refusal = ApiError(503, "full")
+    moves.recovery.move([flight], "gap")
+    await moves.settle()
+    assert moves.wire.published == []
+    moves.wire.refusal = None
+    moves.recovery.sweep(flight.published_at + LIMITS.refused_retry_s + 0.01)
+    await moves.settle()
+    assert moves.wire.published == [("a", 2)]
+    moves.wire.refusal = ApiError(413, "too large")
+    moves.recovery.move([flight], "gap")
+    await moves.settle()
+    assert moves.wire.failed == [("a", 413)]
+
+
+async def test_request_that_a_frozen_worker_was_sent_is_published_again_although_all_others_are_full(
+    moves: Moves,
+) -> None:
+    now = 100.0
+    full = {"running": 8, "queue_pending": 5, "waiting": 3}
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full), now)
+    sent, waiting = moves.flight("a"), moves.flight("b")
+    sent.stream_seq, waiting.stream_seq = 50, 52
+    moves.recovery.sweep(now)
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now)
+    moves.recovery.sweep(now)
+    now += LIMITS.delivered_patience_s
+    for seconds in (-0.2, 0.2):
+        moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **full, last_pulled=51), now + seconds)
+        assert moves.wire.published == []
+        moves.recovery.sweep(now + seconds)
+        await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+    assert sent.delivered_at is None
+
+
+async def test_patience_with_a_request_that_nobody_claims_doubles(moves: Moves) -> None:
+    idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
+    flight = moves.flight("a")
+    for epoch, factor in enumerate((1, 2, 4)):
+        for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
+            now = 100.0 + LIMITS.claim_patience_s * factor + seconds
+            flight.published_at, flight.stream_seq = 100.0, 10
+            moves.fleet.note_heartbeat(idle, now)
+            moves.recovery.sweep(now)
+            await moves.settle()
+            assert flight.epoch == expected
+
+
+async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
+    now = 100.0
+    for _ in range(100):
+        now += 0.1
+        moves.fleet.note_heartbeat(BEAT, now)
+        moves.fleet.sweep(now)
+    gone, kept = moves.flight("a", "somebody"), moves.flight("b", BEAT.worker)
+    gone.emitted, kept.emitted = [1], [1]
+    gone.progressed_at = kept.progressed_at = now - LIMITS.reconnect_patience_s - 0.1
+    moves.recovery.sweep(now)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+async def test_claimed_request_of_which_nothing_is_heard_after_a_reconnect_moves(moves: Moves, num_tokens: int) -> None:
+    lost, heard = moves.flight("a", "w"), moves.flight("b", "w")
+    moves.recovery.disconnected()
+    moves.recovery.reconnected(is_same_stream=True)
+    now = asyncio.get_running_loop().time()
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), now)
+    lost.emitted = heard.emitted = [1] * num_tokens
+    lost.progressed_at, heard.progressed_at = now - 1, now + 0.01
+    patience_s = LIMITS.reconnect_patience_s
+    if not num_tokens:
+        patience_s = LIMITS.reconnect_prefill_patience_s + 1 / LIMITS.reconnect_prefill_rate
+    moves.recovery.sweep(now + patience_s - 0.1)
+    await moves.settle()
+    assert moves.wire.published == []
+    moves.recovery.sweep(now + patience_s + 0.1)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+    assert lost.losses == []
+
+
+async def test_further_reconnects_do_not_put_off_the_move_of_what_the_first_one_lost(moves: Moves) -> None:
+    lost = moves.flight("a", "w")
+    first = asyncio.get_running_loop().time()
+    moves.fleet.note_heartbeat(msgspec.structs.replace(BEAT, worker="w"), first)
+    lost.emitted, lost.progressed_at = [1], first - 1
+    for _ in range(2):
+        moves.recovery.disconnected()
+        moves.recovery.reconnected(is_same_stream=True)
+        second = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.05)
+    moves.recovery.sweep(second + LIMITS.reconnect_patience_s - 0.01)
+    await moves.settle()
+    assert moves.wire.published == [("a", 1)]
+
+
+async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
+    now = 5000.0
+    silent, unclaimed = moves.flight("a", "w"), moves.flight("b")
+    silent.emitted, silent.progressed_at = [1], now - 1
+    unclaimed.published_at, unclaimed.stream_seq = now - 1, 5
+    moves.recovery.discount_pause(600.0, now + 600)
+    assert (silent.progressed_at, unclaimed.published_at) == (now + 599, now + 599)
+    moves.recovery.sweep(now + 600)
+    await moves.settle()
+    assert moves.wire.published == []
+    # What was read before the pause was noticed is not moved into the future.
+    silent.progressed_at = now + 600
+    moves.recovery.discount_pause(600.0, now + 600)
+    assert silent.progressed_at == now + 600
+
+
+async def test_pause_does_not_count_as_time_since_the_delivery(moves: Moves) -> None:
+    flight = moves.flight("a")
+    flight.delivered_at = 100.0
+    moves.recovery.discount_pause(50.0, 200.0)
+    assert flight.delivered_at == 150.0
+    moves.recovery.discount_pause(90.0, 200.0)
+    assert flight.delivered_at == 200.0
+
+
+@pytest.mark.parametrize("is_same_stream", [True, False])
+async def test_return_of_nats_publishes_what_nobody_claimed(moves: Moves, is_same_stream: bool) -> None:
+    claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
+    claimed.stream_seq, unclaimed.stream_seq = 3, 4
+    moves.recovery.disconnected()
+    moves.recovery.reconnected(is_same_stream)
+    await moves.settle()
+    assert moves.wire.published == [("b", 1)]
+    assert claimed.stream_seq == (3 if is_same_stream else None)
+    # In a stream that was made anew the old number may be another request's.
+    assert moves.wire.deleted == ([4] if is_same_stream else [])
+
+
+async def test_absence_of_nats_ends_requests_at_their_deadline_or_when_it_is_too_long(moves: Moves) -> None:
+    moves.recovery.disconnected()
+    start = asyncio.get_running_loop().time()
+    moves.flight("a", "w").expires_at = start + 5
+    moves.flight("b", "w")
+    moves.recovery.sweep(start + 4)
+    assert moves.wire.failed == []
+    moves.recovery.sweep(start + 6)
+    assert moves.wire.failed == [("a", 408)]
+    # The official SDKs would repeat it, and nobody waits for the answer any more.
+    assert moves.wire.errors[0].headers["x-should-retry"] == "false"
+    moves.recovery.sweep(start + LIMITS.outage_patience_s + 1)
+    assert moves.wire.failed == [("a", 408), ("b", 503)]
+    assert moves.wire.published == []
+
+
+async def test_deadline_ends_a_flight_that_waits_on_probation(moves: Moves) -> None:
+    moves.flight("a", "w")
+    parked = moves.flight("b", "w")
+    await moves.die("w")
+    assert parked.is_parked
+    parked.expires_at = -1000.5
+    moves.recovery.sweep(-1000.0)
+    await moves.settle()
+    assert ("b", 408) in moves.wire.failed

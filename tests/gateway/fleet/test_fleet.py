@@ -1,0 +1,127 @@
+"""What is queued and how fast it drains, by heartbeats and a clock that the test turns."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gateway.fleet.fleet import MODEL_MEMORY_S, Fleet
+from gateway.fleet.liveness import FleetLimits
+from shared.messages import GatewayHeartbeat, Heartbeat
+
+BEAT = Heartbeat(
+    worker="w1",
+    model="m",
+    step=1,
+    running=1,
+    waiting=2,
+    waiting_tokens=20,
+    free_blocks=10,
+    total_blocks=100,
+    block_size=16,
+    max_model_len=1000,
+    max_num_seqs=8,
+    prefill_rate=100.0,
+    decode_rate=10.0,
+    queue_pending=0,
+    started=1.0,
+)
+
+
+class Watched:
+    """A fleet and the time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.fleet = Fleet("gw", FleetLimits(), lambda model: (3, 30))
+
+    def hear(self, **changes: object) -> None:
+        self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), self.now)
+
+    def run(self, seconds: float, **changes: object) -> None:
+        """Let time pass; with changes, a worker beats meanwhile."""
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            if changes:
+                self.hear(**changes)
+            self.fleet.liveness.take_probes(self.now)
+            self.fleet.sweep(self.now)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    watched = Watched()
+    watched.fleet.sweep(watched.now)
+    watched.hear()
+    return watched
+
+
+def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
+    watched.hear(worker="w2", free_blocks=5, max_model_len=500)
+    watched.hear(worker="w3", draining=True)
+    watched.hear(worker="w4", model="other")
+    watched.fleet.note_gateway_heartbeat(
+        GatewayHeartbeat(gateway="gw", unclaimed=9, unclaimed_tokens=9, active=0), watched.now
+    )
+    watched.fleet.note_gateway_heartbeat(
+        GatewayHeartbeat(gateway="gw2", unclaimed=4, unclaimed_tokens=7, active=0), watched.now
+    )
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert (load.num_workers, load.running, load.free_blocks, load.free_slots) == (2, 2, 15, 14)
+    assert (load.queued_requests, load.queued_tokens) == (2 + 2 + 3 + 4, 20 + 20 + 30 + 7)
+    assert (load.max_model_len, load.prefill_rate) == (500, 200.0)
+
+
+def test_unknown_model_has_no_load_and_a_known_one_without_workers_has(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+    assert watched.fleet.load("nobody's") is None
+    watched.run(2, worker="w2", model="other", step=3)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.num_workers == 0
+
+
+def test_nothing_is_unknown_while_no_worker_is_heard() -> None:
+    load = Watched().fleet.load("m")
+    assert load is not None
+    assert load.num_workers == 0
+
+
+def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
+    watched.hear(draining=True)
+    assert not watched.fleet.is_ready("m")
+    assert not watched.fleet.liveness.is_gone("w1")
+    assert watched.fleet.models() == ["m"]
+
+
+def test_drafts_of_all_workers_are_counted(watched: Watched) -> None:
+    drafts = {"spec_decode_num_drafts": 2, "spec_decode_num_draft_tokens": 8, "spec_decode_num_accepted_tokens": 5}
+    watched.hear(**drafts)
+    watched.hear(worker="w2", **drafts)
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.spec_decode_num_drafts == 4
+    assert load.spec_decode_num_draft_tokens == 16
+    assert load.spec_decode_num_accepted_tokens == 10
+
+
+def test_model_whose_workers_are_gone_for_minutes_is_unknown_again(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+    watched.run(MODEL_MEMORY_S - 5, worker="w2", model="other", step=3, running=0)
+    assert watched.fleet.load("m") is not None
+    watched.run(20, worker="w2", model="other", step=3, running=0)
+    assert watched.fleet.load("m") is None
+    watched.hear()
+    load = watched.fleet.load("m")
+    assert load is not None
+    assert load.num_workers == 1
+
+
+def test_model_is_not_forgotten_while_nats_is_away(watched: Watched) -> None:
+    watched.hear(worker="w2", model="other")
+    watched.fleet.liveness.nats_disconnected()
+    watched.run(2 * MODEL_MEMORY_S)
+    watched.fleet.liveness.nats_reconnected(watched.now)
+    watched.hear(worker="w2", model="other")
+    assert watched.fleet.load("m") is not None

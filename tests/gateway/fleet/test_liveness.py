@@ -1,0 +1,245 @@
+"""Who is alive, by heartbeats, probes and a clock that the test turns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from gateway.fleet.death import Death
+from gateway.fleet.liveness import FleetLimits, Liveness
+from tests.gateway.fleet.test_fleet import BEAT
+
+TICK_S = 0.05
+
+
+@dataclasses.dataclass
+class Simulated:
+    """A worker: `alive` beats and answers, `frozen` does neither, `gone` lets NATS answer that nobody listens."""
+
+    name: str
+    state: str = "alive"
+    step: int = 1
+    running: int = 0
+    started: float = 1.0
+    beaten_at: float = -1.0
+
+
+class Watched:
+    """Workers, the time, and who was found dead."""
+
+    def __init__(self, *names: str) -> None:
+        self.now = 100.0
+        self.deaths: list[Death] = []
+        self.liveness = Liveness(FleetLimits())
+        self.liveness.on_dead = self.deaths.append
+        self.workers = {name: Simulated(name) for name in names}
+        self.run(0.5)
+
+    def run(self, seconds: float) -> None:
+        """Let time pass in ticks, as the dispatcher's sweep does."""
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            for worker in self.workers.values():
+                if worker.state == "alive" and self.now - worker.beaten_at > 0.249:
+                    self.beat(worker)
+            self.liveness.sweep(self.now)
+            for name in self.liveness.take_probes(self.now):
+                state = self.workers[name].state
+                if state == "alive":
+                    self.liveness.note_answer(name, self.now)
+                elif state == "gone":
+                    self.liveness.note_absence(name, self.now)
+
+    def beat(self, worker: Simulated) -> None:
+        worker.beaten_at = self.now
+        fields = {"worker": worker.name, "step": worker.step, "running": worker.running, "started": worker.started}
+        self.liveness.note_heartbeat(msgspec.structs.replace(BEAT, **fields), self.now)
+
+    @property
+    def dead(self) -> list[str]:
+        return [death.worker for death in self.deaths]
+
+    @property
+    def blamed(self) -> list[str]:
+        return [death.worker for death in self.deaths if death.is_blamed]
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched("a", "b", "c")
+
+
+def test_worker_that_is_gone_is_dead_within_half_a_second(watched: Watched) -> None:
+    watched.workers["a"].state = "gone"
+    watched.run(0.5)
+    assert watched.dead == watched.blamed == ["a"]
+    assert watched.liveness.is_gone("a")
+    assert not watched.liveness.is_gone("b")
+
+
+def test_frozen_worker_is_dead_after_four_missed_heartbeats(watched: Watched) -> None:
+    watched.workers["a"].state = "frozen"
+    watched.run(0.7)
+    assert watched.dead == []
+    watched.run(0.6)
+    assert watched.dead == watched.blamed == ["a"]
+
+
+def test_worker_whose_heartbeats_are_lost_but_who_answers_lives(watched: Watched) -> None:
+    watched.workers["a"].beaten_at = 1e9
+    watched.run(20)
+    assert watched.dead == []
+
+
+def test_only_worker_that_is_gone_is_dead_and_blamed() -> None:
+    watched = Watched("a")
+    watched.workers["a"].state = "gone"
+    watched.run(0.5)
+    assert watched.dead == watched.blamed == ["a"]
+
+
+def test_only_worker_that_is_silent_is_dead_without_blame() -> None:
+    watched = Watched("a")
+    watched.workers["a"].state = "frozen"
+    watched.run(2)
+    assert (watched.dead, watched.blamed) == (["a"], [])
+
+
+@pytest.mark.parametrize("state", ["gone", "frozen"])
+def test_workers_that_end_together_are_dead_without_blame(watched: Watched, state: str) -> None:
+    watched.workers["b"].beaten_at -= 0.1
+    watched.workers["c"].beaten_at -= 0.2
+    for worker in watched.workers.values():
+        worker.state = state
+    watched.run(3)
+    assert sorted(watched.dead) == ["a", "b", "c"]
+    assert watched.blamed == []
+
+
+def test_workers_that_end_one_after_the_other_are_each_blamed(watched: Watched) -> None:
+    for name in ("a", "b", "c"):
+        watched.workers[name].state = "gone"
+        watched.run(0.6)
+    assert watched.blamed == ["a", "b", "c"]
+
+
+def test_frozen_worker_that_wakes_up_is_alive_and_not_blamed_any_more(watched: Watched) -> None:
+    watched.workers["a"].state = "frozen"
+    watched.run(2)
+    assert watched.blamed == ["a"]
+    watched.workers["a"].state = "alive"
+    watched.run(0.5)
+    assert watched.blamed == []
+    assert not watched.liveness.is_gone("a")
+
+
+def test_dead_worker_whose_successor_has_its_name_stays_blamed(watched: Watched) -> None:
+    watched.workers["a"].state = "gone"
+    watched.run(1)
+    watched.workers["a"] = Simulated("a", started=2.0)
+    watched.run(0.5)
+    assert watched.blamed == ["a"]
+    assert not watched.liveness.is_gone("a")
+
+
+def test_worker_whose_steps_stand_still_is_dead_although_it_beats(watched: Watched) -> None:
+    worker = watched.workers["a"]
+    worker.running = 1
+    watched.run(9.7)
+    assert watched.dead == []
+    watched.run(0.6)
+    assert watched.dead == watched.blamed == ["a"]
+    watched.run(20)
+    assert watched.dead == ["a"]
+    worker.step += 1
+    watched.run(0.5)
+    assert watched.blamed == []
+    assert not watched.liveness.is_gone("a")
+
+
+def test_idle_worker_may_stand_still(watched: Watched) -> None:
+    watched.run(30)
+    assert watched.dead == []
+
+
+def test_restarted_worker_of_the_same_name_is_another(watched: Watched) -> None:
+    watched.workers["a"].started = 2.0
+    watched.run(0.3)
+    assert watched.dead == watched.blamed == ["a"]
+    assert not watched.liveness.is_gone("a")
+
+
+def test_worker_restarted_while_nats_was_away_is_dead_without_blame(watched: Watched) -> None:
+    watched.liveness.nats_disconnected()
+    watched.run(1)
+    watched.liveness.nats_reconnected(watched.now)
+    watched.workers["a"].started = 2.0
+    watched.run(0.3)
+    assert (watched.dead, watched.blamed) == (["a"], [])
+
+
+def test_nobody_dies_while_nats_is_away(watched: Watched) -> None:
+    for worker in watched.workers.values():
+        worker.state = "gone"
+    watched.liveness.nats_disconnected()
+    watched.run(20)
+    assert not watched.liveness.is_gone("a")
+    watched.liveness.nats_reconnected(watched.now)
+    watched.run(1.4)
+    assert watched.dead == []
+    watched.run(1.0)
+    assert sorted(watched.dead) == ["a", "b", "c"]
+
+
+def test_pause_of_this_process_proves_nothing_about_others(watched: Watched) -> None:
+    worker = watched.workers["a"]
+    worker.running = 1
+    watched.run(8.5)
+    watched.now += 60
+    watched.liveness.discount_pause(60, watched.now)
+    watched.liveness.sweep(watched.now)
+    watched.run(0.8)
+    assert watched.dead == []
+    worker.running = 0
+    watched.run(0.3)
+    worker.state = "gone"
+    watched.run(0.6)
+    assert watched.dead == ["a"]
+
+
+def test_pause_after_which_heartbeats_were_read_first_does_not_delay_the_next_death(watched: Watched) -> None:
+    watched.now += 60
+    for worker in watched.workers.values():
+        watched.beat(worker)
+    watched.liveness.discount_pause(60, watched.now)
+    watched.workers["a"].state = "gone"
+    watched.run(0.8)
+    assert watched.dead == ["a"]
+
+
+@pytest.mark.parametrize("cause", ["pause", "reconnect"])
+def test_fleet_is_disturbed_for_a_while_after_it_could_not_be_heard(watched: Watched, cause: str) -> None:
+    if cause == "pause":
+        watched.liveness.discount_pause(1.0, watched.now)
+    else:
+        watched.liveness.nats_reconnected(watched.now)
+    watched.run(2.0)
+    assert watched.liveness.is_disturbed(watched.now)
+    watched.run(1.0)
+    assert not watched.liveness.is_disturbed(watched.now)
+
+
+def test_fleet_is_disturbed_by_silence_and_for_a_while_after_a_death(watched: Watched) -> None:
+    assert not watched.liveness.is_disturbed(watched.now)
+    watched.workers["a"].state = "gone"
+    watched.run(0.4)
+    assert watched.liveness.is_disturbed(watched.now)
+    watched.run(1.0)
+    assert watched.liveness.is_disturbed(watched.now)
+    assert watched.liveness.deaths_since("m", watched.now - 2) == watched.deaths
+    assert watched.liveness.deaths_since("m", watched.now) == []
+    assert watched.liveness.deaths_since("other", 0) == []
+    watched.run(3)
+    assert not watched.liveness.is_disturbed(watched.now)

@@ -1,0 +1,114 @@
+"""Bodies, as they come from a connection in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.http1.body import BodyBudget, ClientGoneError, RequestBody, check_body_headers
+
+
+class Source:
+    """A connection with these pieces to give; it gives them while they are wanted."""
+
+    def __init__(self, *pieces: bytes, is_complete: bool = True, budget: BodyBudget | None = None) -> None:
+        self.pieces = list(pieces)
+        self.is_complete = is_complete
+        self.body = RequestBody(self.give, budget or BodyBudget(1 << 20, 10))
+
+    def give(self) -> None:
+        while self.body.is_wanted and self.pieces:
+            self.body.feed(bytearray(self.pieces.pop(0)))
+        if self.is_complete and not self.pieces:
+            self.body.complete()
+
+
+async def test_pieces_are_joined() -> None:
+    assert await Source(b"12345", b"", b"67890").body.read(10) == b"1234567890"
+
+
+async def test_pieces_that_come_later_are_waited_for() -> None:
+    source = Source(b"123", is_complete=False)
+    reading = asyncio.create_task(source.body.read(10))
+    await asyncio.sleep(0)
+    source.pieces.append(b"45")
+    source.is_complete = True
+    source.give()
+    assert await reading == b"12345"
+
+
+async def test_nothing_is_taken_before_it_is_read() -> None:
+    source = Source(b"12345")
+    assert not source.body.is_wanted
+    assert source.pieces == [b"12345"]
+
+
+async def test_body_is_cut_off_at_the_piece_that_exceeds_the_limit() -> None:
+    source = Source(*[b"1234"] * 100)
+    with pytest.raises(ApiError) as caught:
+        await source.body.read(10)
+    assert (caught.value.status, len(source.pieces), len(source.body)) == (413, 97, 0)
+
+
+async def test_rest_of_an_answered_body_is_dropped() -> None:
+    source = Source(b"12345", b"67890")
+    source.body.drop()
+    source.give()
+    assert (source.pieces, len(source.body)) == ([], 0)
+
+
+async def test_failure_reaches_the_reader_that_waits_and_the_one_that_comes_later() -> None:
+    waiting, later = (
+        RequestBody(lambda: None, BodyBudget(1 << 20, 10)),
+        RequestBody(lambda: None, BodyBudget(1 << 20, 10)),
+    )
+    reading = asyncio.create_task(waiting.read(10))
+    await asyncio.sleep(0)
+    for body in (waiting, later):
+        body.fail(ClientGoneError())
+    with pytest.raises(ClientGoneError):
+        await reading
+    with pytest.raises(ClientGoneError):
+        await later.read(10)
+
+
+def test_announced_length_is_refused_before_a_byte_is_read() -> None:
+    check_body_headers([(b"content-length", b"10")], 10)
+    with pytest.raises(ApiError) as caught:
+        check_body_headers([(b"content-length", b"11")], 10)
+    assert caught.value.status == 413
+
+
+def test_compressed_body_is_refused() -> None:
+    check_body_headers([(b"content-encoding", b"identity")], 10)
+    with pytest.raises(ApiError) as caught:
+        check_body_headers([(b"content-encoding", b"gzip")], 10)
+    assert caught.value.status == 415
+
+
+async def test_bodies_share_a_budget_and_give_back_what_they_used() -> None:
+    budget = BodyBudget(10, 10)
+    first = Source(b"12345678", is_complete=False, budget=budget)
+    reading = asyncio.create_task(first.body.read(100))
+    await asyncio.sleep(0)
+    assert budget.bytes.used == 8
+    with pytest.raises(ApiError) as caught:
+        await Source(b"123", budget=budget).body.read(100)
+    assert (caught.value.status, caught.value.code, budget.bytes.used) == (503, "too_many_body_bytes", 8)
+    first.body.complete()
+    await reading
+    assert budget.bytes.used == 0
+    assert await Source(b"123", budget=budget).body.read(100) == b"123"
+
+
+async def test_body_of_a_client_that_leaves_gives_back_what_it_used() -> None:
+    budget = BodyBudget(10, 10)
+    source = Source(b"12345678", is_complete=False, budget=budget)
+    reading = asyncio.create_task(source.body.read(100))
+    await asyncio.sleep(0)
+    source.body.fail(ClientGoneError())
+    with pytest.raises(ClientGoneError):
+        await reading
+    assert budget.bytes.used == 0

@@ -1,0 +1,167 @@
+"""Event streams on an exchange whose client reads, pauses, resumes, or never reads: no byte lost, doubled or kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http1.event_stream import DONE, EventStream, EventStreamLimits
+from gateway.http1.exchange import Exchange
+from gateway.http1.flush import Flusher
+
+LIMITS = EventStreamLimits(buffer_bytes=100, send_timeout_s=5.0)
+
+
+class RecordingExchange:
+    """What a stream needs of an exchange; keeps what was written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.started = self.closed = self.finished = False
+        self.paused_since: float | None = None
+        self.on_writable: Callable[[], None] | None = None
+
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        assert (status, self.started) == (200, False)
+        self.started = True
+
+    def write(self, body: bytes) -> None:
+        assert self.started
+        assert not self.closed
+        self.written += body
+
+    def finish(self, body: bytes = b"") -> None:
+        self.write(body)
+        self.closed = self.finished = True
+
+    def finish_and_close(self, body: bytes) -> None:
+        self.finish(body)
+
+    def resume(self) -> None:
+        self.paused_since = None
+        assert self.on_writable is not None
+        self.on_writable()
+
+
+class FlushAtOnce:
+    def add(self, stream: EventStream) -> None:
+        """The tests flush themselves."""
+
+
+def stream_on(exchange: RecordingExchange) -> EventStream:
+    flusher = cast("Flusher", FlushAtOnce())
+    return EventStream(cast("Exchange", exchange), flusher, LIMITS, lambda: (), 0.0)
+
+
+def test_bytes_held_while_the_client_pauses_are_written_when_it_resumes_and_once() -> None:
+    exchange = RecordingExchange()
+    stream = stream_on(exchange)
+    stream.say_now(b"one ")
+    exchange.paused_since = 1.0
+    stream.say_now(b"two ")
+    stream.say_now(b"three ")
+    assert exchange.written == b"one "
+    exchange.resume()
+    assert exchange.written == b"one two three "
+    exchange.resume()
+    stream.end(b"last ")
+    assert exchange.written == b"one two three last " + DONE
+
+
+def test_bytes_held_at_the_end_are_written_before_the_end() -> None:
+    exchange = RecordingExchange()
+    stream = stream_on(exchange)
+    stream.say_now(b"one ")
+    exchange.paused_since = 1.0
+    stream.say_now(b"two ")
+    stream.say(b"three ")
+    stream.end(b"last ")
+    assert exchange.written == b"one two three last " + DONE
+    assert exchange.finished
+
+
+def test_what_was_held_before_does_not_count_once_it_is_written() -> None:
+    exchange = RecordingExchange()
+    stream = stream_on(exchange)
+    stream.say_now(b"begin ")
+    for _ in range(10):
+        exchange.paused_since = 1.0
+        stream.say_now(b"x" * 60)
+        exchange.resume()
+    assert not exchange.closed
+    assert exchange.written == b"begin " + b"x" * 600
+
+
+def test_client_with_too_much_unread_is_cut_and_told() -> None:
+    exchange = RecordingExchange()
+    stream = stream_on(exchange)
+    cuts: list[int] = []
+    stream.on_cut = lambda: cuts.append(1)
+    stream.say_now(b"begin ")
+    exchange.paused_since = 1.0
+    stream.say_now(b"x" * 60)
+    assert not exchange.closed
+    stream.say_now(b"x" * 60)
+    assert exchange.finished
+    assert cuts == [1]
+    assert exchange.written.startswith(b'begin data: {"error"')
+    assert exchange.written.endswith(DONE)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("say"), st.integers(1, 9)), st.sampled_from([("flush", 0), ("pause", 0), ("resume", 0)])
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_happens_the_client_reads_everything_in_order(actions: list[tuple[str, int]]) -> None:
+    exchange = RecordingExchange()
+    stream = stream_on(exchange)
+    said = b"first "
+    stream.say_now(said)
+    num_said = 0
+    for action, size in actions:
+        if action == "say":
+            piece = b"%d" % (num_said % 10) * size
+            num_said += 1
+            said += piece
+            stream.say(piece)
+        elif action == "flush":
+            stream.flush()
+        elif action == "pause":
+            exchange.paused_since = 1.0
+        elif exchange.paused_since is not None:
+            exchange.resume()
+        if exchange.closed:
+            # Too much was held; that it is told is tested elsewhere.
+            assert len(said) > LIMITS.buffer_bytes
+            return
+    stream.end()
+    assert exchange.written == said + DONE
+
+
+async def test_stream_that_breaks_does_not_cost_its_neighbours_their_flush(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken:
+        def flush(self) -> None:
+            raise RuntimeError("broken stream")
+
+    flusher = Flusher(asyncio.get_running_loop())
+    exchanges = [RecordingExchange() for _ in range(2)]
+    streams = [EventStream(cast("Any", exchange), flusher, LIMITS, lambda: (), 0.0) for exchange in exchanges]
+    streams[0].say(b"one ")
+    flusher.add(Broken())
+    streams[1].say(b"two ")
+    async with asyncio.timeout(5):
+        while not all(exchange.written for exchange in exchanges):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert [exchange.written for exchange in exchanges] == [b"one ", b"two "]
+    assert "could not be flushed" in caplog.text

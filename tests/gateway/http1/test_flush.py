@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gateway.http1.flush import Flusher
+from tests.gateway.wire_worker import until
+
+
+class Stream:
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.num_flushes = 0
+        self.is_broken = is_broken
+
+    def flush(self) -> None:
+        self.num_flushes += 1
+        if self.is_broken:
+            raise RuntimeError("this stream is broken")
+
+
+async def test_next_flush_waits_as_long_as_the_last_one_took() -> None:
+    flusher = Flusher(asyncio.get_running_loop())
+    ended = []
+
+    class SlowStream(Stream):
+        def flush(self) -> None:
+            time.sleep(0.03)
+            ended.append(time.monotonic())
+
+    flusher.add(SlowStream())
+    await until(lambda: len(ended) == 1)
+    flusher.add(SlowStream())
+    await until(lambda: len(ended) == 2)
+    # The second began when the first had been over for as long as it took, and took as long again.
+    assert ended[1] - ended[0] >= 0.055
+
+
+async def test_one_streams_exception_loses_no_neighbours_flush() -> None:
+    flusher = Flusher(asyncio.get_running_loop())
+    streams = [Stream(), Stream(is_broken=True), Stream()]
+    for _ in range(2):
+        for stream in streams:
+            flusher.add(stream)
+        await asyncio.sleep(0.02)
+    assert [stream.num_flushes for stream in streams] == [2, 2, 2]

@@ -1,0 +1,115 @@
+"""A gateway process as its supervisor sees it: start, drain, several processes on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.gateway.api.test_completions import is_known
+from tests.gateway.gateway_process import running_gateway
+from tests.gateway.raw_client import connected
+from tests.gateway.wire_worker import WireWorker, expected_text, until
+from tests.servers import NatsServer
+
+
+async def test_terminated_gateway_lets_streams_finish(nats_url: str, tmp_path: Path) -> None:
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    audit = tmp_path / "audit.jsonl"
+    with running_gateway(tmp_path, nats_url, drain_timeout_s=10, audit_file=audit) as gateway:
+        async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
+            await is_known(gateway, model)
+            client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
+            request = await worker.next_request()
+            await worker.claim(request)
+            await worker.say(request, 0, 2)
+            await client.head()
+            gateway.process.send_signal(signal.SIGTERM)
+            await until(lambda: "draining" in gateway.log)
+            await worker.say(request, 2, 4)
+            await worker.end(request, 4)
+            chunks = await client.stream()
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(4)
+            assert await asyncio.to_thread(gateway.process.wait, 5) == 0
+    (entry,) = map(json.loads, audit.read_text().splitlines())
+    assert (entry["action"], entry["outcome"]) == ("gateway.drain", "done")
+
+
+async def test_drain_that_takes_too_long_cuts_streams_explicitly(nats_url: str, tmp_path: Path) -> None:
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    with running_gateway(tmp_path, nats_url, drain_timeout_s=0.3) as gateway:
+        async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
+            await is_known(gateway, model)
+            client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
+            request = await worker.next_request()
+            await worker.claim(request)
+            await worker.say(request, 0, 1)
+            await client.head()
+            gateway.process.send_signal(signal.SIGTERM)
+            objects = await client.stream()
+            assert objects[-1]["error"]["code"] == "shutting_down"
+            assert await asyncio.to_thread(gateway.process.wait, 5) == 0
+            await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+
+
+async def test_processes_share_the_port_and_dead_ones_come_back(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        await until(lambda: len(re.findall(r" serving .*?pid=(\d+)", gateway.log)) == 2)
+        pids = {int(pid) for pid in re.findall(r" serving .*?pid=(\d+)", gateway.log)}
+        assert {child.pid for child in psutil.Process(gateway.process.pid).children()} == pids
+        connections = {}
+        for pid in pids:
+            connections[pid] = [c for c in psutil.Process(pid).net_connections() if c.status == "LISTEN"]
+        assert [c[0].laddr.port for c in connections.values()] == [gateway.port] * 2
+        os.kill(min(pids), signal.SIGKILL)
+        await until(lambda: len(re.findall(r" serving .*?pid=(\d+)", gateway.log)) == 3, 10)
+        async with connected(gateway) as client:
+            client.post("/v1/completions", {"model": "m", "prompt": ""})
+            assert (await client.whole())[0] == 400
+        children = psutil.Process(gateway.process.pid).children()
+        assert await asyncio.to_thread(gateway.stop) == 0
+        assert not any(child.is_running() for child in children)
+
+
+async def test_children_of_a_killed_parent_end(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        children = psutil.Process(gateway.process.pid).children()
+        assert len(children) == 2
+        gateway.process.kill()
+        gateway.process.wait()
+        await until(lambda: not any(child.is_running() for child in children), 10)
+
+
+def test_taken_port_is_named(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url) as gateway:
+        environ = os.environ | {
+            "HEADRACE_PORT": str(gateway.port),
+            "HEADRACE_NATS_URL": nats_url,
+            "HEADRACE_API_KEY": "sk",
+        }
+        second = subprocess.run(
+            [sys.executable, "-m", "gateway"], env=environ, capture_output=True, text=True, timeout=20, check=False
+        )
+        assert second.returncode == 2
+        assert "HEADRACE_PORT" in second.stderr
+
+
+async def test_gateway_stops_while_nats_is_away(start_nats: Callable[..., NatsServer], tmp_path: Path) -> None:
+    server = start_nats()
+    with running_gateway(tmp_path, server.url) as gateway:
+        async with connected(gateway) as client:
+            client.post("/v1/completions", {"model": "m", "prompt": "x"})
+            assert (await client.whole())[0] == 503
+        server.kill()
+        await until(lambda: "connection to NATS is lost" in gateway.log)
+        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(gateway.stop, 5) == 0

@@ -1,0 +1,81 @@
+"""The metrics of several processes in one scrape."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard
+
+
+def collector(board: MetricsBoard, slot: int, tokens: int) -> BoardCollector:
+    metrics = GatewayMetrics()
+    metrics.prompt_tokens = tokens
+    metrics.requests[("chat", 200)] = tokens
+    metrics.ttft_s.observe(0.02)
+    return BoardCollector(board, slot, MetricsCollector(metrics, slot))
+
+
+def scrape(collector: BoardCollector) -> dict[str, dict[str, float]]:
+    """Return the values of each sample by process; each family must be there once."""
+    families = list(text_string_to_metric_families(generate_latest(make_registry(collector)).decode()))
+    assert len({family.name for family in families}) == len(families)
+    values: dict[str, dict[str, float]] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        values.setdefault(sample.name, {})[sample.labels["process"]] = sample.value
+    return values
+
+
+def test_one_scrape_of_any_process_shows_all() -> None:
+    board = MetricsBoard(4)
+    collectors = [collector(board, slot, tokens) for slot, tokens in enumerate((1, 20, 300))]
+    for each in collectors:
+        each.publish()
+    for each in collectors:
+        values = scrape(each)
+        assert values["headrace_prompt_tokens_total"] == {"0": 1, "1": 20, "2": 300}
+        assert values["headrace_requests_total"] == {"0": 1, "1": 20, "2": 300}
+        assert values["headrace_ttft_seconds_count"] == {"0": 1, "1": 1, "2": 1}
+
+
+def test_own_metrics_are_those_of_now_and_an_ended_process_shows_none() -> None:
+    board = MetricsBoard(2)
+    first, second = collector(board, 0, 5), collector(board, 1, 6)
+    second.publish()
+    assert scrape(first)["headrace_prompt_tokens_total"] == {"0": 5, "1": 6}
+    assert scrape(second)["headrace_prompt_tokens_total"] == {"1": 6}
+    board.clear(1)
+    assert scrape(first)["headrace_prompt_tokens_total"] == {"0": 5}
+
+
+def test_forked_process_is_read_through_the_board() -> None:
+    board = MetricsBoard(2)
+    pid = os.fork()
+    if pid == 0:
+        collector(board, 1, 42).publish()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert scrape(collector(board, 0, 1))["headrace_prompt_tokens_total"] == {"0": 1, "1": 42}
+
+
+def test_half_written_slot_is_left_out() -> None:
+    board = MetricsBoard(2)
+    collector(board, 1, 42).publish()
+    board._memory[SLOT_BYTES + 100] ^= 1
+    assert scrape(collector(board, 0, 1))["headrace_prompt_tokens_total"] == {"0": 1}
+    board._memory[SLOT_BYTES : SLOT_BYTES + 8] = struct.pack("<II", 2**32 - 1, 7)
+    assert board.read(1) == b""
+
+
+def test_content_that_does_not_fit_is_refused_and_harms_no_other_slot() -> None:
+    board = MetricsBoard(2)
+    board.write(1, b"neighbour")
+    board.write(0, b"x" * (SLOT_BYTES - 8))
+    with pytest.raises(ValueError, match="do not fit"):
+        board.write(0, b"x" * (SLOT_BYTES - 7))
+    assert (len(board.read(0)), board.read(1)) == (SLOT_BYTES - 8, b"neighbour")

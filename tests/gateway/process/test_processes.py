@@ -1,0 +1,207 @@
+"""Several gateway processes on one port, while they are replaced, killed, frozen and paused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from tests.gateway.api.test_completions import is_known
+from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.raw_client import connected
+from tests.gateway.wire_worker import WireWorker, expected_text, until
+from tests.servers import NatsServer
+
+OPERATOR_KEY = "operator-key-for-tests"
+# What a new connection may wait for its answer: far below the time after which a frozen process is noticed.
+ANSWER_TIMEOUT_S = 1.5
+
+
+@asynccontextmanager
+async def serving_worker(nats_url: str) -> AsyncIterator[WireWorker]:
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    async with WireWorker(nats_url, model, f"w-{model}") as worker:
+        serving = asyncio.create_task(worker.serve(0.001))
+        yield worker
+        serving.cancel()
+
+
+def served_by(gateway: GatewayProcess) -> list[int]:
+    """Return the pids of all processes that have ever begun to serve, oldest first."""
+    return [int(pid) for pid in re.findall(r" serving .*?pid=(\d+)", gateway.log)]
+
+
+async def ask(gateway: GatewayProcess, model: str, timeout_s: float = 10.0) -> str:
+    """Ask for tokens on a new connection, without any retry, and say how it went."""
+    try:
+        async with asyncio.timeout(timeout_s), connected(gateway) as client:
+            client.post(
+                "/v1/completions", {"model": model, "prompt": "a", "max_tokens": 2, "seed": time.time_ns() % 99}
+            )
+            status, answer = await client.whole()
+    except (OSError, EOFError, TimeoutError) as error:
+        return type(error).__name__
+    is_whole = status == 200 and answer["choices"][0]["text"] == expected_text(2)
+    return "served" if is_whole else f"{status} {answer}"
+
+
+async def ask_until(gateway: GatewayProcess, model: str, done: asyncio.Event) -> Counter[str]:
+    """Ask again and again, each time on a new connection."""
+    outcomes: Counter[str] = Counter()
+    while not done.is_set():
+        outcomes[await ask(gateway, model)] += 1
+    return outcomes
+
+
+async def ask_on_until(gateway: GatewayProcess, model: str, done: asyncio.Event) -> Counter[str]:
+    """Ask again and again, on one connection for as long as the gateway does not say that an answer is the last."""
+    outcomes: Counter[str] = Counter()
+    while not done.is_set():
+        async with connected(gateway) as client:
+            headers: dict[str, str] = {}
+            while not done.is_set() and headers.get("connection") != "close":
+                try:
+                    client.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 2, "temperature": 1})
+                    status, headers = await client.head()
+                    body = json.loads(await client.reader.readexactly(int(headers["content-length"])))
+                except (OSError, EOFError) as error:
+                    outcomes[f"keep-alive: {type(error).__name__}"] += 1
+                    break
+                is_whole = status == 200 and body["choices"][0]["text"] == expected_text(2)
+                outcomes["served" if is_whole else f"{status} {body}"] += 1
+    return outcomes
+
+
+async def test_rolling_restart_fails_no_request(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        async with serving_worker(nats_url) as worker:
+            await is_known(gateway, worker.model)
+            done = asyncio.Event()
+            asking = [asyncio.create_task(ask_until(gateway, worker.model, done)) for _ in range(4)]
+            for num_served in (4, 6):
+                gateway.process.send_signal(signal.SIGUSR1)
+                await until(lambda n=num_served: len(served_by(gateway)) == n, 20)
+            await until(lambda: len(psutil.Process(gateway.process.pid).children()) == 2, 10)
+            done.set()
+            outcomes = sum(await asyncio.gather(*asking), Counter())
+        assert set(outcomes) == {"served"}
+        assert outcomes["served"] > 20
+        assert len(set(served_by(gateway))) == 6
+        assert {child.pid for child in psutil.Process(gateway.process.pid).children()} == set(served_by(gateway)[-2:])
+
+
+async def test_process_that_drains_is_replaced_before_it_ends(nats_url: str, tmp_path: Path) -> None:
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    with running_gateway(tmp_path, nats_url, processes=2, drain_timeout_s=60) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
+            await is_known(gateway, model)
+            client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
+            request = await worker.next_request()
+            await worker.claim(request)
+            await worker.say(request, 0, 1)
+            await client.head()
+            for pid in served_by(gateway):
+                os.kill(pid, signal.SIGTERM)
+            await until(lambda: len(served_by(gateway)) == 4, 10)
+            await worker.say(request, 1, 3)
+            await worker.end(request, 3)
+            chunks = await client.stream()
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(3)
+        assert "ERROR" not in gateway.log
+
+
+async def test_frozen_process_takes_no_new_connection_and_is_replaced(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        async with serving_worker(nats_url) as worker:
+            await is_known(gateway, worker.model)
+            victim = served_by(gateway)[0]
+            os.kill(victim, signal.SIGSTOP)
+            outcomes = Counter([await ask(gateway, worker.model, ANSWER_TIMEOUT_S) for _ in range(50)])
+            await until(lambda: len(served_by(gateway)) == 3, 15)
+            assert outcomes == {"served": 50}
+            assert await ask(gateway, worker.model) == "served"
+        assert f"pid {victim}, stood still for 2.0 s: killed" in gateway.log
+        assert not psutil.pid_exists(victim)
+
+
+async def test_frozen_process_does_not_keep_the_group_from_stopping(nats_url: str, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        os.kill(served_by(gateway)[0], signal.SIGSTOP)
+        gateway.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(gateway.process.wait, 15)
+        assert not any(psutil.pid_exists(pid) for pid in served_by(gateway))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_parent_first", [True, False])
+async def test_pause_of_everything_kills_nobody(nats_url: str, tmp_path: Path, is_parent_first: bool) -> None:
+    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        everybody = [gateway.process.pid, *served_by(gateway)]
+        order = everybody if is_parent_first else everybody[::-1]
+        for pid in order:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(4)
+        for pid in order:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(3)
+        assert "stood still" not in gateway.log
+        assert {child.pid for child in psutil.Process(gateway.process.pid).children()} == set(served_by(gateway))
+
+
+async def test_one_scrape_shows_all_processes_and_follows_replacements(nats_url: str, tmp_path: Path) -> None:
+    settings = {"processes": 2, "operator_port": 0, "operator_key": OPERATOR_KEY}
+    with running_gateway(tmp_path, nats_url, **settings) as gateway:
+        found = re.search(r"operator's port .*?url=(http://\S+)", gateway.log)
+        assert found is not None
+
+        def processes() -> set[str]:
+            headers = {"Authorization": f"Bearer {OPERATOR_KEY}", "Connection": "close"}
+            answer = httpx2.get(f"{found[1]}/metrics", headers=headers)
+            assert answer.status_code == 200
+            return set(re.findall(r'^headrace_active_streams\{process="(\d+)"\}', answer.text, re.MULTILINE))
+
+        await until(lambda: processes() == {"0", "1"}, 10)
+        assert httpx2.get(f"{found[1]}/metrics").status_code == 401
+        assert httpx2.get(f"{gateway.url}/metrics").status_code == 404
+        os.kill(served_by(gateway)[0], signal.SIGKILL)
+        await until(lambda: len(served_by(gateway)) == 3, 10)
+        await until(lambda: processes() == {"0", "1"}, 10)
+
+
+@pytest.mark.slow
+async def test_port_on_which_nobody_can_serve_refuses_until_somebody_can(
+    start_nats: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server = start_nats()
+    with running_gateway(tmp_path, server.url, processes=2) as gateway:
+        await until(lambda: len(served_by(gateway)) == 2)
+        server.kill()
+        for pid in served_by(gateway):
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: "clients are refused" in gateway.log, 20)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", gateway.port)
+        server.start()
+        await until(lambda: len(served_by(gateway)) >= 3, 40)
+        async with serving_worker(server.url) as worker, asyncio.timeout(10):
+            with contextlib.suppress(TimeoutError):
+                await is_known(gateway, worker.model)
+            assert await ask(gateway, worker.model) == "served"
