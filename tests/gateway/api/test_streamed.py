@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.api.answer import ResponseHead
+from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.chunks import Identity
 from gateway.api.streamed import StreamedAnswer
-from gateway.dispatch.sinks import Outcome
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.http1.body import BodyBudget, RequestBody

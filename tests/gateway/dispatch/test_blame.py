@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.dispatch import blame
 from gateway.dispatch.blame import HARMLESS_TOKENS, MAX_SOLO_LOSSES
-from gateway.dispatch.dispatcher import blame
 from gateway.dispatch.inflight import Flight
 from gateway.fleet.death import Death
 from shared.messages import Request
