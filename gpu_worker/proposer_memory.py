@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker.config import WorkerConfig
-from gpu_worker.speculative.draft import MAX_GUESSES
+from gpu_worker.core.draft import MAX_GUESSES
 from shared.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:

@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, SampledTokens, ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.sampling.prompt_logprobs import chunk_entries, prompt_chunks, score_chunk
@@ -24,8 +26,6 @@ from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step_inputs import StepAssembler, StepInputs
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
 logger = logging.getLogger(__name__)

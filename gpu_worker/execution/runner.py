@@ -28,6 +28,7 @@ from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Downloads, StagedArray, Upload
 from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.sampling.device_sampler import DeviceSampler, DrawnTokens, SamplingRequest
@@ -38,7 +39,6 @@ from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_pla
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.speculative.proposer import Proposer
 
 logger = logging.getLogger(__name__)
 

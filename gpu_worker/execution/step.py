@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from gpu_worker.execution.batch.transfers import Download, Downloads
 from gpu_worker.execution.drafts.verification import Entries, accepted_tokens
@@ -15,7 +16,6 @@ from gpu_worker.execution.sampling.device_sampler import DrawnTokens
 from gpu_worker.execution.sampling.logprobs import LogprobTensors
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, chunk_entries
 from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
-from gpu_worker.speculative.draft import Draft
 from kernels.sampling import INVALID_TOKEN
 
 _NOTHING_SAMPLED = SampledTokens()

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.layout import StepLayout, lay_out
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.draft import Draft
 
 
 @dataclass(frozen=True, slots=True)

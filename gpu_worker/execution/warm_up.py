@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
+from gpu_worker.core.draft import MAX_GUESSES, ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
-from gpu_worker.speculative.draft import MAX_GUESSES, ROOT, Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 
 # Up to this, products of few rows may be divided among programs in a way that depends on the exact number.

@@ -1,1 +1,1 @@
-"""Proposers of draft tokens, one file each. Whatever they propose, only the speed depends on it."""
+"""Proposers of drafts, one folder each. They build on what execution offers, which knows only their protocol."""

@@ -9,7 +9,7 @@ import heapq
 import math
 from collections.abc import Sequence as Values
 
-from gpu_worker.speculative.draft import ROOT, Draft
+from gpu_worker.core.draft import ROOT, Draft
 
 
 def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Values[float]], count: int) -> Draft:

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Values
 
 import numpy as np
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.layout import Int64s, StepLayout
 from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_drafts
-from gpu_worker.speculative.draft import Draft
 
 
 class AssembledStep:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpu_worker.core.draft import SEES_ALL
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.layout import Int64s, StepLayout
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Upload
-from gpu_worker.speculative.draft import SEES_ALL
 
 
 @dataclass(frozen=True, slots=True)

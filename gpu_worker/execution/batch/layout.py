@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.core.draft import SEES_ALL, Draft
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.speculative.draft import SEES_ALL, Draft
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.execution.batch.layout import Int64s
-from gpu_worker.speculative.draft import Draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.draft import MAX_GUESSES, NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.speculative.draft import MAX_GUESSES, NO_DRAFT, Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest, Proposer
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
 
 logger = logging.getLogger(__name__)
 

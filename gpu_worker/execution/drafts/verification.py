@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence
 from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.proposer import ComputedTokens
 
 Accepted = Mapping[int, tuple[int, ...]]
 """The numbers of the right guesses, by the sequence's place in the step."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Values
 
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens
 from gpu_worker.execution.drafts.verification import accepted_tokens
@@ -17,7 +18,6 @@ from gpu_worker.execution.sampling.logprobs import Logprobs
 from gpu_worker.execution.sampling.penalties import apply_penalties
 from gpu_worker.execution.sampling.sampling_batch import RandomRows, SamplingBatch
 from gpu_worker.execution.sampling.token_choice import choose, choose_truncated
-from gpu_worker.speculative.draft import Draft
 
 
 class Sampler:

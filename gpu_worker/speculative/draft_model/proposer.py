@@ -12,11 +12,11 @@ from collections.abc import Sequence as Values
 from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
-from gpu_worker.speculative.draft import Draft
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.plain_sampling import plain_sampling
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 
 class PendingStep(Protocol):

@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.speculative.proposer import ComputedTokens
+from gpu_worker.execution.drafts.proposer import ComputedTokens
 
 
 class PendingEntries:

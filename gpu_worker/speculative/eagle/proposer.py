@@ -22,14 +22,14 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.draft import NO_DRAFT, Draft
 from gpu_worker.speculative.eagle.form import EagleStep, Place
 from gpu_worker.speculative.eagle.pending_entries import PendingEntries
 from gpu_worker.speculative.likeliest_tree import BranchingChain
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 MAX_CANDIDATES = 8
 """Of a place in a draft."""

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.likeliest_tree import likeliest_tree
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 
 MAX_CANDIDATES = 8
 """Of a head; a guess behind the eighth is rarely worth verifying."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 
 MATCH_TOKENS = 3
 """Last tokens that have to be found; fewer find too much that goes on otherwise."""

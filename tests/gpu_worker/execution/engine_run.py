@@ -15,10 +15,10 @@ from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.engine import Engine
 from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
 BLOCK = 4

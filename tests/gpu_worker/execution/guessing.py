@@ -8,9 +8,9 @@ from collections.abc import Sequence as Values
 
 import torch
 
+from gpu_worker.core.draft import ROOT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.draft import ROOT, Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from tests.gpu_worker.execution.engine_run import VOCAB
 
 

@@ -10,10 +10,10 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
+from gpu_worker.execution.drafts.proposer import ComputedTokens, Proposer
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.eagle.proposer import EagleProposer
-from gpu_worker.speculative.proposer import ComputedTokens, Proposer
 from tests.gpu_worker.matrix.factors import EngineCell
 from tests.gpu_worker.matrix.traffic import Answer, Choice, Traffic
 

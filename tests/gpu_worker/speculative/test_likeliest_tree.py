@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpu_worker.speculative.draft import Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.speculative.likeliest_tree import BranchingChain, likeliest_tree
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.ngram.proposer import NgramProposer
-from gpu_worker.speculative.proposer import Proposer
 from ops.bench.spec import compare
 from ops.bench.spec_loads import KnowingProposer, copying_prompts
 from ops.stack.config import DEMO_MODEL

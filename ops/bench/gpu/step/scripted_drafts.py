@@ -9,9 +9,9 @@ import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 
 
 class ScriptedDraft(Draft, frozen=True, gc=False):

@@ -12,10 +12,10 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth, Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine import Engine
+from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.speculative.proposer import Proposer
 from shared.messages import Sampling
 
 BLOCK_SIZE = 16

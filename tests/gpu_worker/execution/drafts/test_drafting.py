@@ -8,13 +8,13 @@ from collections.abc import Sequence as Values
 import pytest
 import torch
 
+from gpu_worker.core.draft import ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.drafts.verification import _apart
-from gpu_worker.speculative.draft import ROOT, Draft
 from gpu_worker.speculative.eagle.pending_entries import PendingEntries
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 from tests.gpu_worker.core.sequences import make_sequence
 

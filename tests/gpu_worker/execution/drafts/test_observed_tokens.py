@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
-from gpu_worker.speculative.draft import Draft
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
 

@@ -9,9 +9,9 @@ import random
 import pytest
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.sampling.sampler import Sampler
-from gpu_worker.speculative.draft import Draft
 from shared.messages import Sampling
 from tests.gpu_worker.execution.sampling_oracle import adjusted_logits, distribution
 

@@ -6,8 +6,8 @@ import random
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, StepPlan
+from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
-from gpu_worker.speculative.proposer import DraftRequest
 from shared.messages import Sampling
 from tests.gpu_worker.core.paged_oracle import OracleRunner, reference_tokens
 

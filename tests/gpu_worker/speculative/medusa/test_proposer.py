@@ -4,10 +4,10 @@ import weakref
 
 import torch
 
+from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.draft import NO_DRAFT, Draft
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.medusa.proposer import MedusaProposer
-from gpu_worker.speculative.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 
 VOCAB = 50

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.speculative.ngram.proposer import MATCH_TOKENS, NgramProposer
-from gpu_worker.speculative.proposer import DraftRequest
 from shared.messages import Sampling
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.speculative.draft import MAX_GUESSES, ROOT, Draft
+from gpu_worker.core.draft import MAX_GUESSES, ROOT, Draft
 
 VOCAB = 5
 

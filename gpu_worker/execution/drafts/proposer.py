@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.speculative.draft import Draft
 
 if TYPE_CHECKING:
     import torch
