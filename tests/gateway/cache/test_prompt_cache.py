@@ -74,7 +74,6 @@ def test_what_changes_the_answer_changes_the_key(changes: dict[str, object]) -> 
     "changes",
     [
         {"stream": True, "include_usage": True},
-        {"user": "somebody"},
         {"timeout_s": 3.0},
         {"sampling": _sampling(seed=99)},
         {"sampling": _sampling(top_p=0.5)},
