@@ -101,8 +101,10 @@ class DirectClient(Client):
         return None
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
-        # The answer tells that the server has everything that was published before.
-        self._write_pending()
+        # The library writes a ping past what waits. The answer to one that somebody waits for tells that the server has
+        # everything that was published before.
+        if not self._write_pending() and future is not None:
+            await super()._flush_pending(force_flush=True)
         await super()._send_ping(future)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:

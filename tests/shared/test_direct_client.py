@@ -27,6 +27,17 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def fill(client: DirectClient, subject: str) -> int:
+    """Publish numbered messages until the connection takes no more, and one more; return how many."""
+    number = 0
+    while client.is_writable:
+        client.send(subject, b"%06d" % number + bytes(16 << 10))
+        number += 1
+        await asyncio.sleep(0)
+    client.send(subject, b"%06d" % number)
+    return number + 1
+
+
 async def test_messages_of_all_sizes_arrive_once_in_order_with_their_replies(client: DirectClient) -> None:
     received: list[tuple[str, str, bytes]] = []
     await client.subscribe_direct(
@@ -119,6 +130,31 @@ async def test_flush_waits_for_everything_that_was_published_before(client: Dire
     assert received == [b"0", b"1", b"2"]
 
 
+async def test_flush_waits_for_what_a_server_that_does_not_read_has_not_taken_yet(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    client = await connect(server.url, role="gateway", name="g")
+    received: list[bytes] = []
+    await client.subscribe_direct("s", lambda message: received.append(message.data[:6]))
+    transport = client._socket_transport()
+    assert transport is not None
+    server.pause()
+    try:
+        num_sent = await fill(client, "s")
+        await asyncio.sleep(0.01)
+        client.send("s", b"%06d" % num_sent)  # behind what the library waits to write
+        unsent = transport.get_write_buffer_size()
+        flushing = asyncio.create_task(client.flush())
+        await asyncio.sleep(0.05)
+        assert transport.get_write_buffer_size() == unsent, "the ping went past a message"
+    finally:
+        server.resume()
+    await flushing
+    assert received == [b"%06d" % number for number in range(num_sent + 1)]
+    await client.close()
+
+
 async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient) -> None:
     received: list[Msg] = []
     subscription = await client.subscribe_direct("s", received.append)
@@ -165,12 +201,7 @@ async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
     assert transport is not None
     server.pause()
     try:
-        num_sent = 0
-        while client.is_writable:
-            client.send("s", b"%06d" % num_sent + bytes(16 << 10))
-            num_sent += 1
-            await asyncio.sleep(0)
-        client.send("s", b"%06d" % num_sent)
+        num_sent = await fill(client, "s")
         assert transport.get_write_buffer_size() < MAX_UNSENT_BYTES + (64 << 10)
         waiting = asyncio.create_task(client.wait_writable())
         await asyncio.sleep(0.05)
@@ -178,6 +209,6 @@ async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
     finally:
         server.resume()
     await asyncio.wait_for(waiting, 10)
-    await wait_until(lambda: len(received) == num_sent + 1)
-    assert [int(payload[:6]) for payload in received] == list(range(num_sent + 1))
+    await wait_until(lambda: len(received) == num_sent)
+    assert [int(payload[:6]) for payload in received] == list(range(num_sent))
     await client.close()

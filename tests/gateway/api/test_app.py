@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx2
 import msgspec
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -29,6 +28,7 @@ from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.http1.asgi import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.messages import DetokenizeCall, Heartbeat, TokenizeCall, TokenizerReply, encode
+from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from tests.gateway.http1.raw_server import served
 
@@ -58,7 +58,7 @@ def heartbeat(model: str, **changes: Any) -> Heartbeat:
 
 @pytest.fixture
 async def connection(nats_url: str) -> AsyncIterator[Client]:
-    client = await nats.connect(nats_url)
+    client = await connect(nats_url, role="gateway", name="g")
     yield client
     await client.close()
 
