@@ -17,8 +17,8 @@ from gpu_worker.quantization.weight_forms import (
 )
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import PackedMatrix, StackLayer
-from kernels.linear.cpu import pack
-from kernels.quantized_linear.cpu import can_pack_quantized, pack_quantized
+from kernels.linear.cpu.cpu import can_pack_quantized, pack_quantized
+from kernels.linear.dense.cpu import pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from gpu_worker.layers.quantized_linear import SplitLinear, make_quantized_linear
 from gpu_worker.quantization.weight_forms import DenseWeight, SplitWeight, WeightForm
-from kernels.linear import PackedWeight, linear, pack_weight
-from kernels.small_gemm import can_be_preferred, shared_workspace, small_gemm
+from kernels.linear.dense import PackedWeight, linear, pack_weight
+from kernels.linear.dense.small_gemm import can_be_preferred, shared_workspace, small_gemm
 
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
 # layout for one row is converted again at each call with more.

@@ -23,8 +23,8 @@ from kernels.fp8_linear.reference import round_tokens
 from kernels.int4_linear import Int4Weight
 from kernels.int8_linear import Int8Weight
 from kernels.int8_linear.reference import quantize_tokens
-from kernels.quantized_linear import QuantizedWeight
-from kernels.torch_packed_linear import (
+from kernels.linear.cpu import QuantizedWeight
+from kernels.linear.cpu.torch_operators import (
     FORMULA,
     Form,
     Int4Form,

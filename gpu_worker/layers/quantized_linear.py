@@ -24,7 +24,7 @@ from kernels.int8_linear import (
     pack_int8,
     pack_int8_groups,
 )
-from kernels.quantized_linear import PackedQuantizedWeight, QuantizedWeight, pack_quantized_weight, quantized_linear
+from kernels.linear.cpu import PackedQuantizedWeight, QuantizedWeight, pack_quantized_weight, quantized_linear
 
 if TYPE_CHECKING:
     from gpu_worker.layers.linear import Linear

@@ -21,8 +21,8 @@ from kernels.decoder_stack.structures import (
     StepStructure,
 )
 from kernels.layer_cache import LayerCache
-from kernels.linear import PackedWeight
-from kernels.quantized_linear import PackedQuantizedWeight
+from kernels.linear.cpu import PackedQuantizedWeight
+from kernels.linear.dense import PackedWeight
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64

@@ -7,9 +7,9 @@
 
 #include <new>
 
-#include "../linear/packed.h"
+#include "../linear/dense/packed.h"
 #include "../paged_attention/attention.h"
-#include "../quantized_linear/multiply.h"
+#include "../linear/cpu/multiply.h"
 #include "../rope_kv_write/token.h"
 #include "../silu_mul/rows.h"
 

@@ -11,7 +11,7 @@ MAX_PARTS = 3
 
 
 class MatrixStructure(ctypes.Structure):
-    """`Matrix`: `PackedLinear` of linear/packed.h, or the address of a `QuantizedLinear`."""
+    """`Matrix`: `PackedLinear` of linear/dense/packed.h, or the address of a `QuantizedLinear`."""
 
     _fields_ = (
         ("weight", _POINTER),

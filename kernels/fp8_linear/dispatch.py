@@ -6,8 +6,8 @@ import torch
 
 from kernels.fp8_linear.reference import fp8_linear_reference
 from kernels.fp8_linear.weight import Fp8Weight
-from kernels.packed_linear import PackedMatrix, packed_linear
-from kernels.scaled_linear import ScaledMatrix, scaled_linear
+from kernels.linear.gpu_packed import PackedMatrix, packed_linear
+from kernels.linear.gpu_scaled import ScaledMatrix, scaled_linear
 
 
 def fp8_linear(

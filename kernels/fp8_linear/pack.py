@@ -6,8 +6,8 @@ import torch
 
 from kernels.fp8_linear.weight import SCALE_BLOCK, Fp8Weight
 from kernels.gpu_config import has_float8, has_kernels
-from kernels.packed_linear import PackedMatrix, pack_matrix
-from kernels.scaled_linear import ScaledMatrix, scale_matrix
+from kernels.linear.gpu_packed import PackedMatrix, pack_matrix
+from kernels.linear.gpu_scaled import ScaledMatrix, scale_matrix
 
 
 def pack_fp8(weight: Fp8Weight) -> Fp8Weight | PackedMatrix | ScaledMatrix:

@@ -6,7 +6,7 @@ import torch
 
 from kernels.int4_linear.reference import int4_linear_reference
 from kernels.int4_linear.weight import Int4Weight
-from kernels.packed_linear import PackedMatrix, packed_linear
+from kernels.linear.gpu_packed import PackedMatrix, packed_linear
 
 
 def int4_linear(

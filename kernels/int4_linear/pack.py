@@ -6,7 +6,7 @@ import torch
 
 from kernels.gpu_config import has_kernels
 from kernels.int4_linear.weight import Int4Weight
-from kernels.packed_linear import PackedMatrix, can_pack, pack_matrix
+from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrix
 
 
 def pack_int4(weight: Int4Weight) -> Int4Weight | PackedMatrix:

@@ -6,7 +6,7 @@ import torch
 
 from kernels.int4_linear.weight import Int4Weight
 from kernels.int8_linear.reference import dequantize_groups
-from kernels.linear.reference import linear_reference
+from kernels.linear.dense.reference import linear_reference
 
 
 def int4_linear_reference(

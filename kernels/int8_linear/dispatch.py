@@ -6,8 +6,8 @@ import torch
 
 from kernels.int8_linear.reference import int8_group_linear_reference, int8_linear_reference
 from kernels.int8_linear.weight import Int8GroupWeight, Int8Weight
-from kernels.packed_linear import PackedMatrix, packed_linear
-from kernels.scaled_linear import ScaledMatrix, scaled_linear
+from kernels.linear.gpu_packed import PackedMatrix, packed_linear
+from kernels.linear.gpu_scaled import ScaledMatrix, scaled_linear
 
 
 def int8_group_linear(

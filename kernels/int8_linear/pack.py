@@ -6,8 +6,8 @@ import torch
 
 from kernels.gpu_config import has_kernels
 from kernels.int8_linear.weight import Int8GroupWeight, Int8Weight
-from kernels.packed_linear import PackedMatrix, can_pack, pack_matrix
-from kernels.scaled_linear import ScaledMatrix, scale_matrix
+from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrix
+from kernels.linear.gpu_scaled import ScaledMatrix, scale_matrix
 
 # From the bits of a signed byte to those of the unsigned one that is greater by 128.
 _SIGN = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.int8_linear.weight import Int8GroupWeight, Int8Weight
-from kernels.linear.reference import linear_reference
+from kernels.linear.dense.reference import linear_reference
 
 _MAX = 127
 # A row of zeros must not be divided by zero.

@@ -1,6 +1,1 @@
-"""Multiplication of rows by a matrix that was packed once: reference, CPU kernel, and the choice."""
-
-from kernels.linear.cpu import PackedWeight
-from kernels.linear.dispatch import linear, pack_weight
-
-__all__ = ["PackedWeight", "linear", "pack_weight"]
+"""Linear layers: the forms that weights have, and in a room each the kernels that multiply rows by them."""

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from kernels.gpu_config import Gpu
-from kernels.packed_linear.matrix import NUM_PLANES, ROW_MULTIPLE, TILE_ROWS, Kind, PackedMatrix
-from kernels.packed_linear.triton_dequantize import dequantize_triton
-from kernels.packed_linear.triton_product import packed_linear_triton
+from kernels.linear.gpu_packed.matrix import NUM_PLANES, ROW_MULTIPLE, TILE_ROWS, Kind, PackedMatrix
+from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
+from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
 BFLOAT16 = torch.bfloat16
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.scaled_linear.matrix import ScaledMatrix
-from kernels.scaled_linear.triton_product import scaled_linear_triton
-from kernels.scaled_linear.triton_tokens import quantize_tokens_triton
+from kernels.linear.gpu_scaled.matrix import ScaledMatrix
+from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
+from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
 OUTPUT, GATE_UP = (4096, 4096), (28_672, 4096)

@@ -32,7 +32,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Measured]:
     """A process without the compiled kernels, which has measured nothing."""
     process = Measured(spare_bytes=1 << 30)
     monkeypatch.setattr(measured_linear, "measured", lambda: process)
-    monkeypatch.setattr("kernels.torch_packed_linear.timing._FLUSHED_BYTES", 4096)
+    monkeypatch.setattr("kernels.linear.cpu.torch_operators.timing._FLUSHED_BYTES", 4096)
     monkeypatch.setattr(quantized_linear, "pack_quantized_weight", lambda *_: None)
     monkeypatch.setattr(linear, "pack_weight", lambda *_: None)
     num_threads = torch.get_num_threads()

@@ -15,8 +15,8 @@ from gpu_worker.quantization.weight_forms import (
     WeightForm,
     concatenate,
 )
-from kernels.packed_linear import PackedMatrix
-from kernels.scaled_linear import ScaledMatrix
+from kernels.linear.gpu_packed import PackedMatrix
+from kernels.linear.gpu_scaled import ScaledMatrix
 
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 ROWS, COLUMNS = 37, 200

@@ -14,8 +14,8 @@ from kernels.gpu_config import gpu_of
 from kernels.int4_linear import Int4Weight, int4_linear, pack_int4
 from kernels.int8_linear import Int8Weight, int8_linear, pack_int8
 from kernels.int8_linear.reference import dequantize_groups, quantize_tokens
-from kernels.packed_linear import PackedMatrix
-from kernels.scaled_linear import ScaledMatrix
+from kernels.linear.gpu_packed import PackedMatrix
+from kernels.linear.gpu_scaled import ScaledMatrix
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B
 
@@ -160,8 +160,8 @@ def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
 
 def _both_ways(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     """Weights unpacked by the product, and written out before it: what the launch table decides between."""
-    from kernels.packed_linear.triton_dequantize import dequantize_triton
-    from kernels.packed_linear.triton_product import packed_linear_triton
+    from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
+    from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
     gpu = gpu_of(x.device)
     packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
@@ -176,8 +176,8 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     scaled = [weight for weight in weights if isinstance(weight, ScaledMatrix)]
     if not scaled:
         return {}
-    from kernels.scaled_linear.triton_product import scaled_linear_triton
-    from kernels.scaled_linear.triton_tokens import quantize_tokens_triton
+    from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
+    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 
     gpu = gpu_of(x.device)
     values, scales = quantize_tokens_triton(x, scaled[0].values.dtype)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.small_gemm import SmallGemmWorkspace, small_gemm
+from kernels.linear.dense.small_gemm import SmallGemmWorkspace, small_gemm
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
 
@@ -20,7 +20,7 @@ def _kernel(
     """Return our kernel itself, whatever the tables prefer; where there is no GPU, the dispatched op."""
     if device.type != "cuda":
         return lambda inputs, weight: small_gemm(inputs, weight, workspace)
-    from kernels.small_gemm.triton_kernel import small_gemm_triton
+    from kernels.linear.dense.small_gemm.triton_kernel import small_gemm_triton
 
     gpu = gpu_of(device)
     return lambda inputs, weight: small_gemm_triton(inputs, weight, workspace, gpu, None, num_splits)

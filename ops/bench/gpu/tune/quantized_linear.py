@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from kernels.fp8_linear import fp8_linear
 from kernels.gpu_config import gpu_of
 from kernels.int4_linear import int4_linear
-from kernels.packed_linear import PackedMatrix
-from kernels.packed_linear.config import PackedLinearConfig
-from kernels.product_launch import ProductLaunch
-from kernels.scaled_linear import ScaledMatrix
+from kernels.linear.gpu_packed import PackedMatrix
+from kernels.linear.gpu_packed.config import PackedLinearConfig
+from kernels.linear.gpu_scaled import ScaledMatrix
+from kernels.linear.product_launch import ProductLaunch
 from ops.bench.gpu.case import Check, sets_for
 from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, random_fp8, random_inputs, random_int4
 from ops.bench.gpu.shapes import LLAMA3_8B
@@ -33,7 +33,7 @@ def multiply_int4(x: torch.Tensor, matrix: object, max_rows: int, entry: Entry) 
     """Launch our kernel by an entry for up to `max_rows` rows; where there is no GPU, run the dispatched op."""
     if not isinstance(matrix, PackedMatrix):
         return int4_linear(x, matrix)  # type: ignore[arg-type]
-    from kernels.packed_linear.triton_product import packed_linear_triton
+    from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
     config = PackedLinearConfig(max_rows, **entry)
     return packed_linear_triton(x, matrix, None, x.dtype, gpu_of(x.device), config)
@@ -43,8 +43,8 @@ def multiply_fp8(x: torch.Tensor, matrix: object, max_rows: int, entry: Entry) -
     """Do the same for float8, inputs quantized first."""
     if not isinstance(matrix, ScaledMatrix):
         return fp8_linear(x, matrix)  # type: ignore[arg-type]
-    from kernels.scaled_linear.triton_product import scaled_linear_triton
-    from kernels.scaled_linear.triton_tokens import quantize_tokens_triton
+    from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
+    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 
     values, scales = quantize_tokens_triton(x, matrix.values.dtype)
     launch = ProductLaunch(max_rows, **entry)
@@ -113,7 +113,7 @@ def ahead_until(
 
 def fused_rows(device: torch.device, timer: Timer, entries: Mapping[int, Entry]) -> dict[str, int]:
     """Return up to how many rows unpacking 4-bit weights in the product is ahead of writing them out first."""
-    from kernels.packed_linear.triton_dequantize import dequantize_triton
+    from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 
     def written(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
         return F.linear(x, dequantize_triton(matrix, x.dtype))
@@ -124,7 +124,7 @@ def fused_rows(device: torch.device, timer: Timer, entries: Mapping[int, Entry])
 
 def kernel_rows(device: torch.device, timer: Timer, entries: Mapping[int, Entry]) -> dict[str, int]:
     """Return up to how many rows our kernel is ahead of cuBLAS in float8, inputs quantized first by either."""
-    from kernels.scaled_linear.triton_tokens import quantize_tokens_triton
+    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 
     def cublas(x: torch.Tensor, matrix: ScaledMatrix) -> torch.Tensor:
         values, scales = quantize_tokens_triton(x, matrix.values.dtype)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.product_launch import ProductLaunch
-from kernels.small_gemm import SmallGemmWorkspace, small_gemm
+from kernels.linear.dense.small_gemm import SmallGemmWorkspace, small_gemm
+from kernels.linear.product_launch import ProductLaunch
 from ops.bench.gpu.case import Check, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
 from ops.bench.gpu.timer import Timer
@@ -29,7 +29,7 @@ def multiply_by(device: torch.device, max_rows: int, entry: Entry) -> Multiply:
     workspace = SmallGemmWorkspace(device)
     if device.type != "cuda":
         return lambda inputs, weight: small_gemm(inputs, weight, workspace)
-    from kernels.small_gemm.triton_kernel import small_gemm_triton
+    from kernels.linear.dense.small_gemm.triton_kernel import small_gemm_triton
 
     gpu, launch = gpu_of(device), ProductLaunch(max_rows, **entry)
     return lambda inputs, weight: small_gemm_triton(inputs, weight, workspace, gpu, launch)

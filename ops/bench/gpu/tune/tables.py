@@ -44,14 +44,14 @@ def _table_of(op: str) -> Path:
 _ATTENTION = _table_of("paged_attention")
 ALL_TABLES = (
     TunedTable("split_attention", _ATTENTION, attention.SPLIT_ATTENTION),
-    TunedTable("small_gemm", _table_of("small_gemm"), small_gemm.SMALL_GEMM, _preferred),
+    TunedTable("small_gemm", _table_of("linear/dense/small_gemm"), small_gemm.SMALL_GEMM, _preferred),
     TunedTable("chunk_attention", _ATTENTION, attention.CHUNK_ATTENTION),
     TunedTable("sampling", _table_of("sampling"), sampling.SAMPLING),
     TunedTable(
-        "packed_linear", _table_of("packed_linear"), quantized_linear.PACKED_LINEAR, quantized_linear.fused_rows
+        "packed_linear", _table_of("linear/gpu_packed"), quantized_linear.PACKED_LINEAR, quantized_linear.fused_rows
     ),
     TunedTable(
-        "scaled_linear", _table_of("scaled_linear"), quantized_linear.SCALED_LINEAR, quantized_linear.kernel_rows
+        "scaled_linear", _table_of("linear/gpu_scaled"), quantized_linear.SCALED_LINEAR, quantized_linear.kernel_rows
     ),
     TunedTable("rope_kv_write", _table_of("rope_kv_write"), elementwise.ROPE_KV_WRITE),
     TunedTable("rms_norm", _table_of("rms_norm"), elementwise.RMS_NORM),

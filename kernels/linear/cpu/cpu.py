@@ -1,0 +1,165 @@
+"""Linear layers on quantized weights by the compiled CPU kernel (`cpu.cpp`).
+
+Inputs in bfloat16 are multiplied as integers of 8 bits, with a factor for each 32 of them: four products an instruction
+and lane. Inputs in float32 and float16 are multiplied as they are. Where the form itself says how inputs are rounded,
+that is what happens, in every type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.linear.cpu.layout import Form, Layout, OffsetKind, QuantizedWeight, make_layout
+from kernels.linear.dense.cpu import panel_rows
+
+# Beyond, sums of products of 8 bits would not fit into 32.
+MAX_INPUTS = 65536
+_PADDED = 32
+_VECTORS = 4
+_POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class QuantizedStructure(ctypes.Structure):
+    """`QuantizedLinear` of weight.h."""
+
+    _fields_ = (
+        ("weight", _POINTER),
+        ("scales", _POINTER),
+        ("offsets", _POINTER),
+        ("bias", _POINTER),
+        ("input_order", _POINTER),
+        ("num_inputs", _INT32),
+        ("num_outputs", _INT32),
+        ("group_size", _INT32),
+        ("bits", _INT32),
+        ("form", _INT32),
+        ("scale_dtype", _INT32),
+        ("offset", _INT32),
+        ("zero_point", _FLOAT),
+        ("rounding", _INT32),
+        ("activation_scale", _FLOAT),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedQuantizedWeight:
+    """A matrix as the kernel reads it.
+
+    Attributes:
+        structure: Describes it, by the addresses of the tensors.
+        tensors: Kept alive with it.
+        num_inputs: Features of a row.
+        num_outputs: Features of a result.
+    """
+
+    structure: QuantizedStructure
+    tensors: tuple[torch.Tensor | None, ...]
+    num_inputs: int
+    num_outputs: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights and what describes them."""
+        return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
+
+
+def can_pack_quantized(weight: QuantizedWeight) -> bool:
+    """Return True where the kernel supports the matrix."""
+    num_inputs = weight.values.shape[1]
+    if weight.values.device.type != "cpu" or num_inputs > MAX_INPUTS:
+        return False
+    return getattr(weight, "group_size", 16) % 16 == 0 or weight.scales.shape[1] == 1
+
+
+def pack_quantized(
+    library: CpuLibrary, weight: QuantizedWeight, bias: torch.Tensor | None = None, *, is_gated: bool = False
+) -> PackedQuantizedWeight:
+    """Pack a matrix; the plain one can be freed afterwards.
+
+    Args:
+        library: Knows the width of a panel on this machine.
+        weight: In any form.
+        bias: Added to every result; None adds nothing.
+        is_gated: As for `kernels.linear.dense.cpu.pack`.
+
+    Shapes:
+        bias: `[num_outputs]`
+    """
+    layout, width = make_layout(weight), library.panel_width()
+    num_outputs, num_inputs = layout.codes.shape
+
+    def panels(rows: torch.Tensor) -> torch.Tensor:
+        """Put what a group has, for each feature of a panel, side by side."""
+        padded = panel_rows(rows, width, is_gated)
+        return padded.view(-1, width, rows.shape[1]).transpose(1, 2).contiguous()
+
+    offsets = layout.offsets
+    tensors = (
+        _words(layout, panel_rows(layout.codes, width, is_gated), width // _VECTORS),
+        panels(layout.scales),
+        None if offsets.values is None else panels(offsets.values),
+        None if bias is None else panels(bias.float()[:, None]),
+        None if layout.input_order is None else layout.input_order.int(),
+    )
+    structure = QuantizedStructure(
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        num_inputs,
+        num_outputs,
+        layout.group_size,
+        layout.bits,
+        layout.form,
+        DTYPE_NUMBERS[layout.scales.dtype],
+        offsets.kind,
+        offsets.zero_point if offsets.kind is OffsetKind.ZERO else 0.0,
+        layout.rounding,
+        0.0 if layout.activation_scale is None else float(layout.activation_scale),
+    )
+    return PackedQuantizedWeight(structure, tensors, num_inputs, num_outputs)
+
+
+def _words(layout: Layout, codes: torch.Tensor, lanes: int) -> torch.Tensor:
+    """Put codes into words, and words into the order in which they are read: see weight.h and float8.h.
+
+    Shapes:
+        codes: `[num_panels * panel_width, num_inputs]`
+        result: `[num_panels, 2, num_words, vectors, lanes, 4]` uint8
+    """
+    codes = F.pad(codes, (0, -codes.shape[1] % _PADDED))
+    if layout.bits == 4:
+        both = codes.view(len(codes), -1, 2, 4)
+        codes = both[:, :, 0] | both[:, :, 1] << 4
+    else:
+        codes = codes.view(len(codes), -1, 4)
+    if layout.form is Form.FLOAT8:
+        codes = codes[:, :, [0, 2, 1, 3]]
+    halves = codes.view(-1, 2, _VECTORS // 2, lanes, codes.shape[1], 4)
+    return halves.permute(0, 1, 4, 2, 3, 5).contiguous()
+
+
+def quantized_linear_cpu(
+    library: CpuLibrary, x: torch.Tensor, packed: PackedQuantizedWeight, *, to_float32: bool = False
+) -> torch.Tensor:
+    """Do what `kernels.linear.cpu.quantized_linear` promises."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    num_rows, dtype = x.shape[0], DTYPE_NUMBERS[x.dtype]
+    result = torch.empty(num_rows, packed.num_outputs, dtype=torch.float32 if to_float32 else x.dtype)
+    structure = ctypes.byref(packed.structure)
+    scratch = torch.empty(library.quantized_linear_scratch(structure, dtype, num_rows), dtype=torch.uint8)
+    library.quantized_linear(
+        structure,
+        x.data_ptr(),
+        result.data_ptr(),
+        x.stride(0),
+        dtype,
+        to_float32,
+        num_rows,
+        scratch.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return result

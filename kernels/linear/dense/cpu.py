@@ -1,0 +1,96 @@
+"""Linear layers by the compiled CPU kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix in panels of neighbouring output features, each stored in the order in which it is read.
+
+    Attributes:
+        weight: `[num_panels, num_inputs / k, panel_width, k]`, with `k` elements in 32 bits; padded with zeros.
+        bias: `[num_panels * panel_width]` float32, or None.
+        num_inputs: Features of a row.
+        num_outputs: Features of a result.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    num_inputs: int
+    num_outputs: int
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Return True where the kernel supports the matrix, `[num_outputs, num_inputs]`."""
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return weight.shape[1] * weight.dtype.itemsize % 4 == 0
+
+
+def pack(
+    library: CpuLibrary, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_gated: bool = False
+) -> PackedWeight:
+    """Pack a matrix; the plain one can be freed afterwards.
+
+    Args:
+        library: Knows the width of a panel on this machine.
+        weight: Contiguous.
+        bias: Added to every result; None adds nothing.
+        is_gated: The first half of the features are gates of the second half. Each panel gets half of both, as the
+            decoder stack multiplies them.
+
+    Shapes:
+        weight: `[num_outputs, num_inputs]`
+        bias: `[num_outputs]`
+    """
+    width = library.panel_width()
+    num_outputs, num_inputs = weight.shape
+    rows = panel_rows(weight, width, is_gated)
+    per_word = 4 // weight.dtype.itemsize
+    words = rows.view(-1, width, num_inputs // per_word, per_word).transpose(1, 2).contiguous()
+    offset = None if bias is None else panel_rows(bias.float()[:, None], width, is_gated).reshape(-1).contiguous()
+    return PackedWeight(words, offset, num_inputs, num_outputs)
+
+
+def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
+    """Pad output features to whole panels; put gates and what they are for into the same panel.
+
+    Shapes:
+        rows: `[num_outputs, n]`
+        result: `[num_panels * width, n]`
+    """
+    if not is_gated:
+        return F.pad(rows, (0, 0, 0, -len(rows) % width))
+    half = width // 2
+    gate, up = (F.pad(part, (0, 0, 0, -len(part) % half)) for part in rows.chunk(2))
+    both = torch.stack((gate.view(-1, half, rows.shape[1]), up.view(-1, half, rows.shape[1])), dim=1)
+    return both.reshape(-1, rows.shape[1])
+
+
+def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: PackedWeight, *, to_float32: bool = False) -> torch.Tensor:
+    """Do what `kernels.linear.dense.linear` promises."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    num_rows = x.shape[0]
+    result = torch.empty(num_rows, packed.num_outputs, dtype=torch.float32 if to_float32 else x.dtype)
+    library.linear(
+        x.data_ptr(),
+        packed.weight.data_ptr(),
+        None if packed.bias is None else packed.bias.data_ptr(),
+        result.data_ptr(),
+        x.stride(0),
+        num_rows,
+        packed.num_inputs,
+        packed.num_outputs,
+        DTYPE_NUMBERS[x.dtype],
+        to_float32,
+        torch.get_num_threads(),
+    )
+    return result

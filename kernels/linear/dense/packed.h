@@ -1,0 +1,136 @@
+// Multiplication by a matrix that is packed for reading in order: panels of output features, as in panel.h.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "../../panel.h"
+#include "../../team.h"
+
+namespace headrace {
+
+constexpr int kItemRows = 96;  // Rows of a panel that one thread takes at a time.
+
+struct PackedLinear {
+  const void* weight;
+  const float* bias;  // In the order of the panels, padded; null when there is none.
+  int32_t num_inputs;
+  int32_t num_outputs;  // Of the packed matrix: a gated one counts gate and up features.
+
+  int num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
+
+  int64_t panel_bytes(int element_size) const { return int64_t{kPanel} * num_inputs * element_size; }
+};
+
+// What becomes of a tile's sums.
+enum class Finish { kStore, kStoreFloat, kAddTo, kGate };
+
+// Stores the first `count` of the features in kVectors vectors.
+template <int kVectors, typename Target>
+inline void put(Target* target, const Floats* sums, int count) {
+  if (count == kVectors * kLanes) {
+    for (int v = 0; v < kVectors; ++v) store(target + v * kLanes, sums[v]);
+    return;
+  }
+  alignas(64) float spilled[kVectors * kLanes];
+  for (int v = 0; v < kVectors; ++v) store(spilled + v * kLanes, sums[v]);
+  for (int i = 0; i < count; ++i) store_scalar(target + i, spilled[i]);
+}
+
+template <typename T, Finish kFinish>
+inline void finish_row(void* target, int64_t row_start, int panel, int num_outputs, Floats* sums) {
+  const int count = std::min(kPanel, num_outputs - panel * kPanel);
+  if constexpr (kFinish == Finish::kStore) {
+    put<kPanelVectors>(static_cast<T*>(target) + row_start + panel * kPanel, sums, count);
+  } else if constexpr (kFinish == Finish::kStoreFloat) {
+    put<kPanelVectors>(static_cast<float*>(target) + row_start + panel * kPanel, sums, count);
+  } else if constexpr (kFinish == Finish::kAddTo) {
+    float* total = static_cast<float*>(target) + row_start + panel * kPanel;
+    alignas(64) float before[kPanel];
+    widen(total, before, count, kPanel);
+    for (int v = 0; v < kPanelVectors; ++v) sums[v] += load(before + v * kLanes);
+    put<kPanelVectors>(total, sums, count);
+  } else {
+    constexpr int kHalf = kPanelVectors / 2;
+    for (int v = 0; v < kHalf; ++v) sums[v] = silu(sums[v]) * sums[v + kHalf];
+    const int first = panel * kPanel / 2;
+    put<kHalf>(static_cast<T*>(target) + row_start + first, sums, std::min(kPanel / 2, num_outputs / 2 - first));
+  }
+}
+
+// A panel to multiply rows by, and where the rows and their results lie.
+template <typename T>
+struct PanelProduct {
+  const PackedLinear& linear;
+  int panel;
+  const T* x;
+  int64_t x_stride;
+  void* target;
+  int64_t target_stride;
+};
+
+// Multiplies R rows, from `row` on. Not inlined: side by side in one function, some of the loops come out a third slower.
+template <typename T, Finish kFinish, int R, typename Ahead>
+__attribute__((noinline)) void multiply_tile(const PanelProduct<T>& product, int row, Ahead ahead) {
+  const PackedLinear& linear = product.linear;
+  const int words = linear.num_inputs / kPerWord<T>;
+  const auto* weights = static_cast<const int32_t*>(linear.weight) + int64_t{product.panel} * kPanel * words;
+  Floats sums[R][kPanelVectors];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kPanelVectors; ++v)
+      sums[r][v] = linear.bias ? load(linear.bias + product.panel * kPanel + v * kLanes) : Floats{};
+  multiply_panel<T, R>(sums, weights, words, product.x + row * product.x_stride, product.x_stride, ahead);
+  for (int r = 0; r < R; ++r)
+    finish_row<T, kFinish>(product.target, (row + r) * product.target_stride, product.panel, linear.num_outputs,
+                           sums[r]);
+}
+
+// Multiplies `count` rows, at most a full tile.
+template <typename T, Finish kFinish, int R = kTileRows, typename Ahead>
+inline void multiply_some(int count, const PanelProduct<T>& product, int row, Ahead ahead) {
+  if constexpr (R > 0) {
+    if (count == R) return multiply_tile<T, kFinish, R>(product, row, ahead);
+    multiply_some<T, kFinish, R - 1>(count, product, row, ahead);
+  }
+}
+
+// Multiplies the rows from `row` to `end` in tiles of about equal height, which keep the arithmetic units busy where a
+// last tile of one row would not. The first tile takes the panel from memory, the others find it in the cache: while
+// they compute, memory is asked for the panel at `next`, unless that is null. A single tile asks for what it reads itself
+// a little before; a single row leaves that to the processor, which does it better when it is not disturbed.
+template <typename T, Finish kFinish>
+inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next) {
+  constexpr int kPieces = kPanel * 4 / kLine;  // Lines of a word: each tile asks for so much of the panel.
+  const int64_t piece_bytes = product.linear.panel_bytes(sizeof(T)) / kPieces;
+  int tiles = (end - row + kTileRows - 1) / kTileRows;
+  if (end - row == 1) return multiply_tile<T, kFinish, 1>(product, row, NothingAhead{});
+  if (tiles == 1) return multiply_some<T, kFinish>(end - row, product, row, PagesAhead{});
+  int asked = next ? 0 : kPieces;
+  for (; row < end; --tiles) {
+    const int count = (end - row + tiles - 1) / tiles;
+    if (asked < kPieces)
+      multiply_some<T, kFinish>(count, product, row, LinesAhead{next + asked++ * piece_bytes});
+    else
+      multiply_some<T, kFinish>(count, product, row, NothingAhead{});
+    row += count;
+  }
+}
+
+// Multiplies `num_rows` rows; every thread of the team calls it.
+template <typename T, Finish kFinish>
+void multiply(const PackedLinear& linear, const T* x, int64_t x_stride, void* target, int64_t target_stride,
+              int num_rows, Operation& operation) {
+  const int panels = linear.num_panels(), num_threads = omp_get_num_threads();
+  const int parts = (num_rows + kItemRows - 1) / kItemRows;
+  share(operation, int64_t{panels} * parts, [&](int64_t item) {
+    const int panel = static_cast<int>(item / parts), row = static_cast<int>(item % parts) * kItemRows;
+    const int64_t next = (item + num_threads) / parts;  // Likely this thread's, when all are equally fast.
+    const char* next_panel = static_cast<const char*>(linear.weight) + next * linear.panel_bytes(sizeof(T));
+    const bool can_ask = next != panel && next < panels;
+    multiply_rows<T, kFinish>({linear, panel, x, x_stride, target, target_stride}, row,
+                              std::min(row + kItemRows, num_rows), can_ask ? next_panel : nullptr);
+  });
+}
+
+}  // namespace headrace

@@ -1,0 +1,37 @@
+"""Device memory in which the programs of one product meet. Made once, used by one stream at a time."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from kernels.linear.dense.small_gemm.config import MAX_OUT_FEATURES, MAX_ROWS
+from kernels.linear.split_k import MAX_SPLITS, MIN_BLOCK_N
+
+
+class SmallGemmWorkspace:
+    """Partial results of split products, and how many have arrived for each block of the result.
+
+    The kernel leaves the counters as it found them, at zero, so nothing has to be cleared between launches and a
+    workspace can be part of a CUDA graph.
+
+    Attributes:
+        counters: `[MAX_OUT_FEATURES / MIN_BLOCK_N]` int32.
+        partials: `[MAX_SPLITS * max_rows * MAX_OUT_FEATURES]` float32.
+    """
+
+    __slots__ = ("counters", "partials")
+
+    def __init__(
+        self, device: torch.device, max_rows: int = MAX_ROWS, max_out_features: int = MAX_OUT_FEATURES
+    ) -> None:
+        """Make room for products of up to `max_rows` rows and `max_out_features` features."""
+        self.counters = torch.zeros(-(-max_out_features // MIN_BLOCK_N), dtype=torch.int32, device=device)
+        self.partials = torch.empty(MAX_SPLITS * max_rows * max_out_features, dtype=torch.float32, device=device)
+
+
+@functools.cache
+def shared_workspace(device: torch.device) -> SmallGemmWorkspace:
+    """Return the workspace of all layers on a device, made at the first call: their products follow one another."""
+    return SmallGemmWorkspace(device)

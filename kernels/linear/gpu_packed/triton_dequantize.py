@@ -1,0 +1,70 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Writes a packed matrix out as plain numbers, its columns in the order that it has them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.linear.gpu_packed.matrix import NUM_PLANES, TILE_ROWS, PackedMatrix
+from kernels.linear.gpu_packed.triton_unpack import unpack
+
+_NUM_WARPS = 4
+
+
+@triton.jit
+def dequantize_kernel(
+    words,
+    scales,
+    offsets,
+    outputs,
+    out_features,
+    in_features,
+    num_blocks,
+    scale_stride,
+    KIND: tl.constexpr,
+    PLANE: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+):
+    """Program (block of columns, tile of rows). Scaled in float32, and rounded once."""
+    block = tl.program_id(0)
+    local = tl.arange(0, TILE_ROWS)
+    features = tl.program_id(1) * TILE_ROWS + local
+    columns = tl.arange(0, PLANE)
+    tile = (tl.program_id(1).to(tl.int64) * num_blocks + block) * (TILE_ROWS * PLANE)
+    packed = tl.load(words + tile + local[:, None] * PLANE + columns[None, :])
+    for plane in tl.static_range(NUM_PLANES):
+        k = (block * NUM_PLANES + plane) * PLANE
+        group = (k // GROUP_SIZE) * scale_stride + features
+        # Every value is exact in float16.
+        numbers = unpack(packed, KIND, plane, tl.float16).to(tl.float32) * tl.load(scales + group)[:, None]
+        if offsets is not None:
+            numbers += tl.load(offsets + group)[:, None]
+        places = features.to(tl.int64)[:, None] * in_features + k + columns[None, :]
+        mask = (features[:, None] < out_features) & (k + columns[None, :] < in_features)
+        tl.store(outputs + places, numbers.to(outputs.dtype.element_ty), mask=mask)
+
+
+def dequantize_triton(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
+    """Return the matrix, `[out_features, in_features]`, rounded to a type."""
+    outputs = torch.empty((matrix.out_features, matrix.in_features), dtype=dtype, device=matrix.words.device)
+    dequantize_kernel[(matrix.num_blocks, triton.cdiv(matrix.out_features, TILE_ROWS))](
+        matrix.words,
+        matrix.scales,
+        matrix.offsets,
+        outputs,
+        matrix.out_features,
+        matrix.in_features,
+        matrix.num_blocks,
+        matrix.scales.shape[1],
+        KIND=matrix.kind,
+        PLANE=matrix.plane,
+        NUM_PLANES=NUM_PLANES[matrix.kind],
+        GROUP_SIZE=matrix.group_size,
+        TILE_ROWS=TILE_ROWS,
+        num_warps=_NUM_WARPS,
+    )
+    return outputs

@@ -1,0 +1,58 @@
+"""Quantizes inputs, and chooses between the kernel and cuBLAS for the product."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.gpu_config import Gpu, gpu_of
+from kernels.linear.gpu_scaled.config import is_kernel_preferred
+from kernels.linear.gpu_scaled.matrix import ScaledMatrix
+
+# What cuBLAS asks of the sizes of float8 matrices.
+_CUBLAS_MULTIPLE = 16
+
+
+def scaled_linear(
+    x: torch.Tensor, matrix: ScaledMatrix, bias: torch.Tensor | None = None, *, to_float32: bool = False
+) -> torch.Tensor:
+    """Quantize rows, multiply them by the matrix, and add the bias, in fp32.
+
+    Args:
+        x: float32, bfloat16 or float16, on the matrix's device; contiguous in its last dimension.
+        matrix: Of int8, or, on a GPU that multiplies those, of float8.
+        bias: Added to every row.
+        to_float32: Leave the result in fp32.
+
+    Shapes:
+        x: `[num_rows, in_features]`
+        bias: `[out_features]`
+        result: `[num_rows, out_features]`
+    """
+    out_dtype = torch.float32 if to_float32 else x.dtype
+    if x.shape[0] == 0:
+        return x.new_empty((0, matrix.values.shape[0]), dtype=out_dtype)
+    from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
+    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+
+    gpu = gpu_of(x.device)
+    values, scales = quantize_tokens_triton(
+        x, matrix.values.dtype, matrix.activation_scale, has_blocks=matrix.has_blocks
+    )
+    if not _is_cublas_better(matrix, x.shape[0], out_dtype, gpu):
+        return scaled_linear_triton(values, scales, matrix, bias, out_dtype, gpu)
+    return torch._scaled_mm(
+        values,
+        matrix.values.t(),
+        scale_a=scales,
+        scale_b=matrix.scales[None, :],
+        bias=None if bias is None else bias.to(out_dtype),
+        out_dtype=out_dtype,
+    )
+
+
+def _is_cublas_better(matrix: ScaledMatrix, num_rows: int, out_dtype: torch.dtype, gpu: Gpu) -> bool:
+    """Return True for the products that cuBLAS has, which it has with a scale a token in bfloat16, beyond few rows."""
+    if matrix.values.dtype is not torch.float8_e4m3fn or matrix.has_blocks or out_dtype is not torch.bfloat16:
+        return False
+    is_aligned = all(size % _CUBLAS_MULTIPLE == 0 for size in matrix.values.shape)
+    return is_aligned and not is_kernel_preferred(gpu.generation, num_rows)

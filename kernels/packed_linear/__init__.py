@@ -1,7 +1,0 @@
-"""Linear layers on 4- or 8-bit weights, packed for a GPU, that are unpacked in registers beside 16-bit inputs."""
-
-from kernels.packed_linear.dispatch import packed_linear
-from kernels.packed_linear.matrix import PackedMatrix
-from kernels.packed_linear.pack import can_pack, pack_matrix
-
-__all__ = ["PackedMatrix", "can_pack", "pack_matrix", "packed_linear"]

@@ -1,6 +1,0 @@
-"""A linear layer for the few rows of a decode step: reference, Triton kernel, and the choice between them."""
-
-from kernels.small_gemm.dispatch import can_be_preferred, small_gemm
-from kernels.small_gemm.workspace import SmallGemmWorkspace, shared_workspace
-
-__all__ = ["SmallGemmWorkspace", "can_be_preferred", "shared_workspace", "small_gemm"]

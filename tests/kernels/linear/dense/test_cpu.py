@@ -1,0 +1,67 @@
+"""The packed multiplication against plain torch; the gated form is tested through the decoder stack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.linear.dense.cpu import can_pack, linear_cpu, pack
+from kernels.linear.dense.reference import linear_reference
+from tests.kernels.poisoned_memory import poisoned_memory
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def library() -> CpuLibrary:
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    return library
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_rows", "inputs", "outputs"), [(1, 64, 97), (2, 62, 64), (7, 2, 5), (200, 704, 130)])
+def test_product_equals_reference(
+    library: CpuLibrary, num_rows: int, inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    wide = torch.full((num_rows, inputs + 6), float("nan"), dtype=dtype)
+    wide[:, :inputs] = torch.randn(num_rows, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator).to(dtype) * inputs**-0.5
+    bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
+    packed = pack(library, weight, bias)
+    with poisoned_memory():
+        exact = linear_cpu(library, wide[:, :inputs], packed, to_float32=True)
+        rounded = linear_cpu(library, wide[:, :inputs], packed)
+    expected = linear_reference(wide[:, :inputs], weight, bias, to_float32=True)
+    torch.testing.assert_close(exact, expected, atol=2e-5, rtol=2e-5)
+    assert torch.equal(rounded, exact.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_row_does_not_depend_on_batch_or_threads(library: CpuLibrary, dtype: torch.dtype) -> None:
+    x, packed = torch.randn(101, 128).to(dtype), pack(library, torch.randn(200, 128).to(dtype))
+    together = linear_cpu(library, x, packed)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        parallel = linear_cpu(library, x, packed)
+    finally:
+        torch.set_num_threads(num_threads)
+    assert torch.equal(parallel, together)
+    for row in (0, 5, 6, 96, 100):
+        assert torch.equal(linear_cpu(library, x[row : row + 1], packed)[0], together[row])
+
+
+def test_not_a_number_stays_one(library: CpuLibrary) -> None:
+    x = torch.ones(2, 8, dtype=torch.bfloat16)
+    x[1, 3] = float("nan")
+    result = linear_cpu(library, x, pack(library, torch.ones(3, 8, dtype=torch.bfloat16)))
+    assert result.isnan().tolist() == [[False] * 3, [True] * 3]
+
+
+def test_unsupported_matrices_are_refused() -> None:
+    assert not can_pack(torch.zeros(4, 3, dtype=torch.bfloat16))
+    assert not can_pack(torch.zeros(4, 4, dtype=torch.float16))

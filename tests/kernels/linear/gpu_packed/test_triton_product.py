@@ -1,0 +1,261 @@
+"""Products with packed matrices against float64 arithmetic on the numbers that the matrices stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.linear.gpu_packed import PackedMatrix, can_pack, dispatch, pack_matrix, packed_linear
+from kernels.linear.gpu_packed.config import PackedLinearConfig, is_fused, packed_linear_config, splits_of
+from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
+from kernels.linear.gpu_packed.matrix import CENTRES, NUM_PLANES, Kind
+from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
+from kernels.linear.gpu_packed.triton_product import packed_linear_triton
+from kernels.linear.gpu_packed.triton_unpack import assembly
+from tests.kernels.compile_checks import CompiledKernel, compile_launches
+from tests.kernels.inline_ptx import DTYPES, interpreted_ptx, run_ptx
+from tests.kernels.packed_linear_launches import describe
+from tests.kernels.poisoned_memory import poisoned_memory
+
+H200 = Gpu(GpuGeneration.HOPPER, 132)
+SMALL = PackedLinearConfig(16, 64, 4, 2, 1)
+KINDS: tuple[Kind, ...] = ("int4", "int8", "fp8")
+# Weights are multiplied unrounded and summed in float32; the result is rounded.
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+
+
+@pytest.fixture(autouse=True)
+def assembly_runs() -> Iterator[None]:
+    if torch.cuda.is_available():
+        yield
+        return
+    with interpreted_ptx():
+        yield
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A quantized matrix before packing."""
+
+    kind: Kind
+    values: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    group_size: int
+    order: torch.Tensor | None = None
+
+    def pack(self, device: torch.device) -> PackedMatrix:
+        parts = (None if p is None else p.to(device) for p in (self.values, self.scales, self.offsets))
+        order = None if self.order is None else self.order.to(device)
+        return pack_matrix(self.kind, *parts, self.group_size, order)
+
+    def numbers(self) -> torch.Tensor:
+        """The matrix in float64, its columns as they are."""
+        values = self.values.view(torch.float8_e4m3fn) if self.kind == "fp8" else self.values
+        columns = self.values.shape[1]
+
+        def spread(parts: torch.Tensor) -> torch.Tensor:
+            return parts.double().repeat_interleave(self.group_size, dim=1)[:, :columns]
+
+        numbers = values.double() * spread(self.scales)
+        return numbers if self.offsets is None else numbers + spread(self.offsets)
+
+
+def random_matrix(kind: Kind, rows: int, columns: int, group_size: int, *, is_symmetric: bool = False) -> Plain:
+    generator = torch.Generator().manual_seed(rows + columns + group_size)
+    size = (rows, -(-columns // group_size))
+    scales = torch.rand(size, generator=generator) + 0.1
+    if kind == "fp8":
+        values = (torch.randn(rows, columns, generator=generator) * 50).to(torch.float8_e4m3fn).view(torch.uint8)
+        return Plain(kind, values, scales, None, group_size)
+    values = torch.randint(16 if kind == "int4" else 256, (rows, columns), generator=generator).to(torch.uint8)
+    offsets = -CENTRES[kind] * scales if is_symmetric else torch.randn(size, generator=generator)
+    return Plain(kind, values, scales, offsets, group_size)
+
+
+def check(
+    plain: Plain, device: torch.device, dtype: torch.dtype, *, num_rows: int = 3, num_splits: int | None = 1
+) -> None:
+    """Multiply rows that lie in memory full of NaN, twice: the second launch finds counters as the first left them."""
+    rows, columns = plain.values.shape
+    generator = torch.Generator().manual_seed(num_rows)
+    padded = torch.full((num_rows + 1, columns + 8), float("nan"), dtype=dtype)
+    inputs = padded[:num_rows, :columns].copy_(torch.randn(num_rows, columns, generator=generator))
+    bias = torch.randn(rows, generator=generator)
+    matrix = plain.pack(device)
+    expected = inputs.double() @ plain.numbers().T + bias.double()
+    config = SMALL if device.type == "cpu" else None
+    for out_dtype in (dtype, torch.float32):
+        with poisoned_memory():
+            actual = packed_linear_triton(
+                padded.to(device)[:num_rows, :columns], matrix, bias.to(device), out_dtype, H200, config, num_splits
+            )
+        assert actual.dtype is out_dtype
+        error = (actual.cpu().double() - expected).norm() / expected.norm()
+        assert error < TOLERANCE[out_dtype]
+    assert matrix.counters.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256, 1000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_every_size_equal_exact_product(kind: Kind, group_size: int, device: torch.device) -> None:
+    check(random_matrix(kind, 70, 330, group_size), device, torch.float16)
+
+
+@pytest.mark.parametrize(("num_rows", "num_splits"), [(1, 1), (3, 2), (16, 3), (17, 1)])
+def test_rows_and_splits_equal_exact_product(num_rows: int, num_splits: int, device: torch.device) -> None:
+    for is_symmetric in (True, False):
+        plain = random_matrix("int4", 70, 520, 128, is_symmetric=is_symmetric)
+        check(plain, device, torch.float16, num_rows=num_rows, num_splits=num_splits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 200])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_both_types_equal_exact_product(
+    kind: Kind, dtype: torch.dtype, num_rows: int, device: torch.device
+) -> None:
+    for group_size in (32, 128, 4096):
+        for shape in ((4096, 4096), (1003, 1001)):
+            check(random_matrix(kind, *shape, group_size), device, dtype, num_rows=num_rows, num_splits=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_groups_equal_exact_product(kind: Kind, device: torch.device) -> None:
+    plain = random_matrix(kind, 64, 256, 32)
+    plain.scales[:, 1] = 0
+    plain.scales[5, 2] = 20
+    if plain.offsets is not None:
+        plain.offsets[:, 1] = 0
+        plain.offsets[7, 3] = -50
+    plain.values[9] = 0
+    check(plain, device, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_written_out_matrix_is_the_numbers_rounded_once(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
+    plain = random_matrix(kind, 70, 330, 96)
+    with poisoned_memory():
+        actual = dequantize_triton(plain.pack(device), dtype)
+    # Values of up to 280 that are sums of three numbers, the last rounding included.
+    rtol = 3e-7 if dtype is torch.float32 else 2e-3
+    torch.testing.assert_close(actual.cpu(), plain.numbers().to(dtype), rtol=rtol, atol=3e-5)
+
+
+def test_symmetric_matrix_has_no_offsets(device: torch.device) -> None:
+    for kind in KINDS:
+        assert random_matrix(kind, 10, 64, 32, is_symmetric=True).pack(device).offsets is None
+    assert random_matrix("int4", 10, 64, 32).pack(device).offsets is not None
+
+
+def test_row_does_not_depend_on_the_others(device: torch.device) -> None:
+    matrix = random_matrix("int4", 64, 512, 128).pack(device)
+    inputs = torch.randn(7, 512, generator=torch.Generator().manual_seed(0)).half().to(device)
+    together, alone = (
+        packed_linear_triton(rows, matrix, None, torch.float16, H200, SMALL, 2) for rows in (inputs, inputs[4:5])
+    )
+    assert torch.equal(together[4:5], alone)
+
+
+@pytest.mark.parametrize("num_rows", [0, 2, FUSED_ROWS["HOPPER"] + 1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_ordered_columns_multiply_their_inputs(
+    dtype: torch.dtype, num_rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "gpu_of", lambda _: H200)
+    plain = random_matrix("int4", 20, 96, 32)
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(1))
+    matrix = Plain(plain.kind, plain.values, plain.scales, plain.offsets, 32, order).pack(device)
+    inputs = torch.randn(num_rows, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    bias = torch.randn(20).to(dtype)
+    for to_float32 in (False, True):
+        actual = packed_linear(inputs.to(device), matrix, bias.to(device), to_float32=to_float32).cpu()
+        assert actual.dtype is (torch.float32 if to_float32 else dtype)
+        expected = inputs[:, order].double() @ plain.numbers().T + bias.double()
+        assert actual.shape == expected.shape
+        assert (actual - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_instructions_unpack_every_word_exactly(kind: Kind, dtype: str) -> None:
+    words = np.arange(2**16, dtype=np.uint16)
+    bits = 16 // NUM_PLANES[kind]
+    for plane in range(NUM_PLANES[kind]):
+        source = assembly(kind, {"bf16x2": "bf16", "f16x2": "fp16"}[dtype], plane)
+        (result,) = run_ptx(source, [words.view(np.uint32)], 1)
+        actual = torch.from_numpy(result.view(np.int16).copy()).view(DTYPES[dtype]).float()
+        values = torch.from_numpy((words >> (bits * plane) & (2**bits - 1)).astype(np.uint8))
+        if kind == "fp8":
+            expected = values.view(torch.float8_e4m3fn).float()
+            is_number = ~expected.isnan()
+            assert torch.equal(actual[is_number], expected[is_number])
+        else:
+            assert torch.equal(actual, values.float() - CENTRES[kind])
+
+
+def test_groups_that_planes_cannot_hold_are_not_packed() -> None:
+    assert can_pack(32, 4096)
+    assert can_pack(4096, 4096)
+    assert can_pack(1000, 1000)
+    assert not can_pack(40, 4096)
+
+
+@pytest.mark.parametrize("generation", GpuGeneration)
+def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) -> None:
+    entries = PACKED_LINEAR[generation.name]
+    assert list(entries) == sorted(entries)
+    for num_rows in (1, 16, 17, 64, 1000):
+        config = packed_linear_config(generation, num_rows)
+        assert config.block_m >= min(num_rows, max(entries))
+    assert is_fused(generation, 64)
+    assert not is_fused(generation, 2048)
+
+
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 16, 64, 65])
+def test_splits_fill_the_gpu(shape: tuple[int, int], num_rows: int) -> None:
+    matrix = describe("int4", *shape, 128, False)
+    config = packed_linear_config(GpuGeneration.HOPPER, num_rows)
+    splits = splits_of(config, H200, num_rows, matrix)
+    assert 1 <= splits <= (8 if num_rows <= 64 else 1)
+    if num_rows == 1:
+        assert splits * -(-shape[0] // config.block_n) > 0.8 * H200.num_multiprocessors
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
+    output = tmp_path_factory.mktemp("compiled") / "packed"
+    return compile_launches("tests.kernels.packed_linear_launches", (80, 90), output)
+
+
+def test_kernels_fit_the_gpu(compiled: list[CompiledKernel]) -> None:
+    for kernel in compiled:
+        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, kernel
+        # Sums of inputs, beside those of products, take the last registers of mma.sync at 64 rows.
+        allowed = 80 if (kernel.launch, kernel.capability) == ("int4_offsets_64", 80) else 0
+        assert kernel.stack_bytes <= allowed, kernel
+
+
+def test_weights_are_unpacked_in_the_registers_of_the_matrix_instruction(compiled: list[CompiledKernel]) -> None:
+    products = [kernel for kernel in compiled if kernel.kernel == "packed_linear_kernel"]
+    assert len(products) == 20
+    for kernel in products:
+        is_hopper = kernel.capability == 90
+        # The first operand of wgmma is four registers, not a description of shared memory.
+        assert (kernel.count(r"wgmma\.mma_async\S+ \{[^}]*\}, \{[^}]*\},") > 0) == is_hopper, kernel
+        assert (kernel.count(r"\bmma\.sync") > 0) != is_hopper, kernel
+        assert kernel.count(r"cp\.async\.cg\.shared\.global[^;]*, 0x10,") > 0, kernel
+        assert kernel.count(r"ldmatrix") > 0, kernel
+        assert kernel.count(r"fma\.rn\.b?f16x2") > 0, kernel
+        if kernel.launch.startswith("int4_1"):
+            assert kernel.count(r"atom\.global\.gpu\.acq_rel\.add") == 1, kernel
