@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from gpu_worker.config import WorkerConfig
-from gpu_worker.worker import main
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.worker import main
 from shared.config import resolve
 from shared.errors import HeadraceError
 

@@ -19,7 +19,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.core.step import LogprobEntry
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import BuiltRunner
 from shared.messages import Sampling
 

@@ -21,7 +21,7 @@ from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
-from gpu_worker.engine_thread import EngineThread
+from gpu_worker.engine.engine_thread import EngineThread
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient

@@ -26,7 +26,7 @@ from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
-from gpu_worker.engine_thread import EngineThread, StepOutcome
+from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, encode

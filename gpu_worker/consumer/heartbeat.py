@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from gpu_worker.consumer.held_request import HeldRequests
-from gpu_worker.engine_thread import EngineThread
+from gpu_worker.engine.engine_thread import EngineThread
 from shared.messages import Heartbeat
 
 INTERVAL_S = 0.25

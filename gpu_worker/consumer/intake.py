@@ -9,7 +9,7 @@ from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine_thread import EngineStoppedError, EngineThread
+from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError

@@ -23,7 +23,7 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
-from gpu_worker.engine_thread import EngineThread
+from gpu_worker.engine.engine_thread import EngineThread
 from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, Finish, Request

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from gpu_worker.engine_thread import StepOutcome
+from gpu_worker.engine.engine_thread import StepOutcome
 
 MAX_WAITING_OUTCOMES = 4
 # A loop that is stuck for longer has other troubles; the engine goes on so that it can still be stopped.

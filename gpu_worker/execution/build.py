@@ -31,7 +31,7 @@ from gpu_worker.execution.runner_config import (
     num_usable_cores,
 )
 from gpu_worker.execution.start_up import Stage, StartUp
-from gpu_worker.free_memory import free_host_bytes
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model

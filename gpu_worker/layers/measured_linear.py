@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpu_worker.free_memory import free_host_bytes
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.quantization.weight_forms import GroupQuantizedWeight, ScaledWeight
 from kernels.fp8_linear import Fp8Weight
 from kernels.fp8_linear.reference import round_tokens

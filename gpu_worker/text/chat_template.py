@@ -17,7 +17,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
 

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer
 
-from gpu_worker.model_directory import ModelDirectory
 from gpu_worker.text.chat_template import ChatTemplate, load_chat_template
 from gpu_worker.text.detokenizer import make_detokenizer
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.token_table import build_table
 from shared.errors import BadRequestError, ConfigError

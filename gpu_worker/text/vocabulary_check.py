@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, ConfigError
 from shared.messages import ChatMessage

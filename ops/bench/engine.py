@@ -18,7 +18,7 @@ import torch
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import BuiltRunner, build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig

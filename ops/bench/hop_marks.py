@@ -55,8 +55,8 @@ GATEWAY = (
 )
 WORKER = (
     Station("gpu_worker.consumer.pull_queue", "PullQueue._receive", _always("worker: pulled")),
-    Station("gpu_worker.engine_thread", "EngineThread.add", _always("worker: read and encoded"), is_after=True),
-    Station("gpu_worker.engine", "Engine.add", _always("engine: thread has it")),
+    Station("gpu_worker.engine.engine_thread", "EngineThread.add", _always("worker: read and encoded"), is_after=True),
+    Station("gpu_worker.engine.engine", "Engine.add", _always("engine: thread has it")),
     Station("gpu_worker.consumer.step_relay", "StepRelay.deliver", _always("engine: step done")),
     Station("gpu_worker.consumer.step_relay", "StepRelay._take_all", _always("worker: loop has the step")),
     Station("gpu_worker.consumer.outbox", "Outbox._send", _by_tokens("worker: sends")),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.quant_checkpoints import PLAIN
 from ops.bench.quant_result import Quality, Result

@@ -134,7 +134,7 @@ def can_load_with_transformers(num_bytes: int) -> bool:
     """Whether it is installed and the machine has room for the weights twice, once as files in the cache."""
     from importlib.util import find_spec
 
-    from gpu_worker.free_memory import free_host_bytes
+    from gpu_worker.layers.free_memory import free_host_bytes
 
     return find_spec("transformers") is not None and 2 * num_bytes < free_host_bytes()
 

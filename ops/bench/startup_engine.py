@@ -19,9 +19,9 @@ MAX_NUM_SEQS = 256
 def main(directory: str, device: str) -> None:
     """Build a runner as a worker would with its default settings."""
     start_up = StartUp()
-    from gpu_worker.engine_setup import CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.start.engine_setup import CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS
 
     config = RunnerConfig(
         Path(directory),

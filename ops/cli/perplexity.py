@@ -42,7 +42,7 @@ def run(config: PerplexityConfig) -> int:
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
-    from gpu_worker.model_directory import read_model_directory
+    from gpu_worker.text.model_directory import read_model_directory
     from gpu_worker.text.tokenizer import ModelTokenizer
     from ops.perplexity import score
     from ops.quantize.calibration import read_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.config import WorkerConfig
+from gpu_worker.start.config import WorkerConfig
 from ops.cli.options import settings_command
 from ops.cli.parts import require
 
@@ -14,7 +14,7 @@ def run(config: WorkerConfig) -> int:
     """
     real = ("torch", "numpy", "safetensors") if config.simulate is None else ()
     require("worker", "tokenizers", "jinja2", *real)
-    from gpu_worker.worker import main
+    from gpu_worker.start.worker import main
 
     return main(config)
 

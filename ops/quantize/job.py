@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.free_memory import free_host_bytes
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import take_layer
@@ -22,6 +21,7 @@ from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.quantization.weight_forms import DenseWeight
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder

@@ -15,11 +15,11 @@ from gpu_worker.execution.build import BuiltRunner, build_runner
 from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype
 from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
-from gpu_worker.free_memory import free_host_bytes
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.train_draft.own_text import BATCHED_TOKENS, GREEDY_SHARE, prompts, write_rows
 from ops.train_draft.rows import HIDDEN_DTYPE, Rows, cut, encode_files

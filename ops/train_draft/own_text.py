@@ -13,7 +13,7 @@ import torch
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import BuiltRunner
 from shared.errors import ConfigError, HeadraceError
 from shared.messages import Sampling

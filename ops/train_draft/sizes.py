@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gpu_worker.execution.memory.budget import shown_bytes
-from gpu_worker.free_memory import free_host_bytes
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from ops.demo_model.architecture import Llama

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import open_weights
 from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.text.model_directory import read_model_directory
 from kernels.layer_cache import allocate_layer_cache
 from shared.errors import ConfigError
 

@@ -40,7 +40,7 @@ def test_gateway_imports_without_any_ml_package() -> None:
 
 def test_simulated_worker_imports_no_torch() -> None:
     code = """
-import gpu_worker.worker, gpu_worker.execution.simulated_runner
+import gpu_worker.start.worker, gpu_worker.execution.simulated_runner
 print([name for name in ("torch", "triton") if name in sys.modules])
 """
     done = _run(code, "torch", "triton")

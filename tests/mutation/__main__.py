@@ -31,7 +31,7 @@ GOAL = 0.9
 # Which tests look after which room.
 ROOMS = {
     "gateway": ["tests/gateway"],
-    "gpu_worker/core": ["tests/gpu_worker/core", "tests/gpu_worker/test_engine.py"],
+    "gpu_worker/core": ["tests/gpu_worker/core", "tests/gpu_worker/engine/test_engine.py"],
     "gpu_worker/consumer": ["tests/gpu_worker/consumer"],
     "shared": ["tests/shared", "tests/gpu_worker/consumer", "tests/gateway"],
 }

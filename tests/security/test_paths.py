@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gateway.api.schemas import parse_completion
-from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.loader import load_model
 from gpu_worker.text.chat_template import load_chat_template
+from gpu_worker.text.model_directory import read_model_directory
 from shared.errors import HeadraceError
 from shared.subjects import decode_name, encode_name, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TestGateway

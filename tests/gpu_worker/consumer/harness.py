@@ -15,10 +15,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import ops
-from gpu_worker.assembly import Identity, Worker
-from gpu_worker.config import WorkerConfig
-from gpu_worker.engine_setup import build_engine
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.start.assembly import Identity, Worker
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.messages import Cancel, Delta, Frame, Heartbeat, Request, Sampling, encode
 from shared.nats_connection import connect

@@ -11,7 +11,7 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.model_directory import read_model_directory
 from shared.messages import Delta, FinishReason, Request, Sampling
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER
 

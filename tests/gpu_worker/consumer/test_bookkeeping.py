@@ -16,7 +16,7 @@ from gpu_worker.consumer.gateway_watch import GIVE_UP_S, SILENCE_S, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
-from gpu_worker.engine_thread import StepOutcome
+from gpu_worker.engine.engine_thread import StepOutcome
 from shared.messages import Lane, Request
 from tests.gpu_worker.consumer.harness import wait_until
 

@@ -10,7 +10,7 @@ import pytest
 
 import ops
 from gpu_worker.consumer.request_reader import RequestReader
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.messages import ChatMessage, Request, Sampling

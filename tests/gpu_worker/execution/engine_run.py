@@ -13,7 +13,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM

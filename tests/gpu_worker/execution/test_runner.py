@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.batch.step_tensors import StepTensors
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM

@@ -110,7 +110,7 @@ def test_zero_step_time_never_sleeps() -> None:
 
 def test_simulated_engine_imports_no_torch() -> None:
     code = (
-        "import sys, gpu_worker.engine_thread, gpu_worker.execution.simulated_runner as runner;"
+        "import sys, gpu_worker.engine.engine_thread, gpu_worker.execution.simulated_runner as runner;"
         "sys.exit('torch' in sys.modules or 'nats' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

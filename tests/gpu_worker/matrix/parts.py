@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.speculation import FixedDepth, Speculation
@@ -24,8 +23,9 @@ from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
-from gpu_worker.proposer_setup import build_proposer
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_setup import build_proposer
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer

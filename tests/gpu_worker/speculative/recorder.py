@@ -7,14 +7,14 @@ from collections.abc import Sequence as Values
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.proposer_memory import with_room_for_proposer
-from gpu_worker.proposer_setup import build_proposer
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_memory import with_room_for_proposer
+from gpu_worker.start.proposer_setup import build_proposer
 from tests.gpu_worker.execution.engine_run import BLOCK, make_runner
 
 Listener = Callable[[DraftRequest, Draft], Draft | None]

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import ops
-from gpu_worker.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 
 SENTENCEPIECE_PIECES = ["a", "b", "c", "▁", "▁a", "ab", "▁the", "é", "x▁y", "!"]
 

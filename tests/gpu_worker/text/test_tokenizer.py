@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from gpu_worker.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, ConfigError
 from shared.messages import ChatMessage

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.config import GatewayConfig
-from gpu_worker.config import WorkerConfig
+from gpu_worker.start.config import WorkerConfig
 from ops.cli.setup import SetupConfig
 from ops.stack import commands
 from ops.stack.config import UpConfig

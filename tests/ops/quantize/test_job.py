@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.cli.quantize import command
 from ops.demo_model.corpus import training_documents

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.model_directory import read_model_directory
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
-from gpu_worker.proposer_setup import build_proposer, check_speculation
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_setup import build_proposer, check_speculation
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.train_draft.job import KINDS, DraftShape, TrainingDivergedError, check_job, train_draft, train_on
 from ops.train_draft.material import prepare

@@ -11,7 +11,7 @@ import torch
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth, Speculation
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import DeviceModelRunner

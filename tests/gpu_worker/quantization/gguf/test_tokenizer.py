@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.messages import ChatMessage

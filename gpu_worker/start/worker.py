@@ -17,15 +17,15 @@ from pathlib import Path
 
 import uvloop
 
-from gpu_worker.assembly import Identity, Worker
-from gpu_worker.config import WorkerConfig
 from gpu_worker.consumer.consumer import Consumer
-from gpu_worker.engine_setup import EngineSetup, build_engine
 from gpu_worker.execution.start_up import StartUp
-from gpu_worker.model_directory import ModelDirectory, read_model_directory
-from gpu_worker.model_revision import model_revision
-from gpu_worker.progress_bar import ProgressBar
 from gpu_worker.quantization.gguf.model_file import SUFFIX
+from gpu_worker.start.assembly import Identity, Worker
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import EngineSetup, build_engine
+from gpu_worker.start.model_revision import model_revision
+from gpu_worker.start.progress_bar import ProgressBar
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login

@@ -24,11 +24,11 @@ from tests.gpu_worker.consumer.harness import DEMO_MODEL, TestGateway, fresh_nam
 
 SIMULATED_WITHOUT_TORCH = """
 import sys
-from gpu_worker.config import WorkerConfig
-from gpu_worker.engine_setup import build_engine
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-import gpu_worker.worker
+import gpu_worker.start.worker
 directory = read_model_directory(__import__("pathlib").Path(sys.argv[1]))
 build_engine(WorkerConfig(simulate=1.0), directory, ModelTokenizer(directory))
 assert "torch" not in sys.modules

@@ -19,9 +19,9 @@ from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
-from gpu_worker.engine_setup import EngineSetup
-from gpu_worker.engine_thread import EngineThread
-from gpu_worker.model_directory import ModelDirectory
+from gpu_worker.engine.engine_thread import EngineThread
+from gpu_worker.start.engine_setup import EngineSetup
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient

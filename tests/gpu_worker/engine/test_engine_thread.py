@@ -7,8 +7,8 @@ import pytest
 
 from gpu_worker.core.model_runner import BrokenRunnerError, ModelRunner
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
-from gpu_worker.engine import Engine
-from gpu_worker.engine_thread import EngineStoppedError, EngineThread, StepOutcome
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread, StepOutcome
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
 from tests.gpu_worker.core.sequences import make_sequence

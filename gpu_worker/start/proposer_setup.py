@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.model_directory import read_model_directory
 from gpu_worker.speculative.ngram.proposer import NgramProposer
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError, HeadraceError
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import make_sequence
 from tests.gpu_worker.runners import LateRunner, PacedRunner, make_scheduler

@@ -9,18 +9,18 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import StartUp
-from gpu_worker.model_directory import ModelDirectory
-from gpu_worker.proposer_memory import with_room_for_proposer
-from gpu_worker.proposer_setup import build_proposer, check_speculation
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_memory import with_room_for_proposer
+from gpu_worker.start.proposer_setup import build_proposer, check_speculation
+from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.free_memory import control_group_free_bytes, free_host_bytes
+from gpu_worker.layers.free_memory import control_group_free_bytes, free_host_bytes
 
 GIB = 1 << 30
 

@@ -23,7 +23,7 @@ from gpu_worker.core.model_runner import BrokenRunnerError, ModelRunner, Pending
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
-from gpu_worker.rates import StepRates
+from gpu_worker.engine.rates import StepRates
 
 MAX_CONTROL_STEPS = 3
 """Attempts at a step that any runner can compute, before the runner counts as broken."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import FixedDepth
-from gpu_worker.engine_setup import build_engine
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.messages import Sampling
@@ -74,7 +74,7 @@ def test_answers_stay_the_same_whatever_guesses(
     plain: list[int], drafts: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The policy would soon find that random weights do not guess well.
-    monkeypatch.setattr("gpu_worker.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
+    monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
     if "draft_model" in settings:
         settings = settings | {"draft_model": drafts / settings["draft_model"]}
     tokens, num_drafted = generate(**settings)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine import Engine
-from gpu_worker.engine_setup import build_engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution import build
 from gpu_worker.execution.memory.budget import RESERVE_BYTES
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.messages import Sampling

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.proposer_memory import with_room_for_proposer
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_memory import with_room_for_proposer
 from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.model_revision import model_revision
+from gpu_worker.start.model_revision import model_revision
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gpu_worker.config import WorkerConfig
-from gpu_worker.engine_setup import build_engine
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.cli.worker import command
 from shared.config import resolve

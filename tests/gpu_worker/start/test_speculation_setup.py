@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine import Engine
-from gpu_worker.engine_setup import build_engine
-from gpu_worker.model_directory import read_model_directory
+from gpu_worker.engine.engine import Engine
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 from shared.messages import Sampling

@@ -12,8 +12,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.config import WorkerConfig
 from gpu_worker.core.draft import MAX_GUESSES
+from gpu_worker.start.config import WorkerConfig
 from shared.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:

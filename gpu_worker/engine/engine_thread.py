@@ -21,7 +21,7 @@ from msgspec import Struct
 from gpu_worker.core.scheduler import DuplicateSequenceError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
-from gpu_worker.engine import Engine, EngineStats
+from gpu_worker.engine.engine import Engine, EngineStats
 from shared.errors import HeadraceError
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@ import pytest
 
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
-from gpu_worker.engine import MAX_CONTROL_STEPS, Engine
+from gpu_worker.engine.engine import MAX_CONTROL_STEPS, Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
 from tests.gpu_worker.core.sequences import make_sequence
