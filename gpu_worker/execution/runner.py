@@ -191,7 +191,7 @@ class DeviceModelRunner:
         """Decode each sequence, and sample; return also the hidden vectors of the step's tokens."""
         request = self._sampler.stage(step.sampled_rows(), upload)
         upload.send()
-        computed, rows = graphs.run(shape, step.layout, step.output_positions)
+        computed, rows = graphs.run(shape, step.layout)
         drawn = self._draw(computed.logits, rows, request)
         is_kept = self._drafting is not None and self._drafting.wants_hidden
         # The next replay writes to the same memory.
@@ -200,7 +200,7 @@ class DeviceModelRunner:
 
     def _launch(self, step: AssembledStep, upload: Upload) -> tuple[StepOutputs, torch.Tensor]:
         """Compute whatever mixture of chunks and decodes; return also the hidden vectors of the step's tokens."""
-        staged = StagedStep(step.layout, step.output_positions, upload)
+        staged = StagedStep(step.layout, upload)
         # With drafts there are more rows than sequences; what their logits take must not grow with it.
         most = max(self._rows.spare, MAX_VERIFIED_ROWS)
         tiles = [self._stage(tile, upload) for tile in step.sampled_rows().tiles(most)]
@@ -224,7 +224,7 @@ class DeviceModelRunner:
     def _draw(self, logits: torch.Tensor, rows: torch.Tensor, request: SamplingRequest) -> DrawnTokens:
         """Sample; where nothing is verified the tokens are the last of their sequences."""
         drawn = self._sampler.sample(logits, rows, request)
-        if request.copies is None:
+        if not request.verifies:
             self._last_tokens.index_copy_(0, rows, drawn.token_ids)
         return drawn
 
@@ -245,7 +245,6 @@ class DeviceModelRunner:
 
     def _forward(self, step: StepTensors) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
-        self._parameters.values.position.index_copy_(0, step.rows, step.output_positions)
         sampled_last = self._last_tokens.index_select(0, step.token_rows)
         # A row without a valid last token has failed, which the host does not know yet: any token will do.
         token_ids = torch.where(step.token_ids < 0, sampled_last, step.token_ids).clamp_(min=0)

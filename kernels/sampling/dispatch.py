@@ -7,14 +7,16 @@ import torch
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.sampling.config import sampling_config
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
-from kernels.sampling.reference import sample_tokens_reference
+from kernels.sampling.reference import count_tokens_reference, sample_tokens_reference
 
 
 def sample_tokens(
     logits: torch.Tensor,
     slots: torch.Tensor,
+    positions: torch.Tensor,
     parameters: SamplingParameters,
     penalties: PenaltyTable | None = None,
+    drafts: torch.Tensor | None = None,
     *,
     may_truncate: bool = True,
 ) -> torch.Tensor:
@@ -23,23 +25,49 @@ def sample_tokens(
     In this order: penalties (repetition, frequency, presence), temperature, `min_p`, `top_k`, `top_p` on what these
     left, renormalised; then the first token, in the order of ids, at which the cumulative probability exceeds the
     uniform number of (seed, position). A row's token depends on nothing but its own logits and parameters, and is the
-    one that the CPU's sampler draws. Tokens that tie stand or fall together; the most likely one always stands.
+    same on every device. Tokens that tie stand or fall together; the most likely one always stands.
 
     Args:
         logits: Overwritten when there are penalties. May be strided in its first dimension.
-        slots: The slot of each row, each at most once.
+        slots: The slot of each row.
+        positions: The number of tokens in the output before the one that each row draws: the counter of the random
+            numbers.
         parameters: Of all slots.
-        penalties: Of all slots; None when no row has any. What is drawn is added to its counts.
+        penalties: Of all slots; None when no row has any.
+        drafts: Tokens that each row's penalties count as if they were in the output, filled up with -1. None when the
+            output is all there is: then each slot is named at most once, and what is drawn is added to `penalties`.
         may_truncate: False promises that no row uses `min_p`, `top_k` or `top_p`, which saves their launches.
 
     Shapes:
         logits: `[num_rows, vocab_size]` float32
         slots: `[num_rows]` int64
+        positions: `[num_rows]` int64
+        drafts: `[num_rows, max_drafts]` int64, contiguous
         result: `[num_rows]` int64; `INVALID_TOKEN` where the logits are no distribution.
     """
     if logits.is_cuda and is_triton_installed():
         from kernels.sampling.triton_kernel import sample_tokens_triton
 
         config = sampling_config(gpu_of(logits.device).generation)
-        return sample_tokens_triton(logits, slots, parameters, penalties, may_truncate, config)
-    return sample_tokens_reference(logits, slots, parameters, penalties, may_truncate=may_truncate)
+        return sample_tokens_triton(logits, slots, positions, parameters, penalties, drafts, may_truncate, config)
+    return sample_tokens_reference(logits, slots, positions, parameters, penalties, drafts, may_truncate=may_truncate)
+
+
+def count_tokens(penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Add tokens to the outputs that penalties look at, where `sample_tokens` did not because of drafts.
+
+    Args:
+        penalties: Of all slots.
+        slots: The slot of each token. May repeat.
+        token_ids: Negative ones are left out.
+
+    Shapes:
+        slots: `[num_tokens]` int64
+        token_ids: `[num_tokens]` int64
+    """
+    if token_ids.is_cuda and is_triton_installed():
+        from kernels.sampling.triton_kernel import count_tokens_triton
+
+        count_tokens_triton(penalties, slots, token_ids)
+    else:
+        count_tokens_reference(penalties, slots, token_ids)

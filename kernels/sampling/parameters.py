@@ -1,6 +1,7 @@
 """What the sampler is told about each sequence: one slot a sequence, kept on the device while it runs.
 
-The rows of a batch name their slots, so nothing is gathered or copied when sequences come and go.
+The rows of a batch name their slots, so nothing is gathered or copied when sequences come and go, nor when a sequence
+has several rows because it verifies drafts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ class SamplingParameters:
         top_k: int32; 0 keeps all.
         top_p: float32; 1 keeps all.
         seed: int64, the key of the random numbers.
-        position: int64, the number of tokens in the output so far: the counter of the random numbers.
     """
 
     inverse_temperature: torch.Tensor
@@ -31,24 +31,23 @@ class SamplingParameters:
     top_k: torch.Tensor
     top_p: torch.Tensor
     seed: torch.Tensor
-    position: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyTable:
-    """Penalties of each slot, and the tokens they look at. The sampler adds what it draws to `output_counts`.
+    """Penalties of each slot, and the tokens they look at. `sample_tokens` and `count_tokens` add tokens.
 
     Attributes:
         repetition: `[num_slots]` float32; 1 does nothing.
         frequency: `[num_slots]` float32; 0 does nothing.
         presence: `[num_slots]` float32; 0 does nothing.
         output_counts: `[num_slots, vocab_size]` int32, occurrences in the output.
-        prompt_bits: `[num_slots, ceil(vocab_size / 32)]` int32; bit `t % 32` of word `t // 32` says whether token `t`
-            occurs in the prompt.
+        seen_bits: `[num_slots, ceil(vocab_size / 32)]` int32; bit `t % 32` of word `t // 32` says whether token `t`
+            occurs in the prompt or in the output. `output_counts` is read only where the bit is set.
     """
 
     repetition: torch.Tensor
     frequency: torch.Tensor
     presence: torch.Tensor
     output_counts: torch.Tensor
-    prompt_bits: torch.Tensor
+    seen_bits: torch.Tensor

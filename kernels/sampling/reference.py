@@ -15,14 +15,16 @@ _MASK = 0xFFFFFFFF
 def sample_tokens_reference(
     logits: torch.Tensor,
     slots: torch.Tensor,
+    positions: torch.Tensor,
     parameters: SamplingParameters,
     penalties: PenaltyTable | None = None,
+    drafts: torch.Tensor | None = None,
     *,
     may_truncate: bool = True,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises; `may_truncate` changes nothing here."""
     if penalties is not None:
-        apply_penalties_reference(logits, slots, penalties)
+        apply_penalties_reference(logits, slots, penalties, drafts)
     inverse_temperature = parameters.inverse_temperature[slots]
     is_greedy = inverse_temperature == 0
     highest = logits.amax(dim=-1, keepdim=True)
@@ -31,13 +33,13 @@ def sample_tokens_reference(
     is_valid = weights.sum(1).isfinite()
     if may_truncate:
         weights.masked_fill_(scaled < _least(scaled, weights, slots, parameters), 0.0)
-    uniform = uniforms_reference(parameters.seed[slots], parameters.position[slots])
+    uniform = uniforms_reference(parameters.seed[slots], positions)
     cumulative = weights.cumsum(1)
     target = (uniform * cumulative[:, -1])[:, None]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
     token_ids = torch.where(is_greedy, logits.argmax(dim=-1), drawn).masked_fill_(~is_valid, INVALID_TOKEN)
-    if penalties is not None:
-        penalties.output_counts.index_put_((slots, token_ids.clamp(min=0)), is_valid.to(torch.int32), accumulate=True)
+    if penalties is not None and drafts is None:
+        count_tokens_reference(penalties, slots, token_ids)
     return token_ids
 
 
@@ -52,7 +54,8 @@ def _least(
     ordered, order = scaled.sort(dim=1, descending=True)
     top_k = parameters.top_k[slots][:, None].long()
     kth = ordered.gather(1, top_k.clamp(1, vocab_size) - 1)
-    least = torch.where(top_k > 0, kth, float("-inf")).maximum(parameters.log_min_p[slots][:, None])
+    log_min_p = parameters.log_min_p[slots][:, None].nan_to_num(nan=float("-inf"), neginf=float("-inf")).clamp(max=0.0)
+    least = torch.where(top_k > 0, kth, float("-inf")).maximum(log_min_p)
     survivors = weights.gather(1, order).masked_fill_(ordered < least, 0.0)
     cumulative = survivors.cumsum(1)
     top_p = parameters.top_p[slots][:, None]
@@ -61,19 +64,37 @@ def _least(
     return least.maximum(torch.where(top_p < 1.0, nucleus, float("-inf")))
 
 
-def apply_penalties_reference(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable) -> None:
+def apply_penalties_reference(
+    logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable, drafts: torch.Tensor | None = None
+) -> None:
     """Penalise logits in place: repetition first, then frequency, then presence."""
     token_ids = torch.arange(logits.shape[1], device=logits.device)
-    counts = penalties.output_counts[slots]
-    in_prompt = (penalties.prompt_bits[slots][:, token_ids // 32] >> (token_ids % 32)) & 1 > 0
+    is_seen = (penalties.seen_bits[slots][:, token_ids // 32] >> (token_ids % 32)) & 1 > 0
+    counts = torch.where(is_seen, penalties.output_counts[slots], 0)
+    if drafts is not None:
+        rows = torch.arange(len(slots), device=logits.device)[:, None].expand_as(drafts)
+        counts.index_put_((rows, drafts.clamp(min=0)), (drafts >= 0).to(torch.int32), accumulate=True)
     repetition, frequency, presence = (
         values[slots][:, None] for values in (penalties.repetition, penalties.frequency, penalties.presence)
     )
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    penalised = torch.where(in_prompt | (counts > 0), repeated, logits)
-    penalised -= frequency * counts
-    penalised -= presence * (counts > 0)
-    logits.copy_(penalised)
+    penalised = repeated - frequency * counts - presence * (counts > 0)
+    logits.copy_(torch.where(is_seen | (counts > 0), penalised, logits))
+
+
+def count_tokens_reference(penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Do what `kernels.sampling.count_tokens` promises."""
+    is_token = token_ids >= 0
+    token_ids = token_ids.clamp(min=0)
+    penalties.output_counts.index_put_((slots, token_ids), is_token.to(torch.int32), accumulate=True)
+    # Tokens may share a word, which is made from the counts, so that all of them write the same.
+    bits = torch.arange(32, dtype=torch.int32, device=token_ids.device)
+    words = token_ids // 32
+    ids = words[:, None] * 32 + bits
+    vocab_size = penalties.output_counts.shape[1]
+    occurs = (penalties.output_counts[slots[:, None], ids.clamp(max=vocab_size - 1)] > 0) & (ids < vocab_size)
+    values = (occurs.to(torch.int32) << bits).sum(1, dtype=torch.int32)
+    penalties.seen_bits.index_put_((slots, words), penalties.seen_bits[slots, words] | values)
 
 
 def uniforms_reference(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

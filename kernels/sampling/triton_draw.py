@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.sampling.triton_penalties import count_token
+
 # The key of an infinite distance: keeps all tokens. See `triton_threshold`.
 KEEP_ALL = tl.constexpr(0x7F800000)
 
@@ -76,8 +78,10 @@ def draw_kernel(
     thresholds,
     masses,
     output_counts,
+    seen_bits,
     token_ids,
     vocab_size,
+    num_words,
     num_tiles,
     TILE: tl.constexpr,
     ALL_TILES: tl.constexpr,
@@ -106,7 +110,7 @@ def draw_kernel(
             tile_masses = tl.load(masses + places, mask=is_tile, other=0.0)
 
     tile_masses = tile_masses.to(tl.float64)
-    target = _uniform(tl.load(seeds + slot), tl.load(positions + slot)) * tl.sum(tile_masses, axis=0)
+    target = _uniform(tl.load(seeds + slot), tl.load(positions + row)) * tl.sum(tile_masses, axis=0)
     # Sums in another order may differ by a rounding: the last token with any weight is then the one meant.
     reached = (tl.cumsum(tile_masses, axis=0) > target) & (tile_masses > 0.0)
     tile = tl.min(tl.where(reached, tiles, ALL_TILES), axis=0)
@@ -128,5 +132,4 @@ def draw_kernel(
     token_id = tl.where(is_valid, tile * TILE + offset, -1).to(tl.int64)
     tl.store(token_ids + row, token_id)
     if COUNTS:
-        count = output_counts + slot * vocab_size + token_id
-        tl.store(count, tl.load(count, mask=is_valid, other=0) + 1, mask=is_valid)
+        count_token(output_counts, seen_bits, slot, token_id, vocab_size, num_words)

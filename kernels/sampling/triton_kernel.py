@@ -8,18 +8,21 @@ import triton
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
 from kernels.sampling.triton_draw import draw_kernel, tile_masses_kernel
-from kernels.sampling.triton_penalties import penalties_kernel
+from kernels.sampling.triton_penalties import count_tokens_kernel, penalties_kernel
 from kernels.sampling.triton_statistics import tile_statistics_kernel
 from kernels.sampling.triton_threshold import threshold_kernel
 
 _PENALTY_BLOCK = 2048
+_ALIGNED_FLOATS = 16
 
 
 def sample_tokens_triton(
     logits: torch.Tensor,
     slots: torch.Tensor,
+    positions: torch.Tensor,
     parameters: SamplingParameters,
     penalties: PenaltyTable | None,
+    drafts: torch.Tensor | None,
     may_truncate: bool,
     config: SamplingConfig,
 ) -> torch.Tensor:
@@ -29,10 +32,12 @@ def sample_tokens_triton(
     if not num_rows:
         return token_ids
     if penalties is not None:
-        apply_penalties_triton(logits, slots, penalties)
+        apply_penalties_triton(logits, slots, penalties, drafts)
     num_tiles = triton.cdiv(vocab_size, config.tile)
     all_tiles = triton.next_power_of_2(num_tiles)
-    maxima, minima, sums, masses = torch.empty((4, num_rows, num_tiles), device=logits.device)
+    # Kernels are compiled anew for a pointer that is aligned otherwise: all four parts begin alike.
+    num_places = triton.cdiv(num_rows * num_tiles, _ALIGNED_FLOATS) * _ALIGNED_FLOATS
+    maxima, minima, sums, masses = torch.empty((4, num_places), device=logits.device)
     groups = (num_rows, triton.cdiv(num_tiles, config.tiles))
     tile_statistics_kernel[groups](
         logits, logits.stride(0), slots, parameters.inverse_temperature, maxima, minima, sums, vocab_size, num_tiles,
@@ -52,21 +57,34 @@ def sample_tokens_triton(
             vocab_size, num_tiles,
             TILE=config.tile, TILES=config.tiles, ALL_TILES=all_tiles, num_warps=config.statistics_warps,
         )  # fmt: skip
+    counted = penalties if drafts is None else None
     draw_kernel[(num_rows,)](
-        logits, logits.stride(0), slots, parameters.inverse_temperature, parameters.seed, parameters.position,
-        maxima, sums, thresholds, masses, slots if penalties is None else penalties.output_counts, token_ids,
-        vocab_size, num_tiles,
-        TILE=config.tile, ALL_TILES=all_tiles, MAY_TRUNCATE=may_truncate, COUNTS=penalties is not None,
+        logits, logits.stride(0), slots, parameters.inverse_temperature, parameters.seed, positions,
+        maxima, sums, thresholds, masses, slots if counted is None else counted.output_counts,
+        slots if counted is None else counted.seen_bits, token_ids, vocab_size, triton.cdiv(vocab_size, 32), num_tiles,
+        TILE=config.tile, ALL_TILES=all_tiles, MAY_TRUNCATE=may_truncate, COUNTS=counted is not None,
         num_warps=config.draw_warps,
     )  # fmt: skip
     return token_ids
 
 
-def apply_penalties_triton(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable) -> None:
+def apply_penalties_triton(
+    logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable, drafts: torch.Tensor | None
+) -> None:
     """Penalise logits in place."""
     num_rows, vocab_size = logits.shape
     penalties_kernel[(num_rows, triton.cdiv(vocab_size, _PENALTY_BLOCK))](
         logits, logits.stride(0), slots, penalties.repetition, penalties.frequency, penalties.presence,
-        penalties.output_counts, penalties.prompt_bits, vocab_size, penalties.prompt_bits.shape[1],
+        penalties.output_counts, penalties.seen_bits, slots if drafts is None else drafts,
+        0 if drafts is None else drafts.shape[1], vocab_size, penalties.seen_bits.shape[1],
         BLOCK=_PENALTY_BLOCK, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def count_tokens_triton(penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Do what `kernels.sampling.count_tokens` promises."""
+    if len(token_ids):
+        count_tokens_kernel[(len(token_ids),)](
+            penalties.output_counts, penalties.seen_bits, slots, token_ids, penalties.output_counts.shape[1],
+            penalties.seen_bits.shape[1], num_warps=1,
+        )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_drafts"])
 def penalties_kernel(
     logits,
     row_stride,
@@ -16,7 +16,9 @@ def penalties_kernel(
     frequencies,
     presences,
     output_counts,
-    prompt_bits,
+    seen_bits,
+    drafts,
+    num_drafts,
     vocab_size,
     num_words,
     BLOCK: tl.constexpr,
@@ -30,12 +32,32 @@ def penalties_kernel(
     if (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0):
         ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         is_token = ids < vocab_size
-        counts = tl.load(output_counts + slot * vocab_size + ids, mask=is_token, other=0)
-        words = tl.load(prompt_bits + slot * num_words + ids // 32, mask=is_token, other=0)
-        is_seen = (counts > 0) | (((words >> (ids % 32)) & 1) != 0)
+        words = tl.load(seen_bits + slot * num_words + ids // 32, mask=is_token, other=0)
+        is_seen = ((words >> (ids % 32)) & 1) != 0
+        counts = tl.load(output_counts + slot * vocab_size + ids, mask=is_token & is_seen, other=0)
+        for draft in range(num_drafts):
+            counts += (tl.load(drafts + row * num_drafts + draft) == ids).to(tl.int32)
+        is_penalised = is_token & (is_seen | (counts > 0))
         places = logits + row * row_stride + ids
-        values = tl.load(places, mask=is_seen, other=0.0)
+        values = tl.load(places, mask=is_penalised, other=0.0)
         values = tl.where(values > 0.0, tl.math.div_rn(values, repetition), values * repetition)
         values -= frequency * counts.to(tl.float32)
         values -= presence * (counts > 0).to(tl.float32)
-        tl.store(places, values, mask=is_seen)
+        tl.store(places, values, mask=is_penalised)
+
+
+@triton.jit
+def count_token(output_counts, seen_bits, slot, token_id, vocab_size, num_words):
+    """Add a token to a slot's output; negative ones are left out. Programs may do so at once."""
+    is_token = token_id >= 0
+    tl.atomic_add(output_counts + slot * vocab_size + token_id, 1, mask=is_token, sem="relaxed")
+    bit = (token_id * 0 + 1).to(tl.int32) << (token_id % 32).to(tl.int32)
+    tl.atomic_or(seen_bits + slot * num_words + token_id // 32, bit, mask=is_token, sem="relaxed")
+
+
+@triton.jit
+def count_tokens_kernel(output_counts, seen_bits, slots, token_ids, vocab_size, num_words):
+    """Program `i` counts one token."""
+    place = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + place).to(tl.int64)
+    count_token(output_counts, seen_bits, slot, tl.load(token_ids + place), vocab_size, num_words)

@@ -217,7 +217,7 @@ def threshold_kernel(
         lowest = tl.min(tl.load(minima + places, mask=is_tile, other=float("inf")), axis=0)
         high = _key((highest - lowest) * scale)
         if has_min_p:
-            high = tl.minimum(high, _key(0.0 - log_min_p))
+            high = tl.minimum(high, _key(tl.maximum(0.0 - log_min_p, 0.0)))
         before_all = high * 0 - 1
         if has_top_k & (top_k <= num_tiles):
             # As many tokens as there are tiles with a maximum up to here lie up to here.

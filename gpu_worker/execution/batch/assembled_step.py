@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.execution.batch.layout import Int64s, StepLayout
+from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_drafts
 
 
@@ -20,10 +20,9 @@ class AssembledStep:
         layout: Of their tokens, drafts included.
         drafts: Of each sequence; None when there are none at all.
         samples: For each sequence, whether it samples.
-        output_positions: `[num_seqs]`, place in its output of the token that follows each sequence's last one.
     """
 
-    __slots__ = ("drafts", "layout", "output_positions", "samples", "scheduled")
+    __slots__ = ("drafts", "layout", "samples", "scheduled")
 
     def __init__(
         self, scheduled: Values[ScheduledSequence], layout: StepLayout, drafts: list[Draft] | None = None
@@ -33,8 +32,6 @@ class AssembledStep:
         self.layout = layout
         self.drafts = drafts
         self.samples = [item.samples for item in scheduled]
-        positions = [item.start + item.num_tokens - item.sequence.num_prompt_tokens for item in scheduled]
-        self.output_positions: Int64s = np.array(positions, dtype=np.int64)
 
     @property
     def is_decode(self) -> bool:
@@ -53,6 +50,10 @@ class AssembledStep:
         """Return the rows behind the last tokens of the sequences that sample, and behind each of their drafts."""
         layout, drafts = self.layout, self.sampling_drafts
         last_tokens, rows = layout.last_tokens[self.samples], layout.rows[self.samples]
+        positions = np.array(
+            [item.start + item.num_tokens - item.sequence.num_prompt_tokens for item in self.scheduled if item.samples],
+            dtype=np.int64,
+        )
         if drafts is None:
-            return SampledRows(last_tokens, rows)
-        return rows_behind_drafts(last_tokens, rows, self.output_positions[self.samples], drafts)
+            return SampledRows(last_tokens, rows, positions)
+        return rows_behind_drafts(last_tokens, rows, positions, drafts)

@@ -16,7 +16,7 @@ import torch
 
 from gpu_worker.core.draft import SEES_ALL
 from gpu_worker.execution.batch.graph_shapes import GraphShape
-from gpu_worker.execution.batch.layout import Int64s, StepLayout
+from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Upload
 
@@ -81,16 +81,15 @@ class DecodeGraphs:
         first = bisect_left(self._sizes, len(layout.token_ids))
         return next((shape for shape in self._shapes[first:] if shape.holds(layout)), None)
 
-    def run(self, shape: GraphShape, layout: StepLayout, output_positions: Int64s) -> tuple[ComputedRows, torch.Tensor]:
+    def run(self, shape: GraphShape, layout: StepLayout) -> tuple[ComputedRows, torch.Tensor]:
         """Launch a step.
 
         Returns:
             What it makes of the layout's tokens, valid until the next step is launched; and their rows, `[num_tokens]`.
         """
-        num_tokens, num_more = len(layout.token_ids), shape.num_seqs - len(layout.rows)
+        num_tokens = len(layout.token_ids)
         upload = Upload(self._device)
-        positions = np.concatenate((output_positions, self._padding.positions[:num_more]))
-        StagedStep(_joined(layout, self._padding, shape), positions, upload)
+        StagedStep(_joined(layout, self._padding, shape), upload)
         upload.send_into(self._buffer)
         computed = self._launches[shape]()
         rows = self._steps[shape].token_rows[:num_tokens]
@@ -98,8 +97,7 @@ class DecodeGraphs:
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
         """Prepare to upload a step of padding alone."""
-        layout = _joined(_padding(0, 0), self._padding, shape)
-        return StagedStep(layout, self._padding.positions[: shape.num_seqs], upload)
+        return StagedStep(_joined(_padding(0, 0), self._padding, shape), upload)
 
     def _num_bytes(self, shape: GraphShape) -> int:
         upload = Upload(self._device)

@@ -13,38 +13,27 @@ from gpu_worker.execution.batch.layout import Int64s
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """The drafts that rows take for granted.
-
-    Attributes:
-        positions: `[num_rows]`, place in its output of what each row samples.
-        paths: The drafts before it.
-    """
-
-    positions: Int64s
-    paths: list[tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
 class SampledRows:
     """Rows of logits, in the order of the step's tokens.
 
     Attributes:
         tokens: `[num_rows]`, the token that each is behind.
         rows: `[num_rows]`, the row in the batch of its sequence.
-        ahead: None where every row is behind a sequence's last token.
+        positions: `[num_rows]`, place in its output of what each row samples.
+        paths: The drafts that each row takes for granted; None where every row is behind a sequence's last token.
     """
 
     tokens: Int64s
     rows: Int64s
-    ahead: Ahead | None = None
+    positions: Int64s
+    paths: list[tuple[int, ...]] | None = None
 
     def tiles(self, size: int) -> Iterator[SampledRows]:
         """Yield at most `size` rows at a time."""
         for start in range(0, len(self.rows), size):
             part = slice(start, start + size)
-            ahead = None if self.ahead is None else Ahead(self.ahead.positions[part], self.ahead.paths[part])
-            yield SampledRows(self.tokens[part], self.rows[part], ahead)
+            paths = None if self.paths is None else self.paths[part]
+            yield SampledRows(self.tokens[part], self.rows[part], self.positions[part], paths)
 
 
 def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Values[Draft]) -> SampledRows:
@@ -61,5 +50,5 @@ def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Va
     counts = np.array([len(draft) + 1 for draft in drafts], dtype=np.int64)
     ends = counts.cumsum()
     tokens = np.repeat(last + 1 - ends, counts) + np.arange(len(depths), dtype=np.int64)
-    ahead = Ahead(np.repeat(positions, counts) + np.array(depths, dtype=np.int64), paths)
-    return SampledRows(tokens, np.repeat(rows, counts), ahead)
+    positions = np.repeat(positions, counts) + np.array(depths, dtype=np.int64)
+    return SampledRows(tokens, np.repeat(rows, counts), positions, paths)

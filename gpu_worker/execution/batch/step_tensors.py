@@ -12,11 +12,7 @@ from gpu_worker.execution.batch.transfers import Upload
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """The arrays of a `StepLayout`, and what the tokens it samples are numbered.
-
-    Attributes:
-        output_positions: `[num_seqs]` int64, place in its output of the token that follows the sequence's last one.
-    """
+    """The arrays of a `StepLayout`."""
 
     max_query_len: int
     token_ids: torch.Tensor
@@ -26,14 +22,13 @@ class StepTensors:
     rows: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
-    output_positions: torch.Tensor
     tree_masks: torch.Tensor | None = None
 
 
 class StagedStep:
     """A layout on its way to the device. Layouts of equal size have their tensors at equal places of an upload."""
 
-    def __init__(self, layout: StepLayout, output_positions: Int64s, upload: Upload) -> None:
+    def __init__(self, layout: StepLayout, upload: Upload) -> None:
         """Add the arrays to the upload."""
         arrays: list[Int32s | Int64s] = [
             layout.token_ids,
@@ -43,7 +38,6 @@ class StagedStep:
             layout.rows,
             layout.query_starts,
             layout.context_lens,
-            output_positions,
         ]
         if layout.tree_masks is not None:
             arrays.append(layout.tree_masks)

@@ -13,7 +13,6 @@ import torch
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.execution.sampling.logprobs import Logprobs, LogprobTensors
-from gpu_worker.execution.sampling.row_copies import PenalisedCopies, RowCopies
 from gpu_worker.execution.sampling.row_parameters import Needs, RowParameters
 from kernels.sampling import sample_tokens
 
@@ -24,8 +23,9 @@ class SamplingRequest:
 
     Attributes:
         needs: All that any row needs.
-        copies: Parameters of rows that verify drafts; None where each row has a sequence of its own.
-        penalised: Those of them that have penalties.
+        positions: Place in its output of what each row samples.
+        verifies: Whether rows verify drafts, so that several may belong to one sequence.
+        drafts: What penalties count as output before each row, filled up with -1; None where no row needs it.
         bias_places: Flat indices into the logits, or None without bias.
         bias_values: What is added there.
         logprob_places: Rows of the logits that report log probabilities.
@@ -34,8 +34,9 @@ class SamplingRequest:
     """
 
     needs: Needs
-    copies: RowCopies | None = None
-    penalised: PenalisedCopies | None = None
+    positions: StagedArray
+    verifies: bool
+    drafts: StagedArray | None = None
     bias_places: StagedArray | None = None
     bias_values: StagedArray | None = None
     logprob_places: tuple[int, ...] = ()
@@ -77,14 +78,12 @@ class DeviceSampler:
         """Prepare to sample logits that belong to these rows."""
         parameters, rows = self._parameters, sampled.rows
         row_needs = parameters.needs[rows]
-        request = SamplingRequest(Needs(int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0))
-        if sampled.ahead is None:
+        needs = Needs(int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0)
+        request = SamplingRequest(needs, upload.add(sampled.positions), sampled.paths is not None)
+        if sampled.paths is None:
             parameters.num_counted[rows] += 1
-        else:
-            request.copies = RowCopies(parameters, rows, sampled.ahead.positions, upload)
-            if Needs.PENALTIES in request.needs:
-                places = np.flatnonzero(row_needs & Needs.PENALTIES)
-                request.penalised = PenalisedCopies(parameters, rows, sampled.ahead, places, upload)
+        elif Needs.PENALTIES in needs:
+            request.drafts = upload.add(_padded(sampled.paths))
         if Needs.BIAS in request.needs:
             biases = [(place, parameters.bias[rows[place]]) for place in np.flatnonzero(row_needs & Needs.BIAS)]
             request.bias_places = upload.add(
@@ -114,27 +113,24 @@ class DeviceSampler:
         logprobs = None if places is None else Logprobs(logits.index_select(0, places))
         if request.bias_places is not None and request.bias_values is not None:
             logits.view(-1).index_add_(0, request.bias_places.tensor, request.bias_values.tensor)
-        if request.copies is None:
-            penalties = self._parameters.penalties if Needs.PENALTIES in request.needs else None
-            token_ids = sample_tokens(
-                logits, rows, self._parameters.values, penalties, may_truncate=request.may_truncate
-            )
-        else:
-            token_ids = _draw(logits, request.copies, request)
+        token_ids = sample_tokens(
+            logits,
+            rows,
+            request.positions.tensor,
+            self._parameters.values,
+            self._parameters.penalties if Needs.PENALTIES in request.needs else None,
+            None if request.drafts is None else request.drafts.tensor,
+            may_truncate=request.may_truncate,
+        )
         if logprobs is None or places is None:
             return DrawnTokens(token_ids)
         report = logprobs.report(token_ids.index_select(0, places).clamp_(min=0), max(request.num_top))
         return DrawnTokens(token_ids, request.logprob_places, request.num_top, report)
 
 
-def _draw(logits: torch.Tensor, copies: RowCopies, request: SamplingRequest) -> torch.Tensor:
-    """Draw for rows several of which belong to one sequence."""
-    token_ids = sample_tokens(logits, copies.slots, copies.values(), may_truncate=request.may_truncate)
-    penalised = request.penalised
-    if penalised is not None:
-        places, copies = penalised.places, penalised.copies
-        part = logits.index_select(0, places)
-        table = penalised.penalties()
-        drawn = sample_tokens(part, copies.slots, copies.values(), table, may_truncate=request.may_truncate)
-        token_ids.index_copy_(0, places, drawn)
-    return token_ids
+def _padded(paths: list[tuple[int, ...]]) -> np.ndarray:
+    """Return paths as the rows of an array, filled up with -1."""
+    padded = np.full((len(paths), max(1, *map(len, paths))), -1, dtype=np.int64)
+    for row, path in enumerate(paths):
+        padded[row, : len(path)] = path
+    return padded

@@ -19,10 +19,10 @@ from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.execution.sampling.penalties import has_penalties
 from gpu_worker.execution.sampling.sampling_batch import GREEDY_BELOW_TEMPERATURE
-from kernels.sampling import PenaltyTable, SamplingParameters
+from kernels.sampling import PenaltyTable, SamplingParameters, count_tokens
 from shared.messages import Sampling
 
-ROWS_ALIGNMENT = 16
+_ROWS_ALIGNMENT = 16
 """Columns of one tensor begin where kernels may read four values at once."""
 
 
@@ -55,13 +55,12 @@ class RowParameters:
         self.num_top = np.zeros(num_rows, dtype=np.int64)
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.num_counted = np.zeros(num_rows, dtype=np.int64)
-        num_padded = -(-num_rows // ROWS_ALIGNMENT) * ROWS_ALIGNMENT
+        num_padded = -(-num_rows // _ROWS_ALIGNMENT) * _ROWS_ALIGNMENT
         self._floats = torch.ones(6, num_padded, dtype=torch.float32, device=device)
         inverse_temperature, log_min_p, top_p, repetition, frequency, presence = self._floats
-        self._integers = torch.zeros(2, num_padded, dtype=torch.int64, device=device)
-        seed, position = self._integers
-        top_k = torch.zeros(num_padded, dtype=torch.int32, device=device)
-        self.values = SamplingParameters(inverse_temperature, log_min_p, top_k, top_p, seed, position)
+        seed = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        top_k = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self.values = SamplingParameters(inverse_temperature, log_min_p, top_k, top_p, seed)
         self._num_words = -(-vocab_size // 32)
         self.vocab_size = vocab_size
         self.penalties = PenaltyTable(
@@ -104,40 +103,25 @@ class RowParameters:
             new = sequence.token_ids[sequence.num_prompt_tokens + int(self.num_counted[row]) :]
             if new:
                 self.num_counted[row] += len(new)
-                staged = upload.add(np.array(new, dtype=np.int64))
-                upload.on_arrival(partial(add_counts, self.penalties.output_counts[row], staged))
+                slots, token_ids = upload.add(np.full(len(new), row)), upload.add(np.array(new, dtype=np.int64))
+                upload.on_arrival(partial(self._count_new, slots, token_ids))
 
-    def copies(self, rows: torch.Tensor, positions: torch.Tensor) -> SamplingParameters:
-        """Return the parameters of `rows`, some of them several times, each with a position of its own.
-
-        Shapes:
-            rows, positions: `[num_copies]` int64, a multiple of `ROWS_ALIGNMENT`
-        """
-        inverse_temperature, log_min_p, top_p, *_ = self._floats.index_select(1, rows)
-        top_k, seed = self.values.top_k.index_select(0, rows), self.values.seed.index_select(0, rows)
-        return SamplingParameters(inverse_temperature, log_min_p, top_k, top_p, seed, positions)
-
-    def penalty_copies(self, rows: torch.Tensor) -> PenaltyTable:
-        """Return the penalties of `rows`, with counts that may be changed; as `copies`."""
-        *_, repetition, frequency, presence = self._floats.index_select(1, rows)
-        counts, bits = (
-            table.index_select(0, rows) for table in (self.penalties.output_counts, self.penalties.prompt_bits)
-        )
-        return PenaltyTable(repetition, frequency, presence, counts, bits)
+    def _count_new(self, slots: StagedArray, token_ids: StagedArray) -> None:
+        count_tokens(self.penalties, slots.tensor, token_ids.tensor)
 
     def _count(self, row: int, sequence: Sequence, upload: Upload) -> None:
-        """Write which tokens the prompt has, and how often the output has each so far."""
+        """Write which tokens there are so far, and how often the output has each."""
         output = np.array(sequence.token_ids[sequence.num_prompt_tokens :], dtype=np.int64)
         self.num_counted[row] = len(output)
         token_ids, counts = np.unique(output, return_counts=True)
-        in_prompt = np.zeros(self._num_words * 32, dtype=np.uint8)
-        in_prompt[sequence.token_ids[: sequence.num_prompt_tokens]] = 1
+        is_seen = np.zeros(self._num_words * 32, dtype=np.uint8)
+        is_seen[sequence.token_ids] = 1
         staged_ids, staged_counts = upload.add(token_ids), upload.add(counts.astype(np.int32))
-        bits = upload.add(np.packbits(in_prompt, bitorder="little").view(np.int32))
+        bits = upload.add(np.packbits(is_seen, bitorder="little").view(np.int32))
 
         def write() -> None:
             self.penalties.output_counts[row].zero_().index_copy_(0, staged_ids.tensor, staged_counts.tensor)
-            self.penalties.prompt_bits[row].copy_(bits.tensor)
+            self.penalties.seen_bits[row].copy_(bits.tensor)
 
         upload.on_arrival(write)
 
@@ -149,12 +133,6 @@ class RowParameters:
 
     def _top_k_of(self, sampling: Sampling) -> int:
         return min(sampling.top_k, self.vocab_size)
-
-
-def add_counts(counts: torch.Tensor, places: StagedArray) -> None:
-    """Add one to `counts`, which are contiguous, for each time that a place is named."""
-    ones = torch.ones(len(places.array), dtype=torch.int32, device=counts.device)
-    counts.view(-1).index_add_(0, places.tensor, ones)
 
 
 def _is_greedy(sampling: Sampling) -> bool:

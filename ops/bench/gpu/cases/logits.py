@@ -32,7 +32,6 @@ def make_parameters(
         (column * top_k).int(),
         column * top_p,
         torch.randint(-(2**63), 2**63 - 1, (num_rows,), device=device),
-        torch.randint(0, 2**40, (num_rows,), device=device),
     )
 
 
@@ -43,10 +42,10 @@ def sampling_error(
     logits = torch.randn(num_rows, vocab_size, device=device) * deviation
     logits[1::3] = logits[1::3].bfloat16().float()
     logits[2::3, ::2] = float("-inf")
-    slots = torch.randperm(num_rows, device=device)
+    slots, positions = torch.randperm(num_rows, device=device), torch.randint(0, 2**40, (num_rows,), device=device)
     parameters = make_parameters(device, num_rows, top_k, top_p, min_p)
-    expected = sample_tokens_reference(logits, slots, parameters)
-    return wrong_share(sample_tokens(logits, slots, parameters), expected)
+    expected = sample_tokens_reference(logits, slots, positions, parameters)
+    return wrong_share(sample_tokens(logits, slots, positions, parameters), expected)
 
 
 def sampling_case(
@@ -61,7 +60,7 @@ def sampling_case(
     parameters = make_parameters(device, num_rows, top_k, top_p)
 
     def ours(index: int) -> torch.Tensor:
-        return sample_tokens(logits[index], slots, parameters, may_truncate=truncates)
+        return sample_tokens(logits[index], slots, slots, parameters, may_truncate=truncates)
 
     candidates: dict[str, Callable[[int], object]] = {OURS: ours, "max": lambda index: logits[index].amax(dim=-1)}
     unavailable = {}

@@ -85,7 +85,7 @@ class StaticStep:
         self._slots = torch.arange(len(self._sampled_rows), device=device)
         zeros = torch.zeros(len(self._sampled_rows), device=device)
         # A temperature of zero, and nothing truncated.
-        self._greedy = SamplingParameters(zeros, zeros - torch.inf, zeros.int(), zeros + 1, zeros.long(), zeros.long())
+        self._greedy = SamplingParameters(zeros, zeros - torch.inf, zeros.int(), zeros + 1, zeros.long())
 
     @torch.inference_mode()
     def __call__(self, _: int) -> torch.Tensor:
@@ -93,4 +93,4 @@ class StaticStep:
         hidden = self._model.forward(self._token_ids, self._positions, self._context)
         if len(hidden) != len(self._sampled_rows):
             hidden = hidden[self._sampled_rows]
-        return sample_tokens(self._model.logits(hidden), self._slots, self._greedy, may_truncate=False)
+        return sample_tokens(self._model.logits(hidden), self._slots, self._slots, self._greedy, may_truncate=False)

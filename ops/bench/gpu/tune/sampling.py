@@ -30,10 +30,10 @@ def draw(logits: torch.Tensor, parameters: SamplingParameters, may_truncate: boo
     """Launch the kernels by an entry; where there is no GPU, run the dispatched op."""
     slots = torch.arange(len(logits), device=logits.device)
     if logits.device.type != "cuda":
-        return sample_tokens(logits, slots, parameters, may_truncate=may_truncate)
+        return sample_tokens(logits, slots, slots, parameters, may_truncate=may_truncate)
     from kernels.sampling.triton_kernel import sample_tokens_triton
 
-    return sample_tokens_triton(logits, slots, parameters, None, may_truncate, SamplingConfig(**entry))
+    return sample_tokens_triton(logits, slots, slots, parameters, None, None, may_truncate, SamplingConfig(**entry))
 
 
 def make_checks(device: torch.device, entry: Entry, num_rows: int, vocab_size: int) -> list[Check]:
@@ -43,7 +43,7 @@ def make_checks(device: torch.device, entry: Entry, num_rows: int, vocab_size: i
         logits = torch.randn(num_rows, vocab_size, device=device) * deviation
         parameters = make_parameters(device, num_rows, top_k, top_p)
         slots = torch.arange(num_rows, device=device)
-        expected = sample_tokens_reference(logits, slots, parameters)
+        expected = sample_tokens_reference(logits, slots, slots, parameters)
         return wrong_share(draw(logits, parameters, _truncates(top_k, top_p), entry), expected)
 
     # Where a token weighs a millionth of the sum, a rounding of the sum moves a draw to the next one.

@@ -55,12 +55,12 @@ PLAIN = [GraphShape(size) for size in (1, 2, 4, 8, 11)]
 def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
     graphs, seen = make_graphs(PLAIN)
     # A larger step first, whose leftovers must not be taken for a part of this one.
-    graphs.run(GraphShape(11), decode(list(range(11))), np.full(11, 7, dtype=np.int64))
+    graphs.run(GraphShape(11), decode(list(range(11))))
     rows = list(range(count))[::-1]
     size = next(size for size in (1, 2, 4, 8, 11) if size >= count)
     shape = graphs.shape_for(decode(rows))
     assert shape == GraphShape(size)
-    computed, row_tensor = graphs.run(shape, decode(rows), np.arange(count) + 50)
+    computed, row_tensor = graphs.run(shape, decode(rows))
     step = seen[-1]
     padding = size - count
     assert computed.logits[:, 0].tolist() == [10 + place for place in range(count)]
@@ -70,7 +70,6 @@ def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
     assert step.positions.tolist() == [20 + place for place in range(count)] + [0] * padding
     assert step.slots.tolist() == [40 + place for place in range(count)] + [-1] * padding
     assert step.context_lens.tolist() == [30 + place for place in range(count)] + [0] * padding
-    assert step.output_positions.tolist()[:count] == [50 + place for place in range(count)]
     assert step.query_starts.tolist() == list(range(size + 1))
     assert step.query_starts.dtype == step.context_lens.dtype == torch.int32
     assert step.tree_masks is None
@@ -79,10 +78,10 @@ def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
 def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
     graphs, seen = make_graphs([*PLAIN, GraphShape(4, 4)])
     full = decode(list(range(4)), [4] * 4, [3] * 16)
-    graphs.run(GraphShape(4, 4), full, np.zeros(4, dtype=np.int64))
+    graphs.run(GraphShape(4, 4), full)
     step = decode([5, 2, 7], [3, 1, 4])
     assert graphs.shape_for(step) == GraphShape(4, 4)
-    computed, rows = graphs.run(GraphShape(4, 4), step, np.arange(3) + 50)
+    computed, rows = graphs.run(GraphShape(4, 4), step)
     tensors = seen[-1]
     assert computed.logits[:, 0].tolist() == [10 + place for place in range(8)]
     assert rows.tolist() == [5, 5, 5, 2, 7, 7, 7, 7]
@@ -99,7 +98,7 @@ def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
 def test_masks_of_trees_come_with_the_step() -> None:
     graphs, seen = make_graphs([GraphShape(2, 3)])
     masks = [-1, -3, -5, -1]
-    graphs.run(GraphShape(2, 3), decode([1, 0], [3, 1], masks), np.zeros(2, dtype=np.int64))
+    graphs.run(GraphShape(2, 3), decode([1, 0], [3, 1], masks))
     assert seen[-1].tree_masks is not None
     assert seen[-1].tree_masks.tolist() == [*masks, -1, -1]
 

@@ -1,0 +1,196 @@
+"""Every implementation of sampling against the reference: the same tokens, bit for bit the same penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.sampling.sampler import Sampler
+from kernels.sampling.config import SamplingConfig
+from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable
+from kernels.sampling.reference import count_tokens_reference, sample_tokens_reference, uniforms_reference
+from shared.messages import Sampling
+from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.sampling_cases import (
+    SAMPLINGS,
+    SamplingCase,
+    copied,
+    make_case,
+    make_logits,
+    make_penalties,
+)
+
+CPU = torch.device("cpu")
+# So small that a few hundred tokens fill many tiles, several readings, and more than one list.
+CONFIG = SamplingConfig(
+    tile=32,
+    tiles=2,
+    threshold_rows=2,
+    threshold_tiles=4,
+    pivots=4,
+    stages=1,
+    capacity=64,
+    statistics_warps=4,
+    threshold_warps=4,
+    draw_warps=4,
+)
+Draw = Callable[[SamplingCase, bool], list[int]]
+
+
+def draw_by_triton(case: SamplingCase, may_truncate: bool) -> list[int]:
+    triton_kernel = pytest.importorskip("kernels.sampling.triton_kernel")
+    with poisoned_memory():
+        drawn = triton_kernel.sample_tokens_triton(
+            case.logits,
+            case.slots,
+            case.positions,
+            case.parameters,
+            case.penalties,
+            case.drafts,
+            may_truncate,
+            CONFIG,
+        )
+    return drawn.tolist()
+
+
+@pytest.fixture(params=["triton"])
+def draw(request: pytest.FixtureRequest, device: torch.device) -> Draw:
+    """Draw tokens on memory that holds NaN wherever nothing has been written."""
+    implementations = {"triton": draw_by_triton}
+    implementation = implementations[request.param]
+    where = device if request.param == "triton" else CPU
+
+    def run(case: SamplingCase, may_truncate: bool = True) -> list[int]:
+        moved = case.to(where)
+        drawn = implementation(moved, may_truncate)
+        # What was written must arrive in the caller's case.
+        case.logits = moved.logits.cpu()
+        if moved.penalties is not None:
+            case.penalties = copied(moved.penalties, CPU)
+        return drawn
+
+    return run
+
+
+def reference(case: SamplingCase) -> list[int]:
+    return sample_tokens_reference(
+        case.logits, case.slots, case.positions, case.parameters, case.penalties, case.drafts
+    ).tolist()
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "masked"])
+@pytest.mark.parametrize("vocab_size", [1, 7, 33, 256, 601])
+def test_tokens_equal_reference(draw: Draw, kind: str, vocab_size: int) -> None:
+    case = make_case(SAMPLINGS, make_logits(len(SAMPLINGS), vocab_size, kind))
+    assert draw(case, True) == reference(case)
+
+
+def test_tokens_equal_the_cpu_sampler(draw: Draw) -> None:
+    samplings = SAMPLINGS[:12]
+    sequences = [
+        Sequence(str(row), [1] * (2 + row), 2, sampling, max_tokens=10_000) for row, sampling in enumerate(samplings)
+    ]
+    logits = make_logits(len(samplings), 601, "peaked", seed=1)
+    sampled = Sampler(CPU).sample(logits.clone(), sequences)
+    drawn = draw(make_case(samplings, logits, first_position=0), True)
+    assert drawn == [tokens.token_ids[0] for tokens in sampled]
+
+
+def test_batch_without_truncation_equals_reference(draw: Draw) -> None:
+    samplings = [Sampling(seed=seed, temperature=seed % 3 / 2) for seed in range(9)]
+    case = make_case(samplings, make_logits(9, 601, "flat"))
+    expected = reference(case)
+    assert draw(case, False) == expected
+    assert expected[0] == int(case.logits[0].argmax())
+
+
+@pytest.mark.parametrize("vocab_size", [5, 64, 601])
+@pytest.mark.parametrize("with_drafts", [False, True])
+def test_penalties_equal_reference_and_count_what_is_drawn(draw: Draw, vocab_size: int, with_drafts: bool) -> None:
+    samplings = [Sampling(seed=row, temperature=0.2 * row, top_k=row % 3) for row in range(7)]
+    case = make_case(samplings, make_logits(7, vocab_size, "flat"))
+    penalties = make_penalties(case.slots, vocab_size)
+    case.penalties = copied(penalties, CPU)
+    if with_drafts:
+        case.slots = case.slots[torch.tensor([0, 0, 0, 3, 3, 5, 6])]
+        case.drafts = torch.randint(vocab_size, (7, 4), generator=torch.Generator().manual_seed(1))
+        case.drafts[0] = -1
+        case.drafts[1, 1:] = -1
+        case.drafts[3] = case.drafts[3, 0]
+    expected = case.to(CPU)
+    tokens = reference(expected)
+    before = case.logits
+    assert draw(case, True) == tokens
+    assert torch.equal(case.logits, expected.logits)
+    assert not torch.equal(case.logits, before)
+    assert case.penalties is not None
+    assert expected.penalties is not None
+    assert torch.equal(case.penalties.output_counts, expected.penalties.output_counts)
+    assert torch.equal(case.penalties.seen_bits, expected.penalties.seen_bits)
+    num_counted = int((case.penalties.output_counts - penalties.output_counts).sum())
+    assert num_counted == (0 if with_drafts else len(tokens))
+
+
+def test_counted_tokens_equal_reference(device: torch.device) -> None:
+    triton_kernel = pytest.importorskip("kernels.sampling.triton_kernel")
+    slots = torch.tensor([4, 0, 4, 4, 1, 4, 0])
+    token_ids = torch.tensor([31, 32, 31, 63, -1, 0, 95])
+    expected = make_penalties(slots, 96)
+    expected.seen_bits[4] = 0
+    expected.output_counts[4] = 0
+    actual = copied(expected, device)
+    before = expected.output_counts.clone()
+    count_tokens_reference(expected, slots, token_ids)
+    triton_kernel.count_tokens_triton(actual, slots.to(device), token_ids.to(device))
+    triton_kernel.count_tokens_triton(actual, slots[:0].to(device), token_ids[:0].to(device))
+    assert_tables_equal(actual, expected)
+    assert (expected.output_counts - before).sum().item() == 6
+    assert expected.seen_bits[4].tolist() == [1 - 2**31, -(2**31), 0]
+
+
+def assert_tables_equal(actual: PenaltyTable, expected: PenaltyTable) -> None:
+    assert torch.equal(actual.output_counts.cpu(), expected.output_counts)
+    assert torch.equal(actual.seen_bits.cpu(), expected.seen_bits)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN):RuntimeWarning")
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.9), Sampling(top_k=3, top_p=0.5), Sampling(min_p=0.1)],
+    ids=str,
+)
+@pytest.mark.parametrize("may_truncate", [False, True])
+def test_logits_that_are_no_distribution_give_no_token(draw: Draw, sampling: Sampling, may_truncate: bool) -> None:
+    logits = make_logits(9, 601, "flat")
+    logits[0, 500] = float("nan")
+    logits[1] = float("-inf")
+    logits[2, 3] = float("inf")
+    logits[3, :400] = float("-inf")
+    logits[4, 1:] = float("-inf")
+    logits[5] = float("nan")
+    logits[6, 600] = float("nan")
+    logits[7, 600] = -float("inf")
+    case = make_case([sampling] * 9, logits)
+    penalties = make_penalties(case.slots, 601)
+    case.penalties = copied(penalties, CPU)
+    expected = case.to(CPU)
+    drawn = draw(case, may_truncate)
+    if may_truncate:
+        assert drawn == reference(expected)
+    assert [token == INVALID_TOKEN for token in drawn] == [True, True, True, False, False, True, True, False, False]
+    assert drawn[3] >= 400
+    assert drawn[4] == 0
+    assert case.penalties is not None
+    assert (case.penalties.output_counts - penalties.output_counts).sum().item() == 4
+
+
+def test_ties_that_no_list_holds_stand_together(draw: Draw) -> None:
+    logits = torch.zeros(2, 601)
+    logits[1, ::2] = 1.0
+    case = make_case([Sampling(top_k=2, seed=12), Sampling(top_p=0.01, seed=13)], logits, first_position=0)
+    drawn = draw(case, True)
+    uniform = uniforms_reference(torch.tensor([12, 13]), case.positions).tolist()
+    assert drawn == [int(uniform[0] * 601), int(uniform[1] * 301) * 2]
