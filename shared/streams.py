@@ -22,7 +22,7 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from shared.batch_streams import DEFAULT_TENANT, NO_JETSTREAM, batch_stream, batch_stream_config, ensure_batch_stream
 from shared.errors import DependencyError
@@ -204,7 +204,7 @@ async def _ensure(js: JetStreamContext, configs: list[StreamConfig]) -> None:
             await js.stream_info(config.name)
         except NotFoundError:
             await _make_stream(js, config)
-        except NatsTimeoutError as error:
+        except (NatsTimeoutError, ServiceUnavailableError) as error:
             raise DependencyError(NO_JETSTREAM) from error
 
 

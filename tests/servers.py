@@ -98,15 +98,23 @@ class Server(ABC):
 
 @dataclass
 class NatsServer(Server):
-    """nats-server with JetStream. `arguments` are added to its command line, e.g. `-c FILE`."""
+    """nats-server. `arguments` are added to its command line, e.g. `-c FILE`.
+
+    Attributes:
+        has_jetstream: Whether it has JetStream after its next start.
+    """
+
+    has_jetstream: bool = True
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
     def _command(self) -> list[str]:
-        command = [find_binary("nats-server"), "-a", "127.0.0.1", "-p", str(self.port or -1), "-js"]
-        command += ["-sd", str(self.directory / "jetstream"), "--ports_file_dir", str(self.directory)]
+        command = [find_binary("nats-server"), "-a", "127.0.0.1", "-p", str(self.port or -1)]
+        command += ["--ports_file_dir", str(self.directory)]
+        if self.has_jetstream:
+            command += ["-js", "-sd", str(self.directory / "jetstream")]
         return [*command, *self.arguments]
 
     def _is_ready(self) -> bool:

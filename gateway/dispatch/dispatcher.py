@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -31,6 +32,7 @@ from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
+from shared.dependency_wait import RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError, InvalidNameError
 from shared.log_limit import LogLimit
@@ -95,17 +97,17 @@ class Dispatcher:
         self._stream_created: object = None
         self._tasks: list[asyncio.Task[None]] = []
         self._restoring: asyncio.Task[None] | None = None
+        self._records: asyncio.Task[None] | None = None
         self.reply = frame_subject(gateway)
         self.on_end: Callable[[Flight, Ending], None] = lambda flight, ending: None
 
     async def start(self) -> None:
-        """Make the streams, subscribe, and begin to sweep and to send heartbeats.
+        """Wait for the interactive stream, subscribe, and begin to sweep and to send heartbeats.
 
         Raises:
-            DependencyError: The streams are missing and cannot be made.
+            DependencyError: NATS has closed the connection.
         """
-        await ensure_streams(self._js, self._stream_limits)
-        self._stream_created = await self._created()
+        self._stream_created = await wait_for("the stream of interactive requests", self._ensure_interactive)
         self._publisher.on_stored = self._stored
         self._publisher.on_refused = self._refused
         self.fleet.liveness.on_dead = self._lose_worker
@@ -115,11 +117,12 @@ class Dispatcher:
         await self._nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
         await self._nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
         self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
+        self._restore_records()
 
     async def close(self) -> None:
         """Fail what is still in flight, and stop."""
         self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
-        tasks = [*self._tasks, self._restoring] if self._restoring else self._tasks
+        tasks = [*self._tasks, *(task for task in (self._restoring, self._records) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,8 +196,7 @@ class Dispatcher:
         """Take note that NATS is back, perhaps without what its memory held."""
         while self._nats.is_connected:
             try:
-                await ensure_interactive_stream(self._js, self._stream_limits)
-                created = await self._created()
+                created = await self._ensure_interactive()
             except (DependencyError, NatsError, OSError) as error:
                 _logger.warning("NATS is back, but its streams are not: %s", error)
                 await asyncio.sleep(STREAM_RETRY_S)
@@ -203,15 +205,23 @@ class Dispatcher:
             _logger.warning("NATS is back%s", "" if is_same_stream else ", and the interactive stream is a new one")
             self.fleet.liveness.nats_reconnected(self._loop.time())
             self._recovery.reconnected(is_same_stream)
-            await self._restore_records()
+            self._restore_records()
             return
 
-    async def _restore_records(self) -> None:
-        # A server that lost its disk has no streams of results and dead letters either. People do not wait for these.
-        try:
-            await ensure_streams(self._js, self._stream_limits)
-        except (DependencyError, NatsError, OSError) as error:
-            _logger.warning("batch results and dead letters cannot be stored: %s", error)
+    async def _ensure_interactive(self) -> object:
+        """Make the stream of interactive requests if it is missing; return when it was made."""
+        await ensure_interactive_stream(self._js, self._stream_limits)
+        return (await self._js.stream_info(INTERACTIVE_STREAM)).created
+
+    def _restore_records(self) -> None:
+        """Make the streams of results and dead letters, or wait for them. People do not wait for these.
+
+        A server that has lost its disk has none of them.
+        """
+        if self._records is None or self._records.done():
+            what = "the streams of batch results and dead letters"
+            action = partial(ensure_streams, self._js, self._stream_limits)
+            self._records = self._loop.create_task(wait_for(what, action, RECORDS_RETRY_S))
 
     def _take_back(self, flight: Flight) -> bool:
         if not self._flights.remove(flight):
@@ -267,9 +277,6 @@ class Dispatcher:
     def _drop_heartbeat(self, message: Msg, error: Exception) -> None:
         text = "a message on %s is no heartbeat and was dropped: %s"
         self._log_limit.warning(message.subject, text, message.subject, error)
-
-    async def _created(self) -> object:
-        return (await self._js.stream_info(INTERACTIVE_STREAM)).created
 
     async def _sweep(self) -> None:
         pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -58,6 +58,8 @@ from shared.telemetry import configure_logging
 # Requests allocate many small objects that die young: by default the collector is a quarter of their cost.
 GC_THRESHOLDS = (50_000, 20, 50)
 SEND_MARGIN_S = 5.0
+
+Result = TypeVar("Result")
 
 _logger = logging.getLogger(__name__)
 
@@ -113,7 +115,10 @@ async def _serve(
         if link is not None:
             loop.add_reader(link.parent_pipe, stop.set)
             await stack.enter_async_context(_background(link.beat_forever()))
-        server, operator, cut = await _assemble(stack, config, slot, board)
+        parts = await _unless_stopped(stop, _assemble(stack, config, slot, board))
+        if parts is None:
+            return
+        server, operator, cut = parts
         if listeners.operator is not None:
             await operator.start(listeners.operator)
             stack.push_async_callback(operator.close)
@@ -131,6 +136,18 @@ async def _serve(
         user = nats_login(config.nats_user, config.nats_url, config)
         with audited_drain(config.audit_file, "gateway.drain", nats_user=user, timeout_s=config.drain_timeout_s):
             await server.drain(config.drain_timeout_s, cut)
+
+
+async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Return what `work` returns, or None if this process is told to stop meanwhile: NATS may keep it waiting."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    is_done = working.done()
+    for task in (working, stopping):
+        task.cancel()
+    await asyncio.gather(working, stopping, return_exceptions=True)
+    return working.result() if is_done else None
 
 
 def _announce(listeners: Listeners, link: ParentLink | None) -> None:

@@ -69,12 +69,8 @@ class BatchQueues:
         return sum(queue.outstanding for queue in self._queues.values()) + len(self._arrived)
 
     async def start(self) -> None:
-        """Begin to pull.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
-        await self.search()
+        """Begin to pull, from queues that are there or appear later."""
+        await self._attempt(self.search)
         self._tasks = [
             asyncio.create_task(self._repeat(SEARCH_INTERVAL_S, self.search), name="batch queues"),
             asyncio.create_task(self._repeat(EXPIRY_INTERVAL_S, self._expire), name="batch expiry"),
@@ -151,7 +147,10 @@ class BatchQueues:
     async def _repeat(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            try:
-                await action()
-            except _RETRIED as error:
-                _log.warning("batch queues not looked after", extra={"error": repr(error)})
+            await self._attempt(action)
+
+    async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await action()
+        except _RETRIED as error:
+            _log.warning("batch queues not looked after", extra={"error": repr(error)})

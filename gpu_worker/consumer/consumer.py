@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
+from shared.dependency_wait import RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, encode
@@ -87,12 +89,13 @@ class Consumer:
         outbox.on_too_large = self._refuse_too_large
 
     async def start(self) -> None:
-        """Subscribe, and begin to pull.
+        """Wait for the interactive queue, subscribe, and begin to pull.
 
         Raises:
-            DependencyError: A stream is missing and cannot be made.
+            DependencyError: NATS has closed the connection.
         """
-        await ensure_streams(self._js, self._limits)
+        queue = "the queue of interactive requests"
+        await wait_for(queue, self._ensure_interactive)
         self._outbox.start()
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
@@ -102,8 +105,9 @@ class Consumer:
             asyncio.create_task(_every(self._limits.ack_wait_s / 3, self._report_progress), name="progress"),
             asyncio.create_task(_every(PROGRESS_INTERVAL_S, self._batch.save_progress), name="batch progress"),
             asyncio.create_task(_every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways), name="gateways"),
+            asyncio.create_task(self._ensure_records(), name="streams"),
         ]
-        await self._interactive_queue.start()
+        await wait_for(queue, self._interactive_queue.start)
         await self._batch_queue.start()
 
     def accept(self, outcome: StepOutcome) -> None:
@@ -183,6 +187,11 @@ class Consumer:
     async def _ensure_interactive(self) -> str:
         await ensure_interactive_stream(self._js, self._limits)
         return await ensure_consumer(self._js, self._source.model, "interactive", self._limits)
+
+    async def _ensure_records(self) -> None:
+        """Make the streams of batch results and dead letters, or wait for them; interactive requests need none."""
+        what = "the streams of batch results and dead letters"
+        await wait_for(what, partial(ensure_streams, self._js, self._limits), RECORDS_RETRY_S)
 
     def _interactive_appetite(self) -> int:
         return self._appetite.interactive(self._interactive_queue.backlog)

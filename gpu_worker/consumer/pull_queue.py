@@ -82,7 +82,7 @@ class PullQueue:
         """Begin to pull.
 
         Raises:
-            DependencyError: The stream is missing and cannot be made.
+            DependencyError: The stream is missing and cannot be made; `start` may be called again then.
         """
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{await self._ensure_consumer()}"
         self._is_lost = False

@@ -111,10 +111,10 @@ class Worker:
         )
 
     async def start(self) -> None:
-        """Start the engine and take requests.
+        """Start the engine, wait for the queue, and take requests.
 
         Raises:
-            DependencyError: A stream is missing and cannot be made.
+            DependencyError: NATS has closed the connection.
         """
         self._engine.start()
         await self._service.start()

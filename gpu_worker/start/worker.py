@@ -112,9 +112,9 @@ async def _run(
     worker = Worker(identity, nats, setup, directory, tokenizer, StreamLimits())
     news.consumer = worker.consumer
     try:
-        await worker.start()
-        _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
-        await _wait_for_any(stopping, worker.consumer.has_failed)
+        if await _start(worker, stopping):
+            _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
+            await _wait_for_any(stopping, worker.consumer.has_failed)
         if not worker.consumer.has_failed.is_set():
             # A worker that has failed leaves its requests to the queue: it cannot finish them, and who gives a request
             # back is not counted as lost with it, so one that breaks every worker would never be found.
@@ -147,6 +147,24 @@ class _ConnectionNews:
     async def closed(self) -> None:
         if self.consumer is not None:
             self.consumer.disconnected_for_good()
+
+
+async def _start(worker: Worker, stopping: asyncio.Event) -> bool:
+    """Start a worker; return False if it is told to stop, or fails, while it waits for its queue.
+
+    Raises:
+        HeadraceError: It cannot start.
+    """
+    starting = asyncio.create_task(worker.start())
+    ending = asyncio.create_task(_wait_for_any(stopping, worker.consumer.has_failed))
+    await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
+    has_started = starting.done()
+    for task in (starting, ending):
+        task.cancel()
+    await asyncio.gather(starting, ending, return_exceptions=True)
+    if has_started:
+        starting.result()
+    return has_started
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:

@@ -52,7 +52,19 @@ class GatewayProcess:
 
 @contextmanager
 def running_gateway(directory: Path, nats_url: str, **settings: object) -> Iterator[GatewayProcess]:
-    """Run a gateway on a free port with these settings until the block ends."""
+    """Run a gateway on a free port with these settings until the block ends, which begins once it serves."""
+    with starting_gateway(directory, nats_url, **settings) as gateway:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while " serving " not in gateway.log:
+            assert gateway.process.poll() is None, gateway.log
+            assert time.monotonic() < deadline, gateway.log
+            time.sleep(0.01)
+        yield gateway
+
+
+@contextmanager
+def starting_gateway(directory: Path, nats_url: str, **settings: object) -> Iterator[GatewayProcess]:
+    """Run a gateway on a free port with these settings until the block ends, which begins at once."""
     directory.mkdir(parents=True, exist_ok=True)
     values = {"nats_url": nats_url, "port": 0, "api_key": API_KEY, "drain_timeout_s": 2} | settings
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
@@ -62,11 +74,6 @@ def running_gateway(directory: Path, nats_url: str, **settings: object) -> Itera
         process = subprocess.Popen([sys.executable, "-m", "gateway"], env=environ, stderr=output, stdout=output)
     gateway = GatewayProcess(process, log_file)
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while " serving " not in gateway.log:
-            assert process.poll() is None, gateway.log
-            assert time.monotonic() < deadline, gateway.log
-            time.sleep(0.01)
         yield gateway
     finally:
         gateway.stop()

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_interactive_stream
 from tests.gateway.api.test_completions import is_known
-from tests.gateway.gateway_process import running_gateway
+from tests.gateway.gateway_process import running_gateway, starting_gateway
 from tests.gateway.raw_client import connected
 from tests.gateway.wire_worker import WireWorker, expected_text, until
 from tests.servers import NatsServer
@@ -113,3 +115,52 @@ async def test_gateway_stops_while_nats_is_away(start_nats: Callable[..., NatsSe
         await until(lambda: "connection to NATS is lost" in gateway.log)
         await asyncio.sleep(0.3)
         assert await asyncio.to_thread(gateway.stop, 5) == 0
+
+
+async def test_gateway_waits_for_jetstream(start_nats: Callable[..., NatsServer], tmp_path: Path) -> None:
+    server = start_nats()
+    server.kill()
+    server.has_jetstream = False
+    server.start()
+    with starting_gateway(tmp_path, server.url) as gateway:
+        await until(lambda: "waiting for the stream of interactive requests: NATS does not answer" in gateway.log, 10)
+        server.has_jetstream = True
+        server.restart()
+        await until(lambda: " serving " in gateway.log, 20)
+
+
+async def test_gateway_waits_for_a_stream_that_it_may_not_make(
+    start_nats: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server = start_nats("-c", str(_restricted_users(tmp_path)))
+    url = server.url.replace("//", "//part:part@")
+    with starting_gateway(tmp_path, url) as gateway:
+        await until(lambda: "NATS stream HR_INTERACTIVE is missing and could not be created" in gateway.log, 15)
+        assert "Traceback" not in gateway.log
+        admin = await connect(server.url, role="admin", name="test", user="admin", password="admin")
+        await ensure_interactive_stream(admin.jetstream(), StreamLimits())
+        await until(lambda: " serving " in gateway.log, 20)
+        # Nobody who waits for an answer needs the other streams.
+        await until(lambda: "waiting for the streams of batch results and dead letters" in gateway.log, 15)
+        await admin.close()
+
+
+async def test_gateway_that_waits_can_be_stopped(start_nats: Callable[..., NatsServer], tmp_path: Path) -> None:
+    server = start_nats()
+    server.kill()
+    server.has_jetstream = False
+    server.start()
+    with starting_gateway(tmp_path, server.url) as gateway:
+        await until(lambda: "waiting for the stream" in gateway.log, 10)
+        assert await asyncio.to_thread(gateway.stop, 5) == 0
+        assert "Traceback" not in gateway.log
+
+
+def _restricted_users(directory: Path) -> Path:
+    """Return a configuration of NATS with a user `part` that may do everything but make streams, and an `admin`."""
+    config = directory / "users.conf"
+    config.write_text(
+        "authorization { users: [ { user: admin, password: admin }, { user: part, password: part, "
+        'permissions: { publish: { deny: ["$JS.API.STREAM.CREATE.>"] } } } ] }\n'
+    )
+    return config

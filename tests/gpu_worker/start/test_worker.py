@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from shared.messages import Heartbeat, Sampling
 from shared.nats_connection import connect
 from shared.subjects import ALL_WORKERS
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TestGateway, fresh_name, wait_until
+from tests.servers import NatsServer
 
 SIMULATED_WITHOUT_TORCH = """
 import sys
@@ -124,6 +125,29 @@ async def test_unusable_setting_is_named_and_ends_the_process(settings: dict[str
         assert process.returncode == 2
         assert message in errors.decode()
         assert "Traceback" not in errors.decode()
+
+
+async def test_worker_waits_for_jetstream_and_can_be_stopped_meanwhile(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    server.kill()
+    server.has_jetstream = False
+    server.start()
+    settings = {"model": str(DEMO_MODEL), "simulate": "5", "nats_url": server.url}
+    async with _worker_process(**settings) as served, _worker_process(**settings) as stopped:
+        for process in (served, stopped):
+            await _wait_for_line(process, "waiting for the queue of interactive requests")
+        stopped.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(stopped.wait(), 5) == 0
+        server.has_jetstream = True
+        server.restart()
+        await _wait_for_line(served, " serving ")
+
+
+async def _wait_for_line(process: asyncio.subprocess.Process, text: str) -> None:
+    assert process.stderr is not None
+    async with asyncio.timeout(20):
+        while text not in (line := (await process.stderr.readline()).decode()):
+            assert line, f"the worker ended without saying {text!r}"
 
 
 async def test_simulated_worker_imports_no_torch() -> None:

@@ -1,0 +1,51 @@
+"""Waiting at start for what NATS does not have yet: JetStream, a stream, a permission.
+
+Parts of a system start in any order, and an administrator may make streams or give permissions later. A process that
+needs them waits and says what for, instead of ending and being started again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from nats.errors import ConnectionClosedError
+
+from shared.errors import DependencyError
+from shared.log_limit import LogLimit
+from shared.nats_connection import SEND_ERRORS
+
+RETRY_S = 0.5
+# For what few need, and what an attempt without permission costs a line in the log of NATS.
+RECORDS_RETRY_S = 10.0
+LOG_INTERVAL_S = 10.0
+
+Result = TypeVar("Result")
+
+_RETRIED: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
+
+_log = logging.getLogger(__name__)
+
+
+async def wait_for(what: str, action: Callable[[], Awaitable[Result]], retry_s: float = RETRY_S) -> Result:
+    """Return what `action` returns as soon as it succeeds; until then, log every few seconds what is waited for.
+
+    Args:
+        what: Named in the log.
+        action: Tried again and again, also when NATS refuses it: permissions may be given later.
+        retry_s: Time between two attempts in seconds.
+
+    Raises:
+        DependencyError: The connection to NATS is over for good.
+    """
+    log_limit = LogLimit(_log, LOG_INTERVAL_S)
+    while True:
+        try:
+            return await action()
+        except ConnectionClosedError as error:
+            raise DependencyError(f"NATS closed the connection while {what} was waited for.") from error
+        except _RETRIED as error:
+            log_limit.warning(what, "waiting for %s: %s", what, error)
+        await asyncio.sleep(retry_s)
