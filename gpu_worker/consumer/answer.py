@@ -100,7 +100,8 @@ def claim(request: Request, num_prompt_tokens: int) -> Delta:
 
 
 def ending(held: HeldRequest, finish: Finish) -> Delta:
-    """Return a last delta without tokens."""
-    request = held.request
-    position = len(request.emitted) if held.sequence is None else held.sequence.num_output_tokens
-    return Delta(request.id, request.epoch, position, finish=finish)
+    """Return a last delta without tokens, which follows those that were put into the outbox.
+
+    The engine may be ahead of them: outcomes that have not been accepted yet will find the request gone.
+    """
+    return Delta(held.request.id, held.request.epoch, held.num_output_tokens, finish=finish)

@@ -232,6 +232,7 @@ class Consumer:
         held = self._held.get(delta.id)
         if held is None or held.request.epoch != delta.epoch:
             return
+        held.num_output_tokens = delta.seq
         param = "prompt_logprobs" if delta.prompt_logprobs else "echo"
         self._fail(held, "The answer for the prompt is too large for one message; ask for less.", param)
 

@@ -37,7 +37,8 @@ class HeldRequest:
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
-        num_output_tokens: Generated tokens whose text `parts` holds, those of earlier attempts included.
+        num_output_tokens: Generated tokens delivered, to the outbox or to `parts`, those of earlier attempts included.
+            The engine may know more already.
         num_recorded_tokens: As many of them as another worker would continue from.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
     """
@@ -54,6 +55,9 @@ class HeldRequest:
     num_output_tokens: int = 0
     num_recorded_tokens: int = 0
     probation: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_output_tokens = self.num_recorded_tokens = len(self.request.emitted)
 
 
 def log_fields(request: Request) -> dict[str, str]:

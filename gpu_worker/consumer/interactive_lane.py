@@ -163,6 +163,7 @@ class InteractiveLane:
                 self._suspect = None
         if delta.finish is None:
             self._put(held, delta)
+            held.num_output_tokens = delta.seq + len(delta.token_ids)
         else:
             self._put(held, delta, held.message)
             self._remove(held)

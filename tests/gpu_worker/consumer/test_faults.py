@@ -150,6 +150,7 @@ async def test_answer_too_large_for_any_frame_fails_naming_the_field(
     sampling = Sampling(max_tokens=1000, ignore_eos=True, prompt_logprobs=5)
     answer = await small_payload_gateway.ask("x " * 200, sampling=sampling)
     assert (answer.finish.reason, answer.finish.error_param) == ("failed", "prompt_logprobs")
+    assert answer.deltas[-1].seq == 0
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
 
 

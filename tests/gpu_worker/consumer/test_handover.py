@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -129,3 +130,24 @@ async def test_worker_that_hears_nothing_more_pulls_no_more(
     pulls.clear()
     await asyncio.sleep(PULL_EXPIRES_S * 3)
     assert pulls == []
+
+
+@pytest.mark.parametrize("emitted", [(), (5, 6, 7)])
+async def test_handover_behind_undelivered_steps_continues_where_the_gateway_is(
+    make_worker: MakeWorker, gateway: TestGateway, emitted: tuple[int, ...]
+) -> None:
+    worker = await make_worker(simulate=2.0)
+    consumer = worker.worker.consumer
+    answer = await gateway.publish(gateway.request(sampling=ENDLESS, emitted=emitted))
+    await answer.wait_for_tokens(3)
+    [held] = consumer._held
+    assert held.sequence is not None
+    num_known = held.sequence.num_output_tokens
+    deadline = time.monotonic() + 5.0
+    while held.sequence.num_output_tokens < num_known + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # noqa: ASYNC251 - the engine goes on while the event loop delivers nothing
+    consumer._interactive.give_back(held)
+    await answer.wait()
+    assert answer.finish.reason == "handoff"
+    assert answer.deltas[-1].seq == len(emitted) + len(answer.token_ids)
