@@ -132,7 +132,8 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     check_host_weights_fit(plan.weights, plan.dtype_name, free_host_bytes())
     model = _load(plan, start_up)
     if plan.fixed is None:
-        num_blocks = host_num_blocks(demand, config.max_num_seqs, free_host_bytes())
+        free_bytes = max(0, free_host_bytes() - config.proposer_bytes)
+        num_blocks = host_num_blocks(plan.shared_demand, config.max_num_seqs, free_bytes)
     else:
         _, num_blocks = plan.fixed
     cache = _allocate(plan, num_blocks)

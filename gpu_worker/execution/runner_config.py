@@ -33,8 +33,8 @@ class RunnerConfig:
         max_model_len: Tokens of a sequence at most; None is what the model was made for.
         num_threads: Threads of CPU operations; None chooses.
         max_draft_tokens: Drafts that a sequence verifies in a step at most; 0 where there is no proposer.
-        proposer_bytes: Memory that the proposer of drafts will take on a GPU, whatever the size of the KV cache.
-        proposer_block_bytes: Memory that it will take on a GPU for each block of the KV cache.
+        proposer_bytes: Of the KV cache's memory, what the proposer of drafts will take, however large the cache is.
+        proposer_block_bytes: What it will take for each block of the KV cache.
         tapped_layers: Layers of the model that the proposer reads.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker.speculative.registry import RECIPES, describe_proposers, describe_weights
 from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.nats_files import NatsFiles
@@ -68,15 +69,12 @@ class WorkerConfig(NatsFiles):
     )
     speculative: str = setting(
         "off",
-        "Draft tokens ahead and verify several in one step; answers stay the same. ngram looks the drafts up in the "
-        "request's own text, draft has a smaller model make them, self the model's first layers, medusa heads and "
-        "eagle a layer that were trained for the model. Not run on a GPU yet.",
-        choices=("off", "ngram", "draft", "self", "medusa", "eagle"),
+        "Draft tokens ahead and verify several in one step; answers stay the same. Who makes the drafts: "
+        f"{describe_proposers()}. Not run on a GPU yet.",
+        choices=("off", *(recipe.name for recipe in RECIPES)),
     )
     draft_model: Path | None = setting(
-        None,
-        "Directory of what makes drafts: for draft a smaller model, which must have the same tokenizer; for medusa "
-        "heads, for eagle a layer.",
+        None, f"Directory of what makes drafts, for the proposers that have weights. {describe_weights()}."
     )
     self_speculation_layers: int | None = setting(
         None, "First layers of the model that draft with speculative=self; about a quarter if not given.", minimum=1

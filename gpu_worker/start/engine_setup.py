@@ -17,9 +17,10 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import StartUp
+from gpu_worker.speculative.recipe import Recipe
+from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.proposer_memory import with_room_for_proposer
-from gpu_worker.start.proposer_setup import build_proposer, check_speculation
+from gpu_worker.start.proposer_setup import build_proposer, check_speculation, with_room_for_proposer
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
@@ -48,7 +49,8 @@ def build_engine(
         HeadraceError: The settings do not fit the model or the machine.
     """
     check_speculation(config, tokenizer)
-    speculation = None if config.speculative == "off" else Speculation(_policy(config))
+    recipe = find_recipe(config.speculative)
+    speculation = None if recipe is None else Speculation(_policy(config, recipe))
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids, growth=config.simulate_growth)
         max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
@@ -108,13 +110,13 @@ def _load_model(
         num_threads=config.num_threads,
     )
     runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
-    if config.speculative != "off":
+    if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
 
 
-def _policy(config: WorkerConfig) -> AdaptiveDepth:
-    return AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=config.speculative == "ngram")
+def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:
+    return AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=recipe.drafts_predictions)
 
 
 def _scheduler_config(

@@ -28,7 +28,7 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM, stack_shape
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.speculative.draft_weights import open_draft_weights
+from gpu_worker.speculative.draft_files import open_draft_weights
 from gpu_worker.speculative.eagle.config import EagleConfig, read_eagle_config
 from gpu_worker.speculative.eagle.form import EagleForm, EagleStep, EagleWeights, Place
 from gpu_worker.speculative.eagle.fused import FusedEagle, can_fuse

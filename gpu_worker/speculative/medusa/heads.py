@@ -20,7 +20,10 @@ from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.speculative.draft_weights import open_draft_weights
+from gpu_worker.speculative.draft_files import open_draft_weights
+
+WEIGHTS_FILE = "medusa_lm_head.safetensors"
+"""What the paper's authors call it."""
 
 _MAX_HEADS = 16
 _MAX_BLOCKS = 16
@@ -96,7 +99,7 @@ def load_medusa_heads(directory: Path, model: CausalLM, dtype: torch.dtype | Non
     num_heads = config.integer(f"{prefix}num_heads", maximum=_MAX_HEADS)
     num_blocks = config.integer(f"{prefix}num_layers" if prefix else "num_hidden_layers", 1, maximum=_MAX_BLOCKS)
     dtype = dtype or model.dtype
-    with open_draft_weights(directory, dtype, model.device) as checkpoint:
+    with open_draft_weights(directory, dtype, model.device, WEIGHTS_FILE) as checkpoint:
         names = _Names(checkpoint, num_blocks)
         _check_size(checkpoint, names.block(0, 0), model)
         first = _take_block(checkpoint, [names.block(head, 0) for head in range(num_heads)], model)

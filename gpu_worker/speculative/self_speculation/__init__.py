@@ -1,1 +1,57 @@
 """Self-speculation: the first layers of the model propose drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from gpu_worker.speculative.recipe import Needs, Recipe, Settings
+from shared.config import variable_name
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpu_worker.execution.build import BuiltRunner
+    from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner_config import RunnerConfig
+
+_LAYERS = "self_speculation_layers"
+
+
+class SelfSpeculationRecipe(Recipe):
+    """Runs the first layers on the model's own weights and KV cache."""
+
+    name = "self"
+    help = "has the model's first layers make them"
+    options = (_LAYERS,)
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the memory of a second runner's rows."""
+        from gpu_worker.models.registry import read_model_config
+        from gpu_worker.speculative.sizes import rows_num_bytes
+
+        return Needs(num_bytes=rows_num_bytes(config, read_model_config(config.model)))
+
+    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+        """Make a runner of the first layers, and the proposer."""
+        from gpu_worker.execution.model_runner import TorchModelRunner
+        from gpu_worker.execution.runner import DeviceModelRunner
+        from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
+
+        max_num_seqs = config.max_num_seqs
+        num_layers = _num_layers(settings.self_speculation_layers, runner.model_config.num_layers)
+        cache = dataclasses.replace(runner.cache, layers=runner.cache.layers[:num_layers])
+        first_layers = runner.model.early_exit(num_layers)
+        if not isinstance(runner, DeviceModelRunner):
+            return SelfSpeculationProposer(TorchModelRunner(first_layers, cache, max_num_seqs, runner.max_model_len))
+        early_exit = DeviceModelRunner(first_layers, cache, max_num_seqs, runner.max_model_len, max_num_seqs)
+        early_exit.capture_graphs()
+        return SelfSpeculationProposer(early_exit)
+
+
+def _num_layers(requested: int | None, most: int) -> int:
+    if requested is None:
+        return max(1, round(most / 4))
+    if requested > most:
+        problem = f"is {requested}, but the model has {most} layers; about a quarter of them is usual"
+        raise ConfigError(variable_name(_LAYERS), problem)
+    return requested

@@ -13,8 +13,7 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, P
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.proposer_memory import with_room_for_proposer
-from gpu_worker.start.proposer_setup import build_proposer
+from gpu_worker.start.proposer_setup import build_proposer, with_room_for_proposer
 from tests.gpu_worker.execution.engine_run import BLOCK, make_runner
 
 Listener = Callable[[DraftRequest, Draft], Draft | None]

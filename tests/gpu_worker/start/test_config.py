@@ -58,7 +58,7 @@ def test_value_out_of_bounds_names_the_variable_and_what_is_allowed(name: str, v
         ("--dtype auto|float32|bfloat16|float16", "HEADRACE_DTYPE; default auto"),
         ("--num-blocks N", "HEADRACE_NUM_BLOCKS; at least 1"),
         ("--kv-cache-bytes N", "HEADRACE_KV_CACHE_BYTES; at least 1"),
-        ("--speculative off|ngram|draft|self|medusa|eagle", "HEADRACE_SPECULATIVE; default off"),
+        ("--speculative off|ngram|self|medusa|eagle|draft", "HEADRACE_SPECULATIVE; default off"),
         ("--num-speculative-tokens N", "HEADRACE_NUM_SPECULATIVE_TOKENS; default 5; 1 to 63"),
     ],
 )
@@ -80,7 +80,10 @@ def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) ->
         ),
         ({"device": "cuda"}, "HEADRACE_DEVICE: is cuda, but PyTorch finds no CUDA device here"),
         ({"speculative": "draft"}, "HEADRACE_DRAFT_MODEL: is needed with HEADRACE_SPECULATIVE=draft"),
-        ({"draft_model": DEMO_MODEL}, "HEADRACE_DRAFT_MODEL: is set, but HEADRACE_SPECULATIVE is off; set it to draft"),
+        (
+            {"draft_model": DEMO_MODEL},
+            "HEADRACE_DRAFT_MODEL: is set, but HEADRACE_SPECULATIVE is off; set it to medusa, eagle or draft",
+        ),
         (
             {"speculative": "draft", "draft_model": Path("no/such/model")},
             "HEADRACE_DRAFT_MODEL: no/such/model is no directory of a model",

@@ -90,7 +90,7 @@ def test_answers_stay_the_same_whatever_guesses(
         ("draft", "eagle", r"but HEADRACE_SPECULATIVE is draft; set that to eagle"),
         ("eagle", "eagle-of-another", r"config\.json: field 'hidden_size' is 64, but must be 256; take weights"),
         ("eagle", "nowhere", r"nowhere is no directory of a model; give that of an EAGLE layer"),
-        ("ngram", "eagle", r"is set, but HEADRACE_SPECULATIVE is ngram; set it to draft, medusa or eagle"),
+        ("ngram", "eagle", r"is set, but HEADRACE_SPECULATIVE is ngram; set it to medusa, eagle or draft"),
         ("medusa", None, r"is needed with HEADRACE_SPECULATIVE=medusa: the directory of Medusa heads"),
     ],
 )

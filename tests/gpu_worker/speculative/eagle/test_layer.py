@@ -9,9 +9,9 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
-from gpu_worker.speculative.draft_kind import DraftKind, read_draft_kind
 from gpu_worker.speculative.eagle.form import EagleStep
 from gpu_worker.speculative.eagle.layer import EagleLayer, load_eagle_layer
+from gpu_worker.speculative.registry import recipe_of_weights
 from kernels.layer_cache import LayerCache
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
@@ -69,7 +69,7 @@ def test_outputs_are_those_of_the_dense_layer(
     scores, candidates = pair.oracle.lm_head(expected[-1]).detach().log_softmax(-1).topk(4)
     assert found[0] == candidates.tolist()
     torch.testing.assert_close(torch.tensor(found[1]), scores, rtol=1e-4, atol=1e-4)
-    assert read_draft_kind(tmp_path) is DraftKind.EAGLE
+    assert recipe_of_weights(tmp_path).name == "eagle"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_third_version_with_fields_that_do_not_fit_is_refused(
     save_draft(tmp_path, config, eagle3_tensors(SIZE, VOCAB, 40))
     with pytest.raises(CheckpointError, match=problem):
         load_eagle_layer(tmp_path, pair_of("llama").model)
-    assert read_draft_kind(tmp_path) is DraftKind.EAGLE
+    assert recipe_of_weights(tmp_path).name == "eagle"
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_third_version_with_tensors_that_do_not_fit_is_refused(
 
 
 def test_model_of_its_own_is_told_apart(pair_of: PairOf) -> None:
-    assert read_draft_kind(pair_of("llama").directory) is DraftKind.MODEL
+    assert recipe_of_weights(pair_of("llama").directory).name == "draft"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.speculative.draft_kind import DraftKind, read_draft_kind
 from gpu_worker.speculative.medusa.heads import load_medusa_heads
+from gpu_worker.speculative.registry import recipe_of_weights
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
 from tests.gpu_worker.speculative.draft_files import (
@@ -40,7 +40,7 @@ def test_logits_are_those_of_the_formula(pair_of: PairOf, tmp_path: Path, num_bl
             if expected is None:
                 expected = pair.oracle.lm_head(medusa_features(tensors, num_blocks, head, hidden)).detach()
             torch.testing.assert_close(logits[head], expected, rtol=1e-4, atol=1e-4)
-    assert read_draft_kind(tmp_path) is DraftKind.MEDUSA
+    assert recipe_of_weights(tmp_path).name == "medusa"
 
 
 def test_converted_layout_is_read_alike(pair_of: PairOf, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_converted_layout_is_read_alike(pair_of: PairOf, tmp_path: Path) -> None
             load_medusa_heads(tmp_path / name, model).logits(hidden, 3) for name in ("authors", "converted")
         )
     assert torch.equal(first, second)
-    assert read_draft_kind(tmp_path / "converted") is DraftKind.MEDUSA
+    assert recipe_of_weights(tmp_path / "converted").name == "medusa"
 
 
 def test_pickled_heads_are_refused_and_the_remedy_told(pair_of: PairOf, tmp_path: Path) -> None:

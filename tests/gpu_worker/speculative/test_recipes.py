@@ -1,8 +1,7 @@
-"""Room for proposers on a GPU, counted from what they would load."""
+"""Room for proposers, counted from what they would load."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from safetensors.torch import load_file
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.speculative.sizes import draft_dtype, rows_num_bytes
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.proposer_memory import with_room_for_proposer
+from gpu_worker.start.proposer_setup import with_room_for_proposer
 from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
     eagle_tensors,
@@ -68,7 +68,10 @@ def test_medusa_heads_take_their_weights_and_an_eagle_layer_entries_beside_each_
     assert config.proposer_block_bytes == 2 * 4 * 16 * keys.shape[0]
 
 
-def test_on_a_cpu_no_room_is_kept() -> None:
-    base = RunnerConfig(DEMO_MODEL)
+def test_on_a_cpu_room_is_kept_in_the_memory_of_the_host() -> None:
+    base = RunnerConfig(DEMO_MODEL, dtype="float32", max_num_seqs=ROWS)
     config = with_room_for_proposer(WorkerConfig(speculative="draft", draft_model=DEMO_MODEL), base)
-    assert config == dataclasses.replace(base, max_draft_tokens=5)
+    assert config.max_draft_tokens == 5
+    model = read_model_config(DEMO_MODEL)
+    assert config.proposer_block_bytes == bytes_per_block(16, model, draft_dtype(base))
+    assert config.proposer_bytes > rows_num_bytes(base, model)

@@ -1,0 +1,79 @@
+"""The files of a proposer's weights: what they are, and how they are opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.quantization.gguf.model_file import find_gguf
+
+_PICKLES = ("*.pt", "*.bin", "*.pth")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """A directory with weights, or a GGUF file.
+
+    Attributes:
+        config: Its `config.json`; None in a GGUF file.
+    """
+
+    directory: Path
+    config: JsonFile | None
+
+    @classmethod
+    def read(cls, directory: Path) -> DraftFiles:
+        """Read what says what the weights are.
+
+        Raises:
+            HeadraceError: A file is missing or damaged.
+        """
+        is_gguf = find_gguf(directory) is not None
+        return cls(directory, None if is_gguf else JsonFile.read(directory / "config.json"))
+
+    def has_tensor(self, name: str) -> bool:
+        """Say whether there is a tensor of this name.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, or there are pickled weights only.
+        """
+        with open_draft_weights(self.directory, torch.float32, torch.device("cpu")) as weights:
+            return weights.has(name)
+
+
+def open_draft_weights(
+    directory: Path, dtype: torch.dtype, device: torch.device, single_file: str = SINGLE_FILE
+) -> Checkpoint:
+    """Open the weights; use the result as a context manager.
+
+    Args:
+        directory: Holds `single_file`, or `model.safetensors`, or an index and its shards.
+        dtype: What tensors are converted to.
+        device: Where they are put.
+        single_file: Another name that a proposer's authors give to the file.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or there are pickled weights only.
+    """
+    if (directory / single_file).exists():
+        return Checkpoint(directory, dtype, device, single_file=single_file)
+    if not any((directory / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+        for pickle in sorted(path for pattern in _PICKLES for path in directory.glob(pattern)):
+            problem = f"is pickled, which runs code when it is read; convert its tensors to {SINGLE_FILE}"
+            raise CheckpointError(pickle, problem)
+    return Checkpoint(directory, dtype, device)
+
+
+def weights_num_bytes(directory: Path, dtype: torch.dtype, single_file: str = SINGLE_FILE) -> int:
+    """Return what all tensors take once they are loaded.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or there are pickled weights only.
+    """
+    with open_draft_weights(directory, dtype, torch.device("cpu"), single_file) as checkpoint:
+        return checkpoint.num_bytes_loaded("")

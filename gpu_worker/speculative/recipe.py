@@ -1,0 +1,109 @@
+"""What the package of a proposer offers to whoever starts the worker: how it is set up.
+
+Recipes are read with the settings, long before torch is needed: what needs it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from gpu_worker.execution.build import BuiltRunner
+    from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.speculative.draft_files import DraftFiles
+
+DRAFT_MODEL = "draft_model"
+"""The setting that names the directory of a proposer's weights."""
+
+
+class Settings(Protocol):
+    """Those of the worker's settings that recipes read."""
+
+    @property
+    def draft_model(self) -> Path | None:
+        """Directory of the proposer's weights."""
+        ...
+
+    @property
+    def self_speculation_layers(self) -> int | None:
+        """First layers of the model that propose; None is the proposer's choice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the model's runner must leave to the proposer, in the memory that the KV cache lies in.
+
+    Attributes:
+        num_bytes: Whatever the size of the KV cache.
+        block_bytes: For each block of the KV cache.
+        tapped_layers: Layers of the model whose residual streams the proposer reads.
+    """
+
+    num_bytes: int = 0
+    block_bytes: int = 0
+    tapped_layers: tuple[int, ...] = ()
+
+
+class Recipe(ABC):
+    """How a proposer is set up.
+
+    Attributes:
+        name: Its value of the setting `speculative`.
+        help: What it does, as a part of that setting's description that begins with the name.
+        weights: What the directory in `draft_model` holds; None where it has no weights of its own.
+        options: Settings that are for this proposer alone.
+        drafts_predictions: Drafts are taken from predictions of the output that clients send.
+    """
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    weights: ClassVar[str | None] = None
+    options: ClassVar[tuple[str, ...]] = ()
+    drafts_predictions: ClassVar[bool] = False
+
+    def recognizes(self, files: DraftFiles) -> bool:
+        """Say whether a directory holds this proposer's weights; asked in the order of the registry.
+
+        Raises:
+            HeadraceError: A file is missing or damaged.
+        """
+        return False
+
+    # Not abstract: most have nothing to check.
+    def check(self, settings: Settings, has_vocabulary_of: Callable[[Path], bool]) -> None:  # noqa: B027
+        """Refuse what cannot work, before anything is loaded.
+
+        Args:
+            settings: With a `draft_model` that this recipe recognizes, where it has weights.
+            has_vocabulary_of: Says whether the served model turns text into the same token ids as that of a directory.
+
+        Raises:
+            ConfigError: A setting cannot be used.
+        """
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return what to leave to the proposer of a model that runs by `config`.
+
+        Raises:
+            HeadraceError: A file of the weights is missing or damaged, or is for another model.
+        """
+        return Needs()
+
+    @abstractmethod
+    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+        """Load what the proposer needs, and make it.
+
+        Args:
+            settings: Those that `check` has let pass.
+            config: What the runner was built from.
+            runner: Runs the model that verifies the drafts.
+
+        Raises:
+            HeadraceError: The weights cannot be loaded, or do not belong to the model.
+        """
