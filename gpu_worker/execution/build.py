@@ -37,6 +37,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
+from kernels.linear import LinearFactory
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
             max_model_len=plan.demand.max_model_len,
             tapped_layers=plan.config.tapped_layers,
             progress=progress,
+            linears=LinearFactory(free_host_bytes),
         )
         if plan.device.type == "cuda":
             torch.cuda.synchronize(plan.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.linear import Linear
+from kernels.linear import Linear
 from kernels.paged_attention import paged_attention
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.linear import Linear
+from kernels.linear import Linear
 from kernels.silu_mul import silu_mul
 
 

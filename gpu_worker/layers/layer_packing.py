@@ -7,18 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.quantized_linear import kernel_weight
-from gpu_worker.quantization.weight_forms import (
-    DenseWeight,
-    GroupQuantizedWeight,
-    ScaledWeight,
-    SplitWeight,
-    WeightForm,
-)
 from kernels.cpu_library import CpuLibrary
-from kernels.decoder_stack import PackedMatrix, StackLayer
-from kernels.linear.cpu.cpu import can_pack_quantized, pack_quantized
-from kernels.linear.dense.cpu import pack
+from kernels.decoder_stack import StackLayer
+from kernels.linear.forms import SplitWeight
+from kernels.linear.panels import PanelMatrix, pack_panels
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +35,7 @@ class LayerPacking:
             sliding_window=weights.shape.sliding_window,
         )
 
-    def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PackedMatrix]:
+    def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PanelMatrix]:
         form, bias = projection.weight, projection.bias
         if not isinstance(form, SplitWeight):
             return [self.matrix(projection, is_gated=is_gated)]
@@ -51,14 +43,6 @@ class LayerPacking:
         biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)
         return [self.matrix(Projection(*pair)) for pair in zip(form.parts, biases, strict=True)]
 
-    def matrix(self, projection: Projection, *, is_gated: bool = False) -> PackedMatrix:
+    def matrix(self, projection: Projection, *, is_gated: bool = False) -> PanelMatrix:
         """Pack one matrix."""
-        form, bias = projection.weight, projection.bias
-        if isinstance(form, GroupQuantizedWeight | ScaledWeight):
-            weight = kernel_weight(form)
-            if can_pack_quantized(weight):
-                return pack_quantized(self.library, weight, bias, is_gated=is_gated)
-        return pack(self.library, self._dense(form), bias, is_gated=is_gated)
-
-    def _dense(self, form: WeightForm) -> torch.Tensor:
-        return form.weight if isinstance(form, DenseWeight) else form.dequantize().to(self.dtype)
+        return pack_panels(self.library, projection.weight, self.dtype, projection.bias, is_gated=is_gated)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.quantization.weight_forms import WeightForm
+from kernels.linear.forms import WeightForm
 from kernels.rope_kv_write import HeadNormWeights
 
 

@@ -11,12 +11,8 @@ from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.gated_mlp import GatedMLP
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.rms_norm import RMSNorm
-
-
-def _linear(projection: Projection) -> Linear:
-    return make_linear(projection.weight, projection.bias)
+from kernels.linear import Linear, LinearFactory
 
 
 class DecoderLayer:
@@ -24,9 +20,7 @@ class DecoderLayer:
 
     __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
 
-    def __init__(
-        self, index: int, weights: LayerWeights, eps: float, linear: Callable[[Projection], Linear] = _linear
-    ) -> None:
+    def __init__(self, index: int, weights: LayerWeights, eps: float, linear: Callable[[Projection], Linear]) -> None:
         """Take the layer's weights; `index` chooses its KV cache, `linear` makes the form of its matrices."""
         norm = weights.attention_norm
         self._attention_norm = None if norm is None else RMSNorm(norm, eps)
@@ -88,6 +82,7 @@ class LayeredDecoder:
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
         eps: float,
+        linears: LinearFactory,
         tapped_layers: Sequence[int] = (),
     ) -> None:
         """Make the layers; the streams before those that are tapped are returned too.
@@ -97,8 +92,12 @@ class LayeredDecoder:
             final_norm: `[hidden_size]`
             cos_sin: `[max_positions, head_dim]` float32
         """
+
+        def linear(projection: Projection) -> Linear:
+            return linears.make(projection.weight, projection.bias)
+
         self._embedding = embedding
-        self._layers = [DecoderLayer(index, weights, eps) for index, weights in enumerate(layers)]
+        self._layers = [DecoderLayer(index, weights, eps, linear) for index, weights in enumerate(layers)]
         self._norm = RMSNorm(final_norm, eps)
         self._cos_sin = cos_sin
         self._tapped_layers = tapped_layers

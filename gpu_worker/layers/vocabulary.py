@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.linear import KernelLinear, Linear
-from gpu_worker.layers.quantized_linear import KernelQuantizedLinear
-from kernels.decoder_stack import PackedMatrix
+from kernels.linear import Linear
+from kernels.linear.cpu import KernelQuantizedLinear
+from kernels.linear.dense import KernelLinear
+from kernels.linear.panels import PanelMatrix
 
 
 class LMHead:
@@ -23,7 +24,7 @@ class LMHead:
         """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`."""
         return self._projection.to_float32(hidden.to(self._dtype))
 
-    def packed_for(self, dtype: torch.dtype) -> PackedMatrix | None:
+    def packed_for(self, dtype: torch.dtype) -> PanelMatrix | None:
         """Return the matrix as the CPU kernels take it, to multiply vectors of this type; None when there is none."""
         if dtype is self._dtype and isinstance(self._projection, KernelLinear | KernelQuantizedLinear):
             return self._projection.packed

@@ -12,14 +12,14 @@ from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_weights import LayerWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
-from gpu_worker.layers.linear import make_linear
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
-from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
 from kernels.decoder_stack import StackShape
+from kernels.linear import LinearFactory
+from kernels.linear.forms import DenseWeight, WeightForm
 from kernels.rope_kv_write import HeadNormWeights
 
 
@@ -31,6 +31,7 @@ class CausalLM:
         dtype: What it computes in.
         device: Where it runs.
         embedding: `[vocab_size, hidden_size]`.
+        linears: What made its linear layers, and makes those of what drafts for it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class CausalLM:
         checkpoint: WeightSource,
         dtype: torch.dtype,
         device: torch.device,
+        linears: LinearFactory,
         quantized: QuantizedLayers | None = None,
     ) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint.
@@ -48,21 +50,23 @@ class CausalLM:
             checkpoint: Holds the weights.
             dtype: What the model computes in.
             device: Where it runs.
+            linears: Makes its linear layers.
             quantized: Where linear layers come from; None takes dense ones from the checkpoint.
         """
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.linears = linears
         vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.embedding = vocabulary
         projections = Projections(checkpoint, quantized)
-        self._decoder = _decoder(config, checkpoint, projections, vocabulary)
+        self._decoder = _decoder(config, checkpoint, projections, vocabulary, linears)
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             head: WeightForm = DenseWeight(vocabulary)
         else:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
-        self._head = LMHead(make_linear(head), dtype)
+        self._head = LMHead(linears.make(head), dtype)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -93,7 +97,7 @@ class CausalLM:
         """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""
         if dtype is self.dtype or not self.config.tie_word_embeddings:
             return self._head
-        return LMHead(make_linear(self.embedding.to(dtype)), dtype)
+        return LMHead(self.linears.make(self.embedding.to(dtype)), dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.
@@ -106,7 +110,11 @@ class CausalLM:
 
 
 def _decoder(
-    config: ModelConfig, checkpoint: WeightSource, projections: Projections, embedding: torch.Tensor
+    config: ModelConfig,
+    checkpoint: WeightSource,
+    projections: Projections,
+    embedding: torch.Tensor,
+    linears: LinearFactory,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     shape = stack_shape(config)
@@ -117,7 +125,7 @@ def _decoder(
     library = fusing_library(shape, embedding.dtype, embedding.device)
     if library is not None:
         return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin, config.tapped_layers)
-    return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps, config.tapped_layers)
+    return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps, linears, config.tapped_layers)
 
 
 def stack_shape(config: ModelConfig) -> StackShape:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import open_weights
+from kernels.linear import LinearFactory
 
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
@@ -28,6 +30,7 @@ def load_model(
     max_model_len: int | None = None,
     tapped_layers: tuple[int, ...] = (),
     progress: Progress | None = None,
+    linears: LinearFactory | None = None,
 ) -> CausalLM:
     """Load a model.
 
@@ -38,6 +41,7 @@ def load_model(
         max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
         tapped_layers: Layers before which the residual stream is reported.
         progress: Called after each tensor with the bytes that were taken and that there are, in the files.
+        linears: Makes its linear layers; None makes one for this model alone.
 
     Raises:
         HeadraceError: A file, field or tensor is missing, malformed or not supported.
@@ -49,7 +53,8 @@ def load_model(
     with open_weights(directory, dtype, device, progress) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
-        model = CausalLM(config, checkpoint, dtype, device, quantized)
+        linears = linears or LinearFactory(free_host_bytes)
+        model = CausalLM(config, checkpoint, dtype, device, linears, quantized)
         checkpoint.discard(_STORED_FREQUENCIES)
         if method is not None:
             checkpoint.discard(_CACHE_SCALES)

@@ -9,7 +9,7 @@ from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.models.weight_source import WeightSource
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm, concatenate
+from kernels.linear.forms import DenseWeight, WeightForm, concatenate
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import torch
 
-from gpu_worker.quantization.bit_packing import pack_bytes, unpack_words
+from gpu_worker.quantization.bit_packing import unpack_words
 from gpu_worker.quantization.config_fields import check_choice, read_fields
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.group_weight import columns_of_a_group, group_weight
 from gpu_worker.quantization.stored_tensors import take_exact, take_scales
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+from kernels.linear.forms import INT4, DenseWeight, WeightForm
 
 NAME = "awq"
 
@@ -63,7 +63,7 @@ class AWQ:
         words = take_exact(source, f"{name}.qweight", torch.int32, (in_features, num_words))
         zeros = take_exact(source, f"{name}.qzeros", torch.int32, (num_groups, num_words))
         scales = take_scales(source, f"{name}.scales", (num_groups, out_features)).T.contiguous()
-        values = pack_bytes(_unpack(words).T, _BITS)
+        values = INT4.pack(_unpack(words).T)
         return group_weight(values, _BITS, group_size, scales, _unpack(zeros).T.int())
 
 

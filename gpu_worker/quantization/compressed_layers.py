@@ -10,7 +10,7 @@ from gpu_worker.quantization.group_weight import columns_of_a_group, group_weigh
 from gpu_worker.quantization.scaled_tensors import take_activation_scale, take_float8, take_weight_scales
 from gpu_worker.quantization.stored_tensors import take_exact, take_input_order, take_scales
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import GroupQuantizedWeight, ScaledWeight, WeightForm
+from kernels.linear.forms import GroupQuantizedWeight, ScaledWeight, WeightForm
 
 # From the signed 8-bit integers of a checkpoint to the unsigned ones of the engine: the highest bit turned round.
 _SIGN_BIT = 0x80

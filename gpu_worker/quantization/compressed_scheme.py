@@ -9,7 +9,7 @@ import msgspec
 
 from gpu_worker.quantization.config_fields import check_choice
 from gpu_worker.quantization.errors import QuantizationError
-from gpu_worker.quantization.weight_forms import SCALE_BLOCK, Activation
+from kernels.linear.forms import SCALE_BLOCK, Activation
 
 _ORDERED = (True, "group", "dynamic")
 _UNORDERED = (None, False, "weight", "static")

@@ -18,7 +18,7 @@ from gpu_worker.quantization.config_fields import check_choice, read_fields
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.module_patterns import compile_pattern
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+from kernels.linear.forms import DenseWeight, WeightForm
 
 NAME = "compressed-tensors"
 

@@ -14,7 +14,7 @@ import msgspec
 from gpu_worker.quantization.config_fields import check_choice, read_fields
 from gpu_worker.quantization.scaled_tensors import take_activation_scale, take_float8, take_weight_scales
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import SCALE_BLOCK, DenseWeight, ScaledWeight, WeightForm
+from kernels.linear.forms import SCALE_BLOCK, DenseWeight, ScaledWeight, WeightForm
 
 NAME = "fp8"
 

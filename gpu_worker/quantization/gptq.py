@@ -21,7 +21,7 @@ from gpu_worker.quantization.group_weight import columns_of_a_group, group_weigh
 from gpu_worker.quantization.module_patterns import compile_pattern
 from gpu_worker.quantization.stored_tensors import take_exact, take_input_order, take_scales
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
+from kernels.linear.forms import DenseWeight, WeightForm
 
 NAME = "gptq"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.quantization.bit_packing import pack_bytes, unpack_bytes
-from gpu_worker.quantization.weight_forms import GroupQuantizedWeight
+from kernels.linear.forms import GroupQuantizedWeight, integers
 
 
 def group_weight(
@@ -31,11 +30,12 @@ def group_weight(
         scales, zeros: `[out_features, num_groups]`
         input_order: `[in_features]` int64
     """
+    number = integers(bits)
     if input_order is not None:
-        values = pack_bytes(unpack_bytes(values, bits)[:, input_order], bits)
+        values = number.pack(number.unpack(values)[:, input_order])
     # Subtracted from zero, not negated: a zero point of zero must not become a negative zero.
     offsets = 0 - scales * zeros
-    return GroupQuantizedWeight(values.contiguous(), bits, group_size, scales, offsets, input_order)
+    return GroupQuantizedWeight(values.contiguous(), number, group_size, scales, offsets, input_order)
 
 
 def columns_of_a_group(group_size: int, in_features: int) -> int:

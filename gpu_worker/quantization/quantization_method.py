@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import WeightForm
+from kernels.linear.forms import WeightForm
 
 
 class QuantizationMethod(Protocol):

@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.quantization.stored_tensors import take_exact, take_scales
 from gpu_worker.quantization.tensor_source import TensorSource
-from gpu_worker.quantization.weight_forms import SCALE_BLOCK
+from kernels.linear.forms import SCALE_BLOCK
 
 # Bits of a float8_e4m3fn that are all set, the sign aside, in what is not a number.
 _NAN_BITS = 0x7F

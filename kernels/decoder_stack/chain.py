@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.decoder_stack.cpu import CpuDecoderStack, PackedMatrix, StackStep, check_fault, matrix_structure
+from kernels.decoder_stack.cpu import CpuDecoderStack, StackStep, check_fault, matrix_structure
 from kernels.decoder_stack.structures import ChainRequestStructure
+from kernels.linear.panels import PanelMatrix
 
 MAX_CANDIDATES = 8
 
@@ -42,7 +43,7 @@ class ChainHead:
         token_ids: `[num_features]` int32, the tokens that its features stand for; None is their number.
     """
 
-    matrix: PackedMatrix
+    matrix: PanelMatrix
     norm: torch.Tensor | None = None
     token_ids: torch.Tensor | None = None
 

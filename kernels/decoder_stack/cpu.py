@@ -21,12 +21,11 @@ from kernels.decoder_stack.structures import (
     StepStructure,
 )
 from kernels.layer_cache import LayerCache
-from kernels.linear.cpu import PackedQuantizedWeight
-from kernels.linear.dense import PackedWeight
+from kernels.linear.cpu import QuantizedPanels
+from kernels.linear.panels import PanelMatrix
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
-PackedMatrix = PackedWeight | PackedQuantizedWeight
 _FAULTS = ("", "a token id is not in the vocabulary", "a position is beyond the rotary table")
 
 
@@ -59,11 +58,11 @@ class StackLayer:
     """
 
     attention_norm: torch.Tensor | None
-    qkv: Sequence[PackedMatrix]
-    output: PackedMatrix
+    qkv: Sequence[PanelMatrix]
+    output: PanelMatrix
     mlp_norm: torch.Tensor
-    gate_up: Sequence[PackedMatrix]
-    down: PackedMatrix
+    gate_up: Sequence[PanelMatrix]
+    down: PanelMatrix
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     sliding_window: int | None = None
@@ -101,7 +100,7 @@ class StackInputs:
     """
 
     embedding: torch.Tensor
-    join: PackedMatrix | None = None
+    join: PanelMatrix | None = None
     pair_norms: torch.Tensor | None = None
     is_stream_normed: bool = False
 
@@ -254,9 +253,9 @@ def _layer_structure(layer: StackLayer) -> LayerStructure:
     )
 
 
-def matrix_structure(packed: PackedMatrix) -> MatrixStructure:
+def matrix_structure(packed: PanelMatrix) -> MatrixStructure:
     """Describe a matrix to the kernel; the structure holds addresses only."""
-    if isinstance(packed, PackedQuantizedWeight):
+    if isinstance(packed, QuantizedPanels):
         return MatrixStructure(quantized=ctypes.addressof(packed.structure))
     bias = None if packed.bias is None else packed.bias.data_ptr()
     return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.quantization.weight_forms import DenseWeight
+from kernels.linear.forms import DenseWeight
 from ops.quantize.awq import search_scales
 from ops.quantize.layer_inputs import InputMoments, LayerInputs
 

@@ -20,9 +20,9 @@ from gpu_worker.models.decoder import take_layer
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.method_reader import read_method
-from gpu_worker.quantization.weight_forms import DenseWeight
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from kernels.linear.forms import DenseWeight
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
 from ops.quantize.layer_inputs import LayerInputs

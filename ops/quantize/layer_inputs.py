@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.linear import Linear
+from kernels.linear import Linear
 
 
 class InputMoments:

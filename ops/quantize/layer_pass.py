@@ -11,12 +11,13 @@ import torch
 
 from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
-from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import allocate_layer_cache
+from kernels.linear import Linear, LinearFactory
 from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
 from shared.errors import ConfigError
 
@@ -54,6 +55,7 @@ class LayerPass:
             embedded: `[num_windows, length, hidden_size]` float32; kept where it is
         """
         self._config = config
+        self._linears = LinearFactory(free_host_bytes)
         self._device = device
         self.hidden = embedded
         length = embedded.shape[1]
@@ -67,7 +69,7 @@ class LayerPass:
 
         def record(projection: Projection) -> Linear:
             moments[id(projection)] = InputMoments.none(projection.weight.shape[1], self._device)
-            return RecordingLinear(make_linear(projection.weight, projection.bias), moments[id(projection)])
+            return RecordingLinear(self._linear(projection), moments[id(projection)])
 
         layer = DecoderLayer(0, weights, self._config.rms_norm_eps, record)
         for window in self.hidden:
@@ -77,9 +79,12 @@ class LayerPass:
 
     def advance(self, weights: LayerWeights) -> None:
         """Move the stream through the layer."""
-        layer = DecoderLayer(0, weights, self._config.rms_norm_eps)
+        layer = DecoderLayer(0, weights, self._config.rms_norm_eps, self._linear)
         for window in self.hidden:
             window.copy_(self._run(layer, window))
+
+    def _linear(self, projection: Projection) -> Linear:
+        return self._linears.make(projection.weight, projection.bias)
 
     def _run(self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor) -> torch.Tensor:
         added, stream = layer(window.to(self._device, copy=True), None, self._positions, self._cos_sin, self._context)

@@ -8,35 +8,36 @@ from functools import partial
 import torch
 
 from kernels.gpu_config import Gpu
-from kernels.linear.gpu_packed.matrix import NUM_PLANES, ROW_MULTIPLE, TILE_ROWS, Kind, PackedMatrix
+from kernels.linear.forms import FLOAT8, INT4, INT8, Number
+from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, PackedMatrix, num_planes
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
 BFLOAT16 = torch.bfloat16
 
 
-def describe(kind: Kind, rows: int, columns: int, group_size: int, has_offsets: bool) -> PackedMatrix:
+def describe(number: Number, rows: int, columns: int, group_size: int, has_offsets: bool) -> PackedMatrix:
     """Return a matrix of the right shapes; the compiler asks for no values, so it has little memory."""
     plane = 64 if group_size % 64 == 0 else 32
     num_tiles = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE // TILE_ROWS
-    num_blocks = -(-columns // (NUM_PLANES[kind] * plane))
+    num_blocks = -(-columns // (num_planes(number) * plane))
     words = torch.empty(1, dtype=torch.int16).expand(num_tiles, num_blocks, TILE_ROWS, plane)
     scales = torch.empty(1).expand(-(-columns // group_size), num_tiles * TILE_ROWS)
     counters = torch.zeros(1, dtype=torch.int32)
     offsets = scales if has_offsets else None
-    return PackedMatrix(kind, words, scales, offsets, group_size, rows, columns, None, counters)
+    return PackedMatrix(number, words, scales, offsets, group_size, rows, columns, None, counters)
 
 
 def launch(
     gpu: Gpu,
-    kind: Kind,
+    number: Number,
     num_rows: int,
     shape: tuple[int, int],
     group_size: int = 128,
     has_offsets: bool = False,
     dtype: torch.dtype = BFLOAT16,
 ) -> torch.Tensor:
-    matrix = describe(kind, *shape, group_size, has_offsets)
+    matrix = describe(number, *shape, group_size, has_offsets)
     inputs = torch.empty(num_rows, shape[1], dtype=dtype)
     return packed_linear_triton(inputs, matrix, None, dtype, gpu)
 
@@ -47,15 +48,15 @@ OUTPUT, GATE_UP = (4096, 4096), (28_672, 4096)
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     product = partial(launch, gpu)
     return {
-        "int4_1": partial(product, "int4", 1, OUTPUT),
-        "int4_64": partial(product, "int4", 64, GATE_UP),
-        "int4_256": partial(product, "int4", 256, GATE_UP),
-        "int4_offsets_1": partial(product, "int4", 1, OUTPUT, 128, True),
-        "int4_offsets_64": partial(product, "int4", 64, GATE_UP, 128, True),
-        "int4_group_32_16": partial(product, "int4", 16, OUTPUT, 32, True),
-        "int8_16": partial(product, "int8", 16, OUTPUT),
-        "fp8_1": partial(product, "fp8", 1, OUTPUT, 4096),
-        "one_block_1": partial(product, "int8", 1, (60, 100)),
-        "odd_3": partial(product, "int4", 3, (1003, 1001), 64, True),
-        "dequantize": lambda: dequantize_triton(describe("int4", *GATE_UP, 128, True), BFLOAT16),
+        "int4_1": partial(product, INT4, 1, OUTPUT),
+        "int4_64": partial(product, INT4, 64, GATE_UP),
+        "int4_256": partial(product, INT4, 256, GATE_UP),
+        "int4_offsets_1": partial(product, INT4, 1, OUTPUT, 128, True),
+        "int4_offsets_64": partial(product, INT4, 64, GATE_UP, 128, True),
+        "int4_group_32_16": partial(product, INT4, 16, OUTPUT, 32, True),
+        "int8_16": partial(product, INT8, 16, OUTPUT),
+        "fp8_1": partial(product, FLOAT8, 1, OUTPUT, 4096),
+        "one_block_1": partial(product, INT8, 1, (60, 100)),
+        "odd_3": partial(product, INT4, 3, (1003, 1001), 64, True),
+        "dequantize": lambda: dequantize_triton(describe(INT4, *GATE_UP, 128, True), BFLOAT16),
     }

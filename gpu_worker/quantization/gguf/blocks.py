@@ -16,7 +16,7 @@ import torch
 
 from gpu_worker.quantization.gguf import tensor_types
 from gpu_worker.quantization.gguf.tensor_types import TensorType
-from gpu_worker.quantization.weight_forms import GroupQuantizedWeight
+from kernels.linear.forms import GroupQuantizedWeight, integers
 
 # So much of a tensor is unpacked at once, which caches hold: memory besides the result stays within a few times this.
 _CHUNK_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def unpack(raw: torch.Tensor, kind: TensorType) -> GroupQuantizedWeight:
         scales[rows], offsets[rows] = groups.scales, groups.offsets
     if not (scales.isfinite().all() and offsets.isfinite().all()):
         raise NonFiniteScaleError
-    return GroupQuantizedWeight(values, kind.bits, kind.group_size, scales, offsets)
+    return GroupQuantizedWeight(values, integers(kind.bits), kind.group_size, scales, offsets)
 
 
 def _half(blocks: torch.Tensor, begin: int) -> torch.Tensor:

@@ -16,19 +16,19 @@ from gpu_worker.layers.fused_decoder import stack_step
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
-from gpu_worker.quantization.weight_forms import DenseWeight, ScaledWeight
 from gpu_worker.speculative.eagle.form import EagleHead, EagleStep, EagleWeights, PairNorms, Place
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import (
     ChainHead,
     CpuDecoderStack,
     CpuDraftChain,
-    PackedMatrix,
     StackInputs,
     StackLayer,
     StackShape,
     StackStep,
 )
+from kernels.linear.forms import DenseWeight, ScaledWeight
+from kernels.linear.panels import PanelMatrix
 
 
 class FusedEagle:
@@ -89,7 +89,7 @@ class _Packing:
         assert matrix is not None
         return ChainHead(matrix, None if head.norm is None else head.norm.float(), head.token_ids)
 
-    def _matrix(self, projection: Projection) -> PackedMatrix:
+    def _matrix(self, projection: Projection) -> PanelMatrix:
         return self.packing.matrix(self._rounded(projection))
 
     def _rounded(self, projection: Projection) -> Projection:

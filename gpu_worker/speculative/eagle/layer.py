@@ -23,7 +23,6 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.fused_decoder import fusing_library
-from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM, stack_shape
@@ -34,6 +33,7 @@ from gpu_worker.speculative.eagle.form import EagleForm, EagleStep, EagleWeights
 from gpu_worker.speculative.eagle.fused import FusedEagle, can_fuse
 from gpu_worker.speculative.eagle.layered import LayeredEagle
 from gpu_worker.speculative.eagle.weights import take_eagle_weights, take_projection
+from kernels.linear import Linear
 
 
 class EagleLayer:
@@ -67,8 +67,8 @@ class EagleLayer:
         self._reduce: Linear | None = None
         if num_tapped := len(config.tapped_layers):
             reduce = take_projection(checkpoint, ["fc"], [size], num_tapped * size)
-            self._reduce = make_linear(reduce.weight, reduce.bias)
-        self._form = _form(config.layer, take_eagle_weights(config, checkpoint, model, dtype), model.device)
+            self._reduce = model.linears.make(reduce.weight, reduce.bias)
+        self._form = _form(config.layer, take_eagle_weights(config, checkpoint, model, dtype), model)
 
     def forward(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
@@ -112,11 +112,11 @@ def _num_weights(config: ModelConfig) -> int:
     return config.hidden_size * (heads + 3 * config.intermediate_size)
 
 
-def _form(config: ModelConfig, weights: EagleWeights, device: torch.device) -> EagleForm:
+def _form(config: ModelConfig, weights: EagleWeights, model: CausalLM) -> EagleForm:
     """Choose the form: fused into one call where that can be had, else operation by operation."""
     shape = stack_shape(config)
     dtype = weights.embedding.dtype
-    library = fusing_library(shape, dtype, device)
+    library = fusing_library(shape, dtype, model.device)
     if library is None or not can_fuse(weights.head, dtype):
-        return LayeredEagle(weights)
+        return LayeredEagle(weights, model.linears)
     return FusedEagle(library, shape, weights)

@@ -7,12 +7,13 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
-from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.rms_norm import RMSNorm
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.speculative.eagle.form import EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.speculative.eagle.single_steps import SingleSteps
+from kernels.linear import Linear, LinearFactory
 
 
 class _Inputs(Protocol):
@@ -50,19 +51,23 @@ class _Paired:
 class LayeredEagle:
     """Holds weights only: every call's state is in its arguments."""
 
-    def __init__(self, weights: EagleWeights) -> None:
+    def __init__(self, weights: EagleWeights, linears: LinearFactory) -> None:
         """Make the layer's operations."""
+
+        def linear(projection: Projection) -> Linear:
+            return linears.make(projection.weight, projection.bias)
+
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
         norm = weights.layer.attention_norm
         if isinstance(inputs, PairNorms):
             self._inputs: _Inputs = _Paired(inputs, eps)
         else:
-            join = make_linear(inputs.weight, inputs.bias)
+            join = linear(inputs)
             self._inputs = _Joined(join, None if norm is None else RMSNorm(norm, eps))
         self._embedding = weights.embedding
-        self._layer = DecoderLayer(0, weights.layer, eps)
+        self._layer = DecoderLayer(0, weights.layer, eps, linear)
         self._cos_sin = weights.cos_sin
-        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(make_linear(head.matrix.weight), dtype)
+        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
         self._head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
         self._token_ids = head.token_ids
 

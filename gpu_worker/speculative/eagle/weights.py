@@ -10,9 +10,9 @@ from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.quantization.weight_forms import DenseWeight
 from gpu_worker.speculative.eagle.config import REMEDY, EagleConfig
 from gpu_worker.speculative.eagle.form import EagleHead, EagleWeights, PairNorms
+from kernels.linear.forms import DenseWeight
 
 _LAYER, _AUTHORS_THIRD = "layers.0", "midlayer"
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.layers.linear import Linear, make_linear
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.speculative.draft_files import open_draft_weights
+from kernels.linear import Linear
 
 WEIGHTS_FILE = "medusa_lm_head.safetensors"
 """What the paper's authors call it."""
@@ -131,8 +131,8 @@ def _take_block(checkpoint: Checkpoint, names: Sequence[str], model: CausalLM) -
     size = model.config.hidden_size
     weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(size, size)] * len(names))
     if not checkpoint.has(f"{names[0]}.bias"):
-        return make_linear(weight)
-    return make_linear(weight, checkpoint.take_rows([f"{name}.bias" for name in names], [(size,)] * len(names)))
+        return model.linears.make(weight)
+    return model.linears.make(weight, checkpoint.take_rows([f"{name}.bias" for name in names], [(size,)] * len(names)))
 
 
 def _take_vocabulary(checkpoint: Checkpoint, name: str, model: CausalLM) -> LMHead | None:
@@ -143,7 +143,7 @@ def _take_vocabulary(checkpoint: Checkpoint, name: str, model: CausalLM) -> LMHe
     if shape[0] != size:
         raise checkpoint.error(name, f"has shape {list(shape)}, but the model has {size} tokens; {_REMEDY}")
     weight = checkpoint.take(name, size, model.config.hidden_size)
-    return LMHead(make_linear(weight), weight.dtype)
+    return LMHead(model.linears.make(weight), weight.dtype)
 
 
 def _check_size(checkpoint: Checkpoint, block: str, model: CausalLM) -> None:

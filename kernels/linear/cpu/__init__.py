@@ -1,7 +1,7 @@
-"""The compiled CPU kernel of linear layers on quantized weights. Its oracles are the references of their operations."""
+"""Linear layers on quantized weights, on a CPU: by the compiled kernel, or by whatever operators torch has."""
 
-from kernels.linear.cpu.cpu import PackedQuantizedWeight
+from kernels.linear.cpu.cpu import QuantizedPanels
 from kernels.linear.cpu.dispatch import pack_quantized_weight, quantized_linear
-from kernels.linear.cpu.layout import QuantizedWeight
+from kernels.linear.cpu.layers import KernelQuantizedLinear
 
-__all__ = ["PackedQuantizedWeight", "QuantizedWeight", "pack_quantized_weight", "quantized_linear"]
+__all__ = ["KernelQuantizedLinear", "QuantizedPanels", "pack_quantized_weight", "quantized_linear"]

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.linear.cpu.layout import Form, Layout, OffsetKind, QuantizedWeight, make_layout
+from kernels.linear.cpu.layout import Form, Layout, OffsetKind, make_layout
 from kernels.linear.dense.cpu import panel_rows
+from kernels.linear.forms import QuantizedWeight, ScaledWeight
 
 # Beyond, sums of products of 8 bits would not fit into 32.
 MAX_INPUTS = 65536
@@ -47,7 +48,7 @@ class QuantizedStructure(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedQuantizedWeight:
+class QuantizedPanels:
     """A matrix as the kernel reads it.
 
     Attributes:
@@ -70,15 +71,16 @@ class PackedQuantizedWeight:
 
 def can_pack_quantized(weight: QuantizedWeight) -> bool:
     """Return True where the kernel supports the matrix."""
-    num_inputs = weight.values.shape[1]
-    if weight.values.device.type != "cpu" or num_inputs > MAX_INPUTS:
+    if weight.values.device.type != "cpu" or weight.shape[1] > MAX_INPUTS:
         return False
-    return getattr(weight, "group_size", 16) % 16 == 0 or weight.scales.shape[1] == 1
+    if isinstance(weight, ScaledWeight):
+        return weight.values.dtype is not torch.int8 or weight.has_row_scales
+    return weight.group_size % 16 == 0 or weight.scales.shape[1] == 1
 
 
 def pack_quantized(
     library: CpuLibrary, weight: QuantizedWeight, bias: torch.Tensor | None = None, *, is_gated: bool = False
-) -> PackedQuantizedWeight:
+) -> QuantizedPanels:
     """Pack a matrix; the plain one can be freed afterwards.
 
     Args:
@@ -90,7 +92,7 @@ def pack_quantized(
     Shapes:
         bias: `[num_outputs]`
     """
-    layout, width = make_layout(weight), library.panel_width()
+    layout, width = make_layout(weight.coded()), library.panel_width()
     num_outputs, num_inputs = layout.codes.shape
 
     def panels(rows: torch.Tensor) -> torch.Tensor:
@@ -119,7 +121,7 @@ def pack_quantized(
         layout.rounding,
         0.0 if layout.activation_scale is None else float(layout.activation_scale),
     )
-    return PackedQuantizedWeight(structure, tensors, num_inputs, num_outputs)
+    return QuantizedPanels(structure, tensors, num_inputs, num_outputs)
 
 
 def _words(layout: Layout, codes: torch.Tensor, lanes: int) -> torch.Tensor:
@@ -142,7 +144,7 @@ def _words(layout: Layout, codes: torch.Tensor, lanes: int) -> torch.Tensor:
 
 
 def quantized_linear_cpu(
-    library: CpuLibrary, x: torch.Tensor, packed: PackedQuantizedWeight, *, to_float32: bool = False
+    library: CpuLibrary, x: torch.Tensor, packed: QuantizedPanels, *, to_float32: bool = False
 ) -> torch.Tensor:
     """Do what `kernels.linear.cpu.quantized_linear` promises."""
     if x.stride(1) != 1:

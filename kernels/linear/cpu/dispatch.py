@@ -6,15 +6,15 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.linear.cpu.cpu import (
-    PackedQuantizedWeight,
+    QuantizedPanels,
     can_pack_quantized,
     pack_quantized,
     quantized_linear_cpu,
 )
-from kernels.linear.cpu.layout import QuantizedWeight
+from kernels.linear.forms import QuantizedWeight
 
 
-def pack_quantized_weight(weight: QuantizedWeight, bias: torch.Tensor | None = None) -> PackedQuantizedWeight | None:
+def pack_quantized_weight(weight: QuantizedWeight, bias: torch.Tensor | None = None) -> QuantizedPanels | None:
     """Pack a matrix for `quantized_linear`, or return None where no kernel supports it.
 
     Shapes:
@@ -25,7 +25,7 @@ def pack_quantized_weight(weight: QuantizedWeight, bias: torch.Tensor | None = N
     return None
 
 
-def quantized_linear(x: torch.Tensor, packed: PackedQuantizedWeight, *, to_float32: bool = False) -> torch.Tensor:
+def quantized_linear(x: torch.Tensor, packed: QuantizedPanels, *, to_float32: bool = False) -> torch.Tensor:
     """Multiply rows by a packed matrix, and add its bias, in fp32, rounded once.
 
     Inputs in bfloat16 become integers of 8 bits with a factor for each 32 of them, unless the weights say how inputs

@@ -1,4 +1,4 @@
-"""What the kernel needs to know of a quantized matrix, whatever its form: codes, scales and offsets."""
+"""What the kernel needs to know of a quantized matrix, in the smallest types that hold it exactly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from kernels.fp8_linear import SCALE_BLOCK, Fp8Weight
-from kernels.int4_linear import Int4Weight
-from kernels.int8_linear import Int8GroupWeight, Int8Weight
-
-QuantizedWeight = Int4Weight | Int8GroupWeight | Int8Weight | Fp8Weight
+from kernels.linear.forms import FLOAT8, INT8, CodedMatrix
 
 
 class Form(IntEnum):
@@ -72,32 +68,29 @@ class Layout:
     activation_scale: torch.Tensor | None = None
 
 
-def make_layout(weight: QuantizedWeight) -> Layout:
+def make_layout(matrix: CodedMatrix) -> Layout:
     """Describe a matrix."""
-    if isinstance(weight, Int4Weight):
-        codes = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
-        return _groups(weight, codes, 4)
-    if isinstance(weight, Int8GroupWeight):
-        return _groups(weight, weight.values, 8)
-    rounding, (num_outputs, num_inputs) = Rounding[weight.activation], weight.values.shape
-    bytes_ = weight.values.view(torch.uint8)
-    if isinstance(weight, Int8Weight):
-        form = Form.GROUPS if rounding is Rounding.none else Form.TOKENS
-        scales = _narrowest(weight.scales.expand(num_outputs, 1))
-        # From zero on: the kernel multiplies unsigned bytes.
-        offsets = Offsets(OffsetKind.ZERO, zero_point=128.0)
-        codes = bytes_ ^ 128
-        return Layout(form, codes, 8, num_inputs, scales, offsets, None, rounding, weight.activation_scale)
-    group_size = SCALE_BLOCK if weight.has_blocks else num_inputs
-    scales = weight.scales.repeat_interleave(SCALE_BLOCK, dim=0) if weight.has_blocks else weight.scales
-    scales = _narrowest(scales[:num_outputs].expand(num_outputs, -1))
-    none = Offsets(OffsetKind.ZERO)
-    return Layout(Form.FLOAT8, bytes_, 8, group_size, scales, none, None, rounding, weight.activation_scale)
+    offsets = Offsets(OffsetKind.ZERO) if matrix.offsets is None else _offsets(matrix.scales, matrix.offsets)
+    return Layout(
+        _form(matrix),
+        matrix.codes,
+        matrix.number.bits,
+        matrix.group_size,
+        _narrowest(matrix.scales),
+        offsets,
+        matrix.input_order,
+        Rounding[matrix.activation],
+        matrix.activation_scale,
+    )
 
 
-def _groups(weight: Int4Weight | Int8GroupWeight, codes: torch.Tensor, bits: int) -> Layout:
-    scales, offsets = _narrowest(weight.scales), _offsets(weight.scales, weight.offsets)
-    return Layout(Form.GROUPS, codes, bits, weight.group_size, scales, offsets, weight.input_order)
+def _form(matrix: CodedMatrix) -> Form:
+    if matrix.number is FLOAT8:
+        return Form.FLOAT8
+    if matrix.activation == "none":
+        return Form.GROUPS
+    assert matrix.number is INT8
+    return Form.TOKENS
 
 
 def _narrowest(scales: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,24 @@
-"""Multiplication of rows by a matrix that was packed once: reference, CPU kernel, and the choice."""
+"""Multiplication of rows by a matrix of plain numbers: on a CPU packed once, on a GPU as it is."""
 
-from kernels.linear.dense.cpu import PackedWeight
+from kernels.linear.dense.cpu import DensePanels
 from kernels.linear.dense.dispatch import linear, pack_weight
+from kernels.linear.dense.layers import (
+    PACKED_FOR_ROWS,
+    KernelLinear,
+    OneDNNLinear,
+    PlainLinear,
+    SmallBatchLinear,
+    make_dense_linear,
+)
 
-__all__ = ["PackedWeight", "linear", "pack_weight"]
+__all__ = [
+    "PACKED_FOR_ROWS",
+    "DensePanels",
+    "KernelLinear",
+    "OneDNNLinear",
+    "PlainLinear",
+    "SmallBatchLinear",
+    "linear",
+    "make_dense_linear",
+    "pack_weight",
+]

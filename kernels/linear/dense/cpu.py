@@ -11,7 +11,7 @@ from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
+class DensePanels:
     """A matrix in panels of neighbouring output features, each stored in the order in which it is read.
 
     Attributes:
@@ -36,7 +36,7 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 def pack(
     library: CpuLibrary, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_gated: bool = False
-) -> PackedWeight:
+) -> DensePanels:
     """Pack a matrix; the plain one can be freed afterwards.
 
     Args:
@@ -56,7 +56,7 @@ def pack(
     per_word = 4 // weight.dtype.itemsize
     words = rows.view(-1, width, num_inputs // per_word, per_word).transpose(1, 2).contiguous()
     offset = None if bias is None else panel_rows(bias.float()[:, None], width, is_gated).reshape(-1).contiguous()
-    return PackedWeight(words, offset, num_inputs, num_outputs)
+    return DensePanels(words, offset, num_inputs, num_outputs)
 
 
 def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
@@ -74,7 +74,7 @@ def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
     return both.reshape(-1, rows.shape[1])
 
 
-def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: PackedWeight, *, to_float32: bool = False) -> torch.Tensor:
+def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:
     """Do what `kernels.linear.dense.linear` promises."""
     if x.stride(1) != 1:
         x = x.contiguous()

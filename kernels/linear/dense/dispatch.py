@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.linear.dense.cpu import PackedWeight, can_pack, linear_cpu, pack
+from kernels.linear.dense.cpu import DensePanels, can_pack, linear_cpu, pack
 
 
-def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
+def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> DensePanels | None:
     """Pack a matrix for `linear`, or return None where no kernel supports it.
 
     Shapes:
@@ -20,7 +20,7 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
     return None
 
 
-def linear(x: torch.Tensor, packed: PackedWeight, *, to_float32: bool = False) -> torch.Tensor:
+def linear(x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:
     """Multiply rows by a packed matrix, and add its bias, in fp32, rounded once.
 
     A row's bits do not depend on the rows beside it, nor on the number of threads.

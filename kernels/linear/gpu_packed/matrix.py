@@ -8,14 +8,10 @@ plane by the same few instructions for two neighbouring words at a time, and no 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-Kind = Literal["int4", "int8", "fp8"]
-NUM_PLANES: dict[Kind, int] = {"int4": 4, "int8": 2, "fp8": 2}
-CENTRES: dict[Kind, int] = {"int4": 8, "int8": 128, "fp8": 0}
-"""What is subtracted from the stored unsigned integers, so that the offsets of a symmetric matrix are zero."""
+from kernels.linear.forms import Number
 
 TILE_ROWS = 64
 ROW_MULTIPLE = 256
@@ -24,12 +20,12 @@ ROW_MULTIPLE = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """A matrix `scale * (q - centre) + offset`, or `scale * value` where values are float8.
+    """A matrix `scale * (decoded code - centre) + offset`.
 
     Attributes:
-        kind: Of the values.
+        number: What codes stand for.
         words: int16, tiles that lie in memory as they are read: `[padded_rows / TILE_ROWS, num_blocks, TILE_ROWS,
-            plane]`, with `NUM_PLANES * plane` columns a block. Padding stands for zero.
+            plane]`, with `num_planes * plane` columns a block. Padding stands for zero.
         scales: `[num_groups, padded_rows]` float32.
         offsets: The same shape, float32; None where all are zero.
         group_size: Columns that share a scale, a multiple of `plane`; padded columns are in further groups.
@@ -39,7 +35,7 @@ class PackedMatrix:
         counters: `[padded_rows / TILE_ROWS]` int32, zero whenever no product is running.
     """
 
-    kind: Kind
+    number: Number
     words: torch.Tensor
     scales: torch.Tensor
     offsets: torch.Tensor | None
@@ -48,6 +44,11 @@ class PackedMatrix:
     in_features: int
     input_order: torch.Tensor | None
     counters: torch.Tensor
+
+    @property
+    def num_planes(self) -> int:
+        """Planes of a block."""
+        return num_planes(self.number)
 
     @property
     def plane(self) -> int:
@@ -64,3 +65,8 @@ class PackedMatrix:
         """Memory that a product reads once."""
         offsets = 0 if self.offsets is None else self.offsets.nbytes
         return self.words.nbytes + self.scales.nbytes + offsets
+
+
+def num_planes(number: Number) -> int:
+    """Return how many codes a word holds."""
+    return 16 // number.bits

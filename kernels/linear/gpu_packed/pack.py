@@ -5,70 +5,71 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.linear.gpu_packed.matrix import CENTRES, NUM_PLANES, ROW_MULTIPLE, TILE_ROWS, Kind, PackedMatrix
+from kernels.gpu_config import has_kernels
+from kernels.linear.forms import CodedMatrix, Number, QuantizedWeight
+from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, PackedMatrix, num_planes
 
 _WIDE_PLANE, _NARROW_PLANE = 64, 32
 
 
-def can_pack(group_size: int, in_features: int) -> bool:
-    """Return True for groups that the kernels support: multiples of 32 columns, or whole rows."""
-    return group_size % _NARROW_PLANE == 0 or group_size >= in_features
+def pack_for_gpu(form: QuantizedWeight) -> PackedMatrix | None:
+    """Pack a matrix for the kernels of its device, or return None where there are none for it.
 
-
-def pack_matrix(
-    kind: Kind,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    offsets: torch.Tensor | None,
-    group_size: int,
-    input_order: torch.Tensor | None = None,
-) -> PackedMatrix:
-    """Pack a matrix `scale * q + offset`, q unsigned or float8; the plain one can be freed afterwards.
-
-    Shapes:
-        values: `[out_features, in_features]` uint8: of "int4" values up to 15, of "fp8" the bits of float8_e4m3fn.
-        scales, offsets: `[out_features, ceil(in_features / group_size)]` float32; offsets may be None.
-        input_order: `[in_features]` int64
+    Inputs are not rounded, even where the form says so: results are closer to exact ones.
     """
-    assert can_pack(group_size, values.shape[1])
-    rows, columns = values.shape
+    if not has_kernels(form.values.device):
+        return None
+    matrix = form.coded()
+    return pack_matrix(matrix) if can_pack(matrix) else None
+
+
+def can_pack(matrix: CodedMatrix) -> bool:
+    """Return True for groups that the kernels support: multiples of 32 columns, or whole rows."""
+    return matrix.group_size % _NARROW_PLANE == 0 or matrix.group_size >= matrix.codes.shape[1]
+
+
+def pack_matrix(matrix: CodedMatrix) -> PackedMatrix:
+    """Pack a matrix; the plain one can be freed afterwards."""
+    assert can_pack(matrix)
+    number, codes, scales, offsets = matrix.number, matrix.codes, matrix.scales, matrix.offsets
+    (rows, columns), group_size = codes.shape, matrix.group_size
     if group_size >= columns:
         group_size = -(-columns // (4 * _WIDE_PLANE)) * 4 * _WIDE_PLANE
     plane = _WIDE_PLANE if group_size % _WIDE_PLANE == 0 else _NARROW_PLANE
-    words = _pack_words(kind, values, plane)
+    words = _pack_words(number, codes, plane)
     padded_rows, num_blocks = words.shape[0] * TILE_ROWS, words.shape[1]
-    centre = CENTRES[kind]
+    centre = number.centre
     centred = None if offsets is None else offsets + centre * scales
     if centred is None and centre:
         centred = centre * scales
     if centred is not None and not bool(centred.any()):
         centred = None
-    num_groups = -(-num_blocks * NUM_PLANES[kind] * plane // group_size)
+    num_groups = -(-num_blocks * num_planes(number) * plane // group_size)
 
     def by_group(parts: torch.Tensor) -> torch.Tensor:
         padding = (0, num_groups - parts.shape[1], 0, padded_rows - rows)
         return F.pad(parts, padding).t().contiguous()
 
     return PackedMatrix(
-        kind,
+        number,
         words,
         by_group(scales),
         None if centred is None else by_group(centred),
         group_size,
         rows,
         columns,
-        input_order,
-        torch.zeros(padded_rows // TILE_ROWS, dtype=torch.int32, device=values.device),
+        matrix.input_order,
+        torch.zeros(padded_rows // TILE_ROWS, dtype=torch.int32, device=codes.device),
     )
 
 
-def _pack_words(kind: Kind, values: torch.Tensor, plane: int) -> torch.Tensor:
-    num_planes = NUM_PLANES[kind]
-    rows, columns = values.shape
-    padding = (0, -columns % (num_planes * plane), 0, -rows % ROW_MULTIPLE)
-    values = F.pad(values, padding, value=CENTRES[kind])
-    values = values.view(values.shape[0], -1, num_planes, plane)
-    words = values[:, :, 0].to(torch.int16)
-    for index in range(1, num_planes):
-        words |= values[:, :, index].to(torch.int16) << (16 // num_planes * index)
+def _pack_words(number: Number, codes: torch.Tensor, plane: int) -> torch.Tensor:
+    planes = num_planes(number)
+    rows, columns = codes.shape
+    padding = (0, -columns % (planes * plane), 0, -rows % ROW_MULTIPLE)
+    codes = F.pad(codes, padding, value=number.centre)
+    codes = codes.view(codes.shape[0], -1, planes, plane)
+    words = codes[:, :, 0].to(torch.int16)
+    for index in range(1, planes):
+        words |= codes[:, :, index].to(torch.int16) << (number.bits * index)
     return words.view(-1, TILE_ROWS, words.shape[1], plane).transpose(1, 2).contiguous()

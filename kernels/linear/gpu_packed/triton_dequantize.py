@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.linear.gpu_packed.matrix import NUM_PLANES, TILE_ROWS, PackedMatrix
+from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
 from kernels.linear.gpu_packed.triton_unpack import unpack
 
 _NUM_WARPS = 4
@@ -60,9 +60,9 @@ def dequantize_triton(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
         matrix.in_features,
         matrix.num_blocks,
         matrix.scales.shape[1],
-        KIND=matrix.kind,
+        KIND=matrix.number.name,
         PLANE=matrix.plane,
-        NUM_PLANES=NUM_PLANES[matrix.kind],
+        NUM_PLANES=matrix.num_planes,
         GROUP_SIZE=matrix.group_size,
         TILE_ROWS=TILE_ROWS,
         num_warps=_NUM_WARPS,

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.gpu_config import Gpu
 from kernels.linear.gpu_packed.config import PackedLinearConfig, packed_linear_config, splits_of
-from kernels.linear.gpu_packed.matrix import NUM_PLANES, TILE_ROWS, PackedMatrix
+from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
 from kernels.linear.gpu_packed.triton_unpack import unpack
 from kernels.linear.split_sums import add_splits
 
@@ -115,7 +115,7 @@ def packed_linear_triton(
     partials = outputs
     if num_splits > 1:
         partials = torch.empty((num_splits, *outputs.shape), dtype=torch.float32, device=inputs.device)
-    num_planes = NUM_PLANES[matrix.kind]
+    num_planes = matrix.num_planes
     grid = (triton.cdiv(matrix.out_features, config.block_n), num_splits, triton.cdiv(num_rows, config.block_m))
     packed_linear_kernel[grid](
         inputs,
@@ -132,7 +132,7 @@ def packed_linear_triton(
         matrix.num_blocks,
         inputs.stride(0),
         matrix.scales.shape[1],
-        KIND=matrix.kind,
+        KIND=matrix.number.name,
         PLANE=matrix.plane,
         NUM_PLANES=num_planes,
         PLANES_PER_SCALE=gcd(matrix.group_size // matrix.plane, num_planes),

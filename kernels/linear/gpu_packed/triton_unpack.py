@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# For each kind and type, in PTX: $0 is the plane's numbers, `word` is two words, shifted right by the bits before the
-# plane. Table 0xea of lop3 is (a & b) | c, 0xae is (~a & b) | c.
+# For each number of `forms/numbers.py` and type, in PTX: $0 is the plane's numbers, `word` is two words, shifted right
+# by the bits before the plane. Table 0xea of lop3 is (a & b) | c, 0xae is (~a & b) | c.
 _NUMBERS = {
     # 128 + q, less 136.
     "int4 bf16": """

@@ -1,6 +1,6 @@
 """Linear layers on a GPU whose inputs are quantized to 8 bits, as their weights are."""
 
 from kernels.linear.gpu_scaled.dispatch import scaled_linear
-from kernels.linear.gpu_scaled.matrix import ScaledMatrix, scale_matrix
+from kernels.linear.gpu_scaled.matrix import ScaledMatrix, scale_for_gpu, scale_matrix
 
-__all__ = ["ScaledMatrix", "scale_matrix", "scaled_linear"]
+__all__ = ["ScaledMatrix", "scale_for_gpu", "scale_matrix", "scaled_linear"]

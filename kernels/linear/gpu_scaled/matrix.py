@@ -1,4 +1,4 @@
-"""What such a linear layer is made of."""
+"""What a linear layer is made of whose inputs are rounded to eight bits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.gpu_config import has_float8, has_kernels
+from kernels.linear.forms import QuantizedWeight, ScaledWeight
 from kernels.linear.split_k import MIN_BLOCK_N
-
-SCALE_BLOCK = 128
-"""Rows and columns that share a scale, where a matrix has one a block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +35,18 @@ class ScaledMatrix:
         return self.scales.dim() == 2
 
 
-def scale_matrix(
-    values: torch.Tensor, scales: torch.Tensor, activation_scale: torch.Tensor | None, *, has_blocks: bool
-) -> ScaledMatrix:
-    """Take a matrix with scales as `[1, 1]`, `[out_features, 1]`, or of blocks, as they are."""
-    rows = values.shape[0]
-    counters = torch.zeros(-(-rows // MIN_BLOCK_N), dtype=torch.int32, device=values.device)
-    scales = scales.contiguous() if has_blocks else scales.flatten().expand(rows).contiguous()
-    return ScaledMatrix(values.contiguous(), scales, activation_scale, counters)
+def scale_for_gpu(form: QuantizedWeight) -> ScaledMatrix | None:
+    """Return a matrix whose inputs are rounded as the kernels of its device take it, or None where there are none."""
+    device = form.values.device
+    if not isinstance(form, ScaledWeight) or form.activation == "none" or not has_kernels(device):
+        return None
+    can_multiply = form.has_row_scales if form.values.dtype is torch.int8 else has_float8(device)
+    return scale_matrix(form) if can_multiply else None
+
+
+def scale_matrix(form: ScaledWeight) -> ScaledMatrix:
+    """Take a matrix as it is, with a scale for each row or block."""
+    rows = form.shape[0]
+    counters = torch.zeros(-(-rows // MIN_BLOCK_N), dtype=torch.int32, device=form.values.device)
+    scales = form.scales.flatten().expand(rows) if form.has_row_scales else form.scales
+    return ScaledMatrix(form.values.contiguous(), scales.contiguous(), form.activation_scale, counters)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.linear.gpu_scaled.matrix import SCALE_BLOCK
+from kernels.linear.forms import SCALE_BLOCK
 
 _BLOCKS_PER_PROGRAM = 8
 # Elements of a token that a warp has at most.

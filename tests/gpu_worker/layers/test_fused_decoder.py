@@ -11,19 +11,23 @@ import torch.nn.functional as F
 
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
-from gpu_worker.quantization.weight_forms import (
+from kernels.decoder_stack import StackShape
+from kernels.linear import LinearFactory
+from kernels.linear.forms import (
+    INT4,
+    INT8,
     DenseWeight,
     GroupQuantizedWeight,
     ScaledWeight,
     WeightForm,
     concatenate,
 )
-from kernels.decoder_stack import StackShape
 from kernels.rope_kv_write import HeadNormWeights
 from tests.kernels.layer_caches import EIGHT_BITS, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory
@@ -43,7 +47,7 @@ def four_bits(weight: torch.Tensor) -> GroupQuantizedWeight:
     scales = (columns.amax(2, keepdim=True) - low) / 15
     codes = ((columns - low) / scales).round().to(torch.uint8).flatten(1)[:, : weight.shape[1]]
     values = codes[:, ::2] | codes[:, 1::2] << 4
-    return GroupQuantizedWeight(values, 4, 16, scales[:, :, 0], low[:, :, 0].contiguous())
+    return GroupQuantizedWeight(values, INT4, 16, scales[:, :, 0], low[:, :, 0].contiguous())
 
 
 def eight_bits(weight: torch.Tensor) -> ScaledWeight:
@@ -71,7 +75,7 @@ def odd_groups(weight: torch.Tensor) -> GroupQuantizedWeight:
     columns, rows = weight.shape[1], len(weight)
     scales = torch.full((rows, -(-columns // 6)), 0.04)
     codes = (weight.float() / 0.04 + 128).round().clamp(0, 255).to(torch.uint8)
-    return GroupQuantizedWeight(codes, 8, 6, scales, -128 * scales)
+    return GroupQuantizedWeight(codes, INT8, 6, scales, -128 * scales)
 
 
 FORMS: dict[str, Callable[[torch.Tensor], WeightForm]] = {
@@ -129,7 +133,7 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
     fused = FusedDecoder(library, SHAPE, embedding, layers, norm, table)
-    return fused, LayeredDecoder(embedding, layers, norm, table, SHAPE.eps)
+    return fused, LayeredDecoder(embedding, layers, norm, table, SHAPE.eps, LinearFactory(free_host_bytes))
 
 
 def two_prompts(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.quantization.weight_forms import DenseWeight, GroupQuantizedWeight
+from kernels.linear.forms import DenseWeight, GroupQuantizedWeight
 from tests.gpu_worker.quantization.checkpoints import (
     Made,
     Pack,
@@ -124,8 +124,12 @@ def test_layers_of_the_same_groups_become_one_form(made: Made, monkeypatch: pyte
     forms = []
     from gpu_worker.layers import layer_packing
 
-    original = layer_packing.kernel_weight
-    monkeypatch.setattr(layer_packing, "kernel_weight", lambda form: forms.append(form) or original(form))
+    original = layer_packing.pack_panels
+    monkeypatch.setattr(
+        layer_packing,
+        "pack_panels",
+        lambda library, form, *rest, **options: forms.append(form) or original(library, form, *rest, **options),
+    )
     made.load()
     assert all(isinstance(form, GroupQuantizedWeight) for form in forms)
     assert [form.shape for form in forms[:4]] == [(128, 64), (64, 64), (224, 64), (64, 112)]

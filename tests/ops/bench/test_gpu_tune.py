@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.fp8_linear import fp8_linear
 from kernels.gpu_config import GpuGeneration
-from kernels.int4_linear import int4_linear
 from ops.bench.gpu.case import Check, Clock
-from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, random_fp8, random_int4
+from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, multiply, random_fp8, random_int4
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
@@ -279,8 +277,7 @@ def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch:
     monkeypatch.setattr(sampling, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
     monkeypatch.setattr(small_gemm, "small_gemm", lambda inputs, weight, _: inputs @ weight.T * 1.1)
     monkeypatch.setattr(attention.Batch, "attend", lambda batch: batch.query * 0.5)
-    monkeypatch.setattr(quantized_linear, "int4_linear", lambda x, matrix: int4_linear(x, matrix) * 1.1)
-    monkeypatch.setattr(quantized_linear, "fp8_linear", lambda x, matrix: fp8_linear(x, matrix) * 1.1)
+    monkeypatch.setattr(quantized_linear, "multiply", lambda x, matrix: multiply(x, matrix) * 1.1)
     monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
     monkeypatch.setattr(elementwise, "silu_mul", lambda gate_up: gate_up.chunk(2, dim=-1)[0])
     monkeypatch.setattr(elementwise, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])

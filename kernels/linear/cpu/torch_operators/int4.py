@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.int4_linear import Int4Weight
+from kernels.linear.forms import GroupQuantizedWeight
 
 # The operator's code 8 stands for zero.
 _ZERO = 8
@@ -15,14 +15,14 @@ class Int4Form:
 
     __slots__ = ("_codes", "_group_size", "_input_order", "_scales_and_zeros")
 
-    def __init__(self, weight: Int4Weight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: GroupQuantizedWeight, dtype: torch.dtype) -> None:
         """Pack a matrix; the plain one can be freed afterwards.
 
         Raises:
             RuntimeError: The operator refuses its shape; it refuses sizes of groups only when it is called.
         """
-        codes = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
-        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+        codes = weight.number.unpack(weight.values).int()
+        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
         zeros = weight.offsets + _ZERO * weight.scales
         self._scales_and_zeros = torch.stack((weight.scales.T, zeros.T), dim=2).to(dtype).contiguous()
         self._group_size = weight.group_size

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.int8_linear import Int8Weight
 from kernels.linear.cpu.torch_operators.form import UnsupportedMatrixError
+from kernels.linear.forms import ScaledWeight
 
 _MULTIPLE = 32
 
@@ -19,7 +19,7 @@ class Int8Form:
 
     __slots__ = ("_scales", "_values")
 
-    def __init__(self, weight: Int8Weight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: ScaledWeight, dtype: torch.dtype) -> None:
         """Hold the integers.
 
         Raises:
@@ -42,7 +42,7 @@ class Int8ConvertedForm:
 
     __slots__ = ("_scales", "_values")
 
-    def __init__(self, weight: Int8Weight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: ScaledWeight, dtype: torch.dtype) -> None:
         """Hold the integers."""
         self._values = weight.values
         self._scales = weight.scales.flatten().to(dtype)

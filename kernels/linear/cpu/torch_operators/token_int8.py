@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.int8_linear import Int8Weight
+from kernels.linear.dense import PACKED_FOR_ROWS
+from kernels.linear.forms import ScaledWeight
 
-# oneDNN chooses the packed layout for a number of rows; see `gpu_worker/layers/linear.py`.
-_PACKED_FOR_ROWS = 32
 _MAX = 127
 _ZERO = 128
 # A row of zeros must not be divided by zero.
@@ -22,10 +21,10 @@ class TokenInt8Form:
 
     __slots__ = ("_activation_scale", "_no_zeros", "_scales", "_values")
 
-    def __init__(self, weight: Int8Weight) -> None:
+    def __init__(self, weight: ScaledWeight) -> None:
         """Pack a matrix; the plain one can be freed afterwards."""
         rows, columns = weight.values.shape
-        self._values = torch.ops.onednn.qlinear_prepack(weight.values.contiguous(), [_PACKED_FOR_ROWS, columns])
+        self._values = torch.ops.onednn.qlinear_prepack(weight.values.contiguous(), [PACKED_FOR_ROWS, columns])
         self._scales = weight.scales.expand(rows, 1).flatten().contiguous()
         self._no_zeros = torch.zeros(rows, dtype=torch.int32)
         # Of two dimensions, so that what it divides becomes float32.

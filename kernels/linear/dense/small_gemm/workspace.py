@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels.linear.dense.small_gemm.config import MAX_OUT_FEATURES, MAX_ROWS
@@ -29,9 +27,3 @@ class SmallGemmWorkspace:
         """Make room for products of up to `max_rows` rows and `max_out_features` features."""
         self.counters = torch.zeros(-(-max_out_features // MIN_BLOCK_N), dtype=torch.int32, device=device)
         self.partials = torch.empty(MAX_SPLITS * max_rows * max_out_features, dtype=torch.float32, device=device)
-
-
-@functools.cache
-def shared_workspace(device: torch.device) -> SmallGemmWorkspace:
-    """Return the workspace of all layers on a device, made at the first call: their products follow one another."""
-    return SmallGemmWorkspace(device)

@@ -8,14 +8,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kernels.fp8_linear import Fp8Weight, fp8_linear, pack_fp8
-from kernels.fp8_linear.reference import dequantize_fp8, round_tokens
 from kernels.gpu_config import gpu_of
-from kernels.int4_linear import Int4Weight, int4_linear, pack_int4
-from kernels.int8_linear import Int8Weight, int8_linear, pack_int8
-from kernels.int8_linear.reference import dequantize_groups, quantize_tokens
-from kernels.linear.gpu_packed import PackedMatrix
-from kernels.linear.gpu_scaled import ScaledMatrix
+from kernels.linear.forms import INT4, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
+from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
+from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
+from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B
 
@@ -26,32 +23,45 @@ _RATE_OF_8_BITS = 2
 _INNER_K_TILES = 8
 _CUBLAS = "cuBLAS bf16"
 Candidates = dict[str, Callable[[int], object]]
+Matrix = PackedMatrix | ScaledMatrix | QuantizedWeight
 
 
-def _int4_weight(device: torch.device, out_features: int, in_features: int) -> Int4Weight:
+def on_device(form: QuantizedWeight) -> Matrix:
+    """Return the matrix as its device multiplies it; where that has no kernel, as it is."""
+    return scale_for_gpu(form) or pack_for_gpu(form) or form
+
+
+def multiply(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """Multiply rows by whatever `on_device` returned."""
+    if isinstance(matrix, PackedMatrix):
+        return packed_linear(x, matrix)
+    return scaled_linear(x, matrix) if isinstance(matrix, ScaledMatrix) else form_linear_reference(x, matrix)
+
+
+def _int4_weight(device: torch.device, out_features: int, in_features: int) -> GroupQuantizedWeight:
     values = torch.randint(256, (out_features, in_features // 2), dtype=torch.uint8, device=device)
     scales = torch.rand(out_features, -(-in_features // _GROUP_SIZE), device=device) + 0.1
-    return Int4Weight(values, scales, -8 * scales, _GROUP_SIZE)
+    return GroupQuantizedWeight(values, INT4, _GROUP_SIZE, scales, -8 * scales)
 
 
-def _int8_weight(device: torch.device, out_features: int, in_features: int) -> Int8Weight:
+def _int8_weight(device: torch.device, out_features: int, in_features: int) -> ScaledWeight:
     values = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, device=device)
-    return Int8Weight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
+    return ScaledWeight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
 
 
-def _fp8_weight(device: torch.device, out_features: int, in_features: int) -> Fp8Weight:
+def _fp8_weight(device: torch.device, out_features: int, in_features: int) -> ScaledWeight:
     values = torch.randn(out_features, in_features, device=device).mul_(50).to(torch.float8_e4m3fn)
-    return Fp8Weight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
+    return ScaledWeight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
 
 
-def random_int4(device: torch.device, out_features: int, in_features: int) -> Int4Weight | PackedMatrix:
+def random_int4(device: torch.device, out_features: int, in_features: int) -> Matrix:
     """Make a matrix of 4-bit integers as the device multiplies it."""
-    return pack_int4(_int4_weight(device, out_features, in_features))
+    return on_device(_int4_weight(device, out_features, in_features))
 
 
-def random_fp8(device: torch.device, out_features: int, in_features: int) -> Fp8Weight | ScaledMatrix | PackedMatrix:
+def random_fp8(device: torch.device, out_features: int, in_features: int) -> Matrix:
     """Make a matrix of float8 as the device multiplies it."""
-    return pack_fp8(_fp8_weight(device, out_features, in_features))
+    return on_device(_fp8_weight(device, out_features, in_features))
 
 
 def random_inputs(device: torch.device, num_rows: int, in_features: int) -> torch.Tensor:
@@ -63,13 +73,11 @@ Multiply = Callable[..., torch.Tensor]
 
 
 def int4_error(
-    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = int4_linear
+    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = multiply
 ) -> float:
     """Compare with float64."""
     weight, x = _int4_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
-    values = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
-    exact = dequantize_groups(values, weight.scales, weight.offsets, _GROUP_SIZE).double()
-    return relative_error(multiply(x, pack_int4(weight)), x.double() @ exact.T)
+    return relative_error(multiply(x, on_device(weight)), x.double() @ weight.dequantize().double().T)
 
 
 def int8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
@@ -77,16 +85,16 @@ def int8_error(device: torch.device, num_rows: int, out_features: int, in_featur
     weight, x = _int8_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
     values, scales = quantize_tokens(x)
     exact = values.double() @ weight.values.double().T * scales.double() * weight.scales.double().T
-    return relative_error(int8_linear(x, pack_int8(weight)), exact)
+    return relative_error(multiply(x, on_device(weight)), exact)
 
 
 def fp8_error(
-    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = fp8_linear
+    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = multiply
 ) -> float:
     """Compare with float64, inputs rounded as in the reference."""
     weight, x = _fp8_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
-    exact = round_tokens(x, weight).double() @ dequantize_fp8(weight).double().T
-    return relative_error(multiply(x, pack_fp8(weight)), exact)
+    exact = round_inputs(x, weight).double() @ weight.dequantize().double().T
+    return relative_error(multiply(x, on_device(weight)), exact)
 
 
 def int4_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
@@ -95,8 +103,8 @@ def int4_case(device: torch.device, num_rows: int, out_features: int, in_feature
     weight = _int4_weight(device, out_features, in_features)
     weight_bytes = weight.values.nbytes + weight.scales.nbytes
     num_sets = sets_for(weight_bytes)
-    weights = [pack_int4(_int4_weight(device, out_features, in_features)) for _ in range(num_sets)]
-    candidates: Candidates = {OURS: lambda index: int4_linear(x, weights[index])}
+    weights = [random_int4(device, out_features, in_features) for _ in range(num_sets)]
+    candidates: Candidates = {OURS: lambda index: multiply(x, weights[index])}
     unavailable = {}
     if device.type == "cuda":
         candidates |= _both_ways(x, weights) if num_rows >= 64 else {}
@@ -115,10 +123,10 @@ def int8_case(device: torch.device, num_rows: int, out_features: int, in_feature
     x = random_inputs(device, num_rows, in_features)
     num_sets = sets_for(out_features * in_features)
     plain = [_int8_weight(device, out_features, in_features) for _ in range(num_sets)]
-    weights = [pack_int8(weight) for weight in plain]
+    weights = [on_device(weight) for weight in plain]
     values, _ = quantize_tokens(x)
     candidates: Candidates = {
-        OURS: lambda index: int8_linear(x, weights[index]),
+        OURS: lambda index: multiply(x, weights[index]),
         "_int_mm": lambda index: torch._int_mm(values, plain[index].values.t()),
     }
     candidates |= _product_alone(x, weights)
@@ -131,11 +139,11 @@ def fp8_case(device: torch.device, num_rows: int, out_features: int, in_features
     x = random_inputs(device, num_rows, in_features)
     num_sets = sets_for(out_features * in_features)
     plain = [_fp8_weight(device, out_features, in_features) for _ in range(num_sets)]
-    weights = [pack_fp8(weight) for weight in plain]
+    weights = [on_device(weight) for weight in plain]
     values, scales = x.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=device)
     rows = [weight.scales.t().contiguous() for weight in plain]
     candidates: Candidates = {
-        OURS: lambda index: fp8_linear(x, weights[index]),
+        OURS: lambda index: multiply(x, weights[index]),
         "_scaled_mm": lambda index: torch._scaled_mm(
             values, plain[index].values.t(), scale_a=scales, scale_b=rows[index], out_dtype=torch.bfloat16
         ),
@@ -186,7 +194,7 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     }
 
 
-def _torch_int4(x: torch.Tensor, weight: Int4Weight, num_sets: int) -> Callable[[int], object]:
+def _torch_int4(x: torch.Tensor, weight: GroupQuantizedWeight, num_sets: int) -> Callable[[int], object]:
     packed = [torch.ops.aten._convert_weight_to_int4pack(weight.values, _INNER_K_TILES) for _ in range(num_sets)]
     scales = torch.stack((weight.scales.t(), weight.offsets.t()), dim=2).to(x.dtype).contiguous()
     return lambda index: torch.ops.aten._weight_int4pack_mm(x, packed[index], _GROUP_SIZE, scales)

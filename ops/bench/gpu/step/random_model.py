@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models import llama, qwen3
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
+from kernels.linear import LinearFactory
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_weights import RandomWeights
 
@@ -17,7 +19,7 @@ def random_model(
 ) -> tuple[CausalLM, RandomWeights]:
     """Make the model; `max_model_len` bounds the rotary table."""
     weights = RandomWeights(dtype, device)
-    return CausalLM(model_config(shape, max_model_len), weights, dtype, device), weights
+    return CausalLM(model_config(shape, max_model_len), weights, dtype, device, LinearFactory(free_host_bytes)), weights
 
 
 def model_config(shape: ModelShape, max_model_len: int) -> ModelConfig:

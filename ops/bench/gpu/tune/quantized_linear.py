@@ -8,15 +8,21 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kernels.fp8_linear import fp8_linear
 from kernels.gpu_config import gpu_of
-from kernels.int4_linear import int4_linear
 from kernels.linear.gpu_packed import PackedMatrix
 from kernels.linear.gpu_packed.config import PackedLinearConfig
 from kernels.linear.gpu_scaled import ScaledMatrix
 from kernels.linear.product_launch import ProductLaunch
 from ops.bench.gpu.case import Check, sets_for
-from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, random_fp8, random_inputs, random_int4
+from ops.bench.gpu.cases.quantized_linear import (
+    Matrix,
+    fp8_error,
+    int4_error,
+    multiply,
+    random_fp8,
+    random_inputs,
+    random_int4,
+)
 from ops.bench.gpu.shapes import LLAMA3_8B
 from ops.bench.gpu.timer import Timer
 from ops.bench.gpu.tune.choice import Entry, Problem, Tuning
@@ -29,20 +35,20 @@ Product = tuple[int, int]
 Multiply = Callable[..., torch.Tensor]
 
 
-def multiply_int4(x: torch.Tensor, matrix: object, max_rows: int, entry: Entry) -> torch.Tensor:
+def multiply_int4(x: torch.Tensor, matrix: Matrix, max_rows: int, entry: Entry) -> torch.Tensor:
     """Launch our kernel by an entry for up to `max_rows` rows; where there is no GPU, run the dispatched op."""
     if not isinstance(matrix, PackedMatrix):
-        return int4_linear(x, matrix)  # type: ignore[arg-type]
+        return multiply(x, matrix)
     from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 
     config = PackedLinearConfig(max_rows, **entry)
     return packed_linear_triton(x, matrix, None, x.dtype, gpu_of(x.device), config)
 
 
-def multiply_fp8(x: torch.Tensor, matrix: object, max_rows: int, entry: Entry) -> torch.Tensor:
+def multiply_fp8(x: torch.Tensor, matrix: Matrix, max_rows: int, entry: Entry) -> torch.Tensor:
     """Do the same for float8, inputs quantized first."""
     if not isinstance(matrix, ScaledMatrix):
-        return fp8_linear(x, matrix)  # type: ignore[arg-type]
+        return multiply(x, matrix)
     from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
     from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 

@@ -18,7 +18,7 @@ BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
 def assert_equals_oracle(raw: Bytes, name: str) -> None:
     weight = unpack(torch.from_numpy(raw), BY_NAME[name])
     expected = dequantized(name, raw)
-    assert (weight.bits, weight.group_size) == (BY_NAME[name].bits, 16 if name == "Q6_K" else 32)
+    assert (weight.number.bits, weight.group_size) == (BY_NAME[name].bits, 16 if name == "Q6_K" else 32)
     assert weight.shape == expected.shape
     # Equal, not close: every step of ours is exact, or rounds as the oracle's does.
     assert np.array_equal(weight.dequantize().numpy(), expected)

@@ -9,15 +9,17 @@ import torch
 
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import fusing_library
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
-from gpu_worker.quantization.weight_forms import DenseWeight, WeightForm
 from gpu_worker.speculative.eagle.form import EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms, Place
 from gpu_worker.speculative.eagle.fused import FusedEagle
 from gpu_worker.speculative.eagle.layered import LayeredEagle
 from kernels.decoder_stack import StackShape
+from kernels.linear import LinearFactory
+from kernels.linear.forms import DenseWeight, WeightForm
 from tests.gpu_worker.layers.test_fused_decoder import FORMS
 from tests.kernels.layer_caches import poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory
@@ -65,7 +67,7 @@ def forms(
     library = fusing_library(SHAPE, dtype, CPU)
     if library is None:
         pytest.skip("no compiler")
-    return FusedEagle(library, SHAPE, weights), LayeredEagle(weights)
+    return FusedEagle(library, SHAPE, weights), LayeredEagle(weights, LinearFactory(free_host_bytes))
 
 
 def steps(dtype: torch.dtype) -> list[EagleStep]:

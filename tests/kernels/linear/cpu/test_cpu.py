@@ -1,36 +1,18 @@
-"""The kernel of quantized matrices against the references of their operations."""
+"""The kernel of quantized matrices against the reference of their forms."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.fp8_linear import Fp8Weight
-from kernels.fp8_linear.reference import fp8_linear_reference
-from kernels.int4_linear import Int4Weight
-from kernels.int4_linear.reference import int4_linear_reference
-from kernels.int8_linear import Int8GroupWeight, Int8Weight
-from kernels.int8_linear.reference import int8_group_linear_reference, int8_linear_reference
-from kernels.linear.cpu import QuantizedWeight
 from kernels.linear.cpu.cpu import MAX_INPUTS, can_pack_quantized, pack_quantized, quantized_linear_cpu
+from kernels.linear.forms import GroupQuantizedWeight, QuantizedWeight, ScaledWeight, integers
+from kernels.linear.reference import form_linear_reference
 from tests.kernels.poisoned_memory import poisoned_memory
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-REFERENCES: dict[type, Callable[..., torch.Tensor]] = {
-    Int4Weight: int4_linear_reference,
-    Int8GroupWeight: int8_group_linear_reference,
-    Int8Weight: int8_linear_reference,
-    Fp8Weight: fp8_linear_reference,
-}
-WEIGHT_ONLY: dict[type, dict[str, Any]] = {
-    kind: {"activation": "none", "activation_scale": None} for kind in (Int8Weight, Fp8Weight)
-}
 LEEWAY = 2e-6  # Of sums in float32, beside the sum of the products' magnitudes.
 
 
@@ -47,7 +29,7 @@ def generator(seed: int) -> torch.Generator:
 
 def groups(
     bits: int, outputs: int, inputs: int, group_size: int, offset: str = "symmetric", *, is_ordered: bool = False
-) -> Int4Weight | Int8GroupWeight:
+) -> GroupQuantizedWeight:
     """Make a matrix with an outlier and a group of zeros, and offsets as one of the checkpoint formats has them."""
     random = generator(inputs + group_size)
     num_groups = -(-inputs // group_size)
@@ -63,8 +45,7 @@ def groups(
         offsets = torch.randn(scales.shape, generator=random) * 0.1
         scales *= 1.0001  # Not a number of 16 bits.
     order = torch.randperm(inputs, generator=random) if is_ordered else None
-    kind = Int4Weight if bits == 4 else Int8GroupWeight
-    return kind(codes, scales, offsets, group_size, order)
+    return GroupQuantizedWeight(codes, integers(bits), group_size, scales, offsets, order)
 
 
 def scaled(dtype: torch.dtype, outputs: int, inputs: int, scales: tuple[int, int], activation: str) -> QuantizedWeight:
@@ -72,9 +53,8 @@ def scaled(dtype: torch.dtype, outputs: int, inputs: int, scales: tuple[int, int
     values = (torch.randn(outputs, inputs, generator=random) * 40).clamp(-127, 127)
     values[:, ::7] /= 4096
     scale = torch.tensor(0.03) if activation == "static" else None
-    kind = Int8Weight if dtype is torch.int8 else Fp8Weight
     numbers = torch.rand(*scales, generator=random) * 0.01 + 0.001
-    return kind(values.to(dtype), numbers, activation, scale)  # type: ignore[arg-type]
+    return ScaledWeight(values.to(dtype), numbers, activation, scale)  # type: ignore[arg-type]
 
 
 def multiply(library: CpuLibrary, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -126,11 +106,10 @@ def as_integers(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
 
 def check(library: CpuLibrary, weight: QuantizedWeight, given: torch.Tensor, x: torch.Tensor) -> None:
     """Compare the product of `x` with the reference's of `given`, to the last bits of a sum in float32."""
-    reference = REFERENCES[type(weight)]
     bias = torch.randn(weight.values.shape[0], generator=generator(1))
     result = multiply(library, x, weight, bias)
-    expected = reference(given, weight, bias, to_float32=True)
-    matrix = reference(torch.eye(x.shape[1]), replace(weight, **WEIGHT_ONLY.get(type(weight), {})), to_float32=True)
+    expected = form_linear_reference(given, weight, bias, to_float32=True)
+    matrix = weight.dequantize().T
     size = given.float().abs() @ matrix.abs() + bias.abs()
     assert ((result - expected).abs() <= LEEWAY * size).all()
 
@@ -192,7 +171,7 @@ def test_columns_follow_the_order_of_the_input(library: CpuLibrary, bits: int, d
 def test_all_float8_numbers_are_exact(library: CpuLibrary) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     codes = torch.where(codes.float().isnan(), 0, codes.float()).to(torch.float8_e4m3fn)
-    weight = Fp8Weight(codes[:, None].repeat(1, 32), torch.ones(1, 1))
+    weight = ScaledWeight(codes[:, None].repeat(1, 32), torch.ones(1, 1))
     for dtype in DTYPES:
         x = torch.zeros(1, 32, dtype=dtype)
         x[0, 5] = 1
@@ -241,5 +220,5 @@ def test_weights_take_no_more_memory_than_their_bits(library: CpuLibrary) -> Non
 
 def test_unsupported_matrices_are_refused() -> None:
     assert not can_pack_quantized(groups(4, 8, 48, 24))
-    assert not can_pack_quantized(Int8Weight(torch.zeros(1, MAX_INPUTS + 32, dtype=torch.int8), torch.ones(1, 1)))
-    assert not can_pack_quantized(Int8Weight(torch.zeros(1, 32, dtype=torch.int8, device="meta"), torch.ones(1, 1)))
+    assert not can_pack_quantized(ScaledWeight(torch.zeros(1, MAX_INPUTS + 32, dtype=torch.int8), torch.ones(1, 1)))
+    assert not can_pack_quantized(ScaledWeight(torch.zeros(1, 32, dtype=torch.int8, device="meta"), torch.ones(1, 1)))

@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.linear.dense.cpu import can_pack, linear_cpu, pack
-from kernels.linear.dense.reference import linear_reference
+from kernels.linear.reference import linear_reference
 from tests.kernels.poisoned_memory import poisoned_memory
 
 DTYPES = [torch.float32, torch.bfloat16]

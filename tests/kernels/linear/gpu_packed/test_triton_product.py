@@ -12,10 +12,10 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.linear.forms import FLOAT8, INT4, INT8, CodedMatrix, Number
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, dispatch, pack_matrix, packed_linear
 from kernels.linear.gpu_packed.config import PackedLinearConfig, is_fused, packed_linear_config, splits_of
 from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
-from kernels.linear.gpu_packed.matrix import CENTRES, NUM_PLANES, Kind
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 from kernels.linear.gpu_packed.triton_unpack import assembly
@@ -26,7 +26,7 @@ from tests.kernels.poisoned_memory import poisoned_memory
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
 SMALL = PackedLinearConfig(16, 64, 4, 2, 1)
-KINDS: tuple[Kind, ...] = ("int4", "int8", "fp8")
+NUMBERS = (INT4, INT8, FLOAT8)
 # Weights are multiplied unrounded and summed in float32; the result is rounded.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 
@@ -44,7 +44,7 @@ def assembly_runs() -> Iterator[None]:
 class Plain:
     """A quantized matrix before packing."""
 
-    kind: Kind
+    number: Number
     values: torch.Tensor
     scales: torch.Tensor
     offsets: torch.Tensor | None
@@ -52,13 +52,14 @@ class Plain:
     order: torch.Tensor | None = None
 
     def pack(self, device: torch.device) -> PackedMatrix:
-        parts = (None if p is None else p.to(device) for p in (self.values, self.scales, self.offsets))
-        order = None if self.order is None else self.order.to(device)
-        return pack_matrix(self.kind, *parts, self.group_size, order)
+        values, scales, offsets, order = (
+            None if part is None else part.to(device) for part in (self.values, self.scales, self.offsets, self.order)
+        )
+        return pack_matrix(CodedMatrix(self.number, values, scales, offsets, self.group_size, order))
 
     def numbers(self) -> torch.Tensor:
         """The matrix in float64, its columns as they are."""
-        values = self.values.view(torch.float8_e4m3fn) if self.kind == "fp8" else self.values
+        values = self.values.view(torch.float8_e4m3fn) if self.number is FLOAT8 else self.values
         columns = self.values.shape[1]
 
         def spread(parts: torch.Tensor) -> torch.Tensor:
@@ -68,16 +69,16 @@ class Plain:
         return numbers if self.offsets is None else numbers + spread(self.offsets)
 
 
-def random_matrix(kind: Kind, rows: int, columns: int, group_size: int, *, is_symmetric: bool = False) -> Plain:
+def random_matrix(number: Number, rows: int, columns: int, group_size: int, *, is_symmetric: bool = False) -> Plain:
     generator = torch.Generator().manual_seed(rows + columns + group_size)
     size = (rows, -(-columns // group_size))
     scales = torch.rand(size, generator=generator) + 0.1
-    if kind == "fp8":
+    if number is FLOAT8:
         values = (torch.randn(rows, columns, generator=generator) * 50).to(torch.float8_e4m3fn).view(torch.uint8)
-        return Plain(kind, values, scales, None, group_size)
-    values = torch.randint(16 if kind == "int4" else 256, (rows, columns), generator=generator).to(torch.uint8)
-    offsets = -CENTRES[kind] * scales if is_symmetric else torch.randn(size, generator=generator)
-    return Plain(kind, values, scales, offsets, group_size)
+        return Plain(number, values, scales, None, group_size)
+    values = torch.randint(2**number.bits, (rows, columns), generator=generator).to(torch.uint8)
+    offsets = -number.centre * scales if is_symmetric else torch.randn(size, generator=generator)
+    return Plain(number, values, scales, offsets, group_size)
 
 
 def check(
@@ -104,33 +105,33 @@ def check(
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256, 1000])
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_of_every_size_equal_exact_product(kind: Kind, group_size: int, device: torch.device) -> None:
-    check(random_matrix(kind, 70, 330, group_size), device, torch.float16)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_groups_of_every_size_equal_exact_product(number: Number, group_size: int, device: torch.device) -> None:
+    check(random_matrix(number, 70, 330, group_size), device, torch.float16)
 
 
 @pytest.mark.parametrize(("num_rows", "num_splits"), [(1, 1), (3, 2), (16, 3), (17, 1)])
 def test_rows_and_splits_equal_exact_product(num_rows: int, num_splits: int, device: torch.device) -> None:
     for is_symmetric in (True, False):
-        plain = random_matrix("int4", 70, 520, 128, is_symmetric=is_symmetric)
+        plain = random_matrix(INT4, 70, 520, 128, is_symmetric=is_symmetric)
         check(plain, device, torch.float16, num_rows=num_rows, num_splits=num_splits)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 def test_rows_of_both_types_equal_exact_product(
-    kind: Kind, dtype: torch.dtype, num_rows: int, device: torch.device
+    number: Number, dtype: torch.dtype, num_rows: int, device: torch.device
 ) -> None:
     for group_size in (32, 128, 4096):
         for shape in ((4096, 4096), (1003, 1001)):
-            check(random_matrix(kind, *shape, group_size), device, dtype, num_rows=num_rows, num_splits=None)
+            check(random_matrix(number, *shape, group_size), device, dtype, num_rows=num_rows, num_splits=None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_extreme_groups_equal_exact_product(kind: Kind, device: torch.device) -> None:
-    plain = random_matrix(kind, 64, 256, 32)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_extreme_groups_equal_exact_product(number: Number, device: torch.device) -> None:
+    plain = random_matrix(number, 64, 256, 32)
     plain.scales[:, 1] = 0
     plain.scales[5, 2] = 20
     if plain.offsets is not None:
@@ -141,9 +142,11 @@ def test_extreme_groups_equal_exact_product(kind: Kind, device: torch.device) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_written_out_matrix_is_the_numbers_rounded_once(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
-    plain = random_matrix(kind, 70, 330, 96)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_written_out_matrix_is_the_numbers_rounded_once(
+    number: Number, dtype: torch.dtype, device: torch.device
+) -> None:
+    plain = random_matrix(number, 70, 330, 96)
     with poisoned_memory():
         actual = dequantize_triton(plain.pack(device), dtype)
     # Values of up to 280 that are sums of three numbers, the last rounding included.
@@ -152,13 +155,13 @@ def test_written_out_matrix_is_the_numbers_rounded_once(kind: Kind, dtype: torch
 
 
 def test_symmetric_matrix_has_no_offsets(device: torch.device) -> None:
-    for kind in KINDS:
-        assert random_matrix(kind, 10, 64, 32, is_symmetric=True).pack(device).offsets is None
-    assert random_matrix("int4", 10, 64, 32).pack(device).offsets is not None
+    for number in NUMBERS:
+        assert random_matrix(number, 10, 64, 32, is_symmetric=True).pack(device).offsets is None
+    assert random_matrix(INT4, 10, 64, 32).pack(device).offsets is not None
 
 
 def test_row_does_not_depend_on_the_others(device: torch.device) -> None:
-    matrix = random_matrix("int4", 64, 512, 128).pack(device)
+    matrix = random_matrix(INT4, 64, 512, 128).pack(device)
     inputs = torch.randn(7, 512, generator=torch.Generator().manual_seed(0)).half().to(device)
     together, alone = (
         packed_linear_triton(rows, matrix, None, torch.float16, H200, SMALL, 2) for rows in (inputs, inputs[4:5])
@@ -172,9 +175,9 @@ def test_ordered_columns_multiply_their_inputs(
     dtype: torch.dtype, num_rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "gpu_of", lambda _: H200)
-    plain = random_matrix("int4", 20, 96, 32)
+    plain = random_matrix(INT4, 20, 96, 32)
     order = torch.randperm(96, generator=torch.Generator().manual_seed(1))
-    matrix = Plain(plain.kind, plain.values, plain.scales, plain.offsets, 32, order).pack(device)
+    matrix = Plain(plain.number, plain.values, plain.scales, plain.offsets, 32, order).pack(device)
     inputs = torch.randn(num_rows, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
     bias = torch.randn(20).to(dtype)
     for to_float32 in (False, True):
@@ -186,28 +189,32 @@ def test_ordered_columns_multiply_their_inputs(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_instructions_unpack_every_word_exactly(kind: Kind, dtype: str) -> None:
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_instructions_unpack_every_word_exactly(number: Number, dtype: str) -> None:
     words = np.arange(2**16, dtype=np.uint16)
-    bits = 16 // NUM_PLANES[kind]
-    for plane in range(NUM_PLANES[kind]):
-        source = assembly(kind, {"bf16x2": "bf16", "f16x2": "fp16"}[dtype], plane)
+    bits = number.bits
+    for plane in range(16 // bits):
+        source = assembly(number.name, {"bf16x2": "bf16", "f16x2": "fp16"}[dtype], plane)
         (result,) = run_ptx(source, [words.view(np.uint32)], 1)
         actual = torch.from_numpy(result.view(np.int16).copy()).view(DTYPES[dtype]).float()
         values = torch.from_numpy((words >> (bits * plane) & (2**bits - 1)).astype(np.uint8))
-        if kind == "fp8":
+        if number is FLOAT8:
             expected = values.view(torch.float8_e4m3fn).float()
             is_number = ~expected.isnan()
             assert torch.equal(actual[is_number], expected[is_number])
         else:
-            assert torch.equal(actual, values.float() - CENTRES[kind])
+            assert torch.equal(actual, values.float() - number.centre)
 
 
 def test_groups_that_planes_cannot_hold_are_not_packed() -> None:
-    assert can_pack(32, 4096)
-    assert can_pack(4096, 4096)
-    assert can_pack(1000, 1000)
-    assert not can_pack(40, 4096)
+    for group_size, columns, is_possible in (
+        (32, 4096, True),
+        (4096, 4096, True),
+        (1000, 1000, True),
+        (40, 4096, False),
+    ):
+        codes, scales = torch.zeros(1, columns, dtype=torch.uint8), torch.zeros(1, -(-columns // group_size))
+        assert can_pack(CodedMatrix(INT8, codes, scales, None, group_size)) is is_possible
 
 
 @pytest.mark.parametrize("generation", GpuGeneration)
@@ -224,7 +231,7 @@ def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) 
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)], ids=str)
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 65])
 def test_splits_fill_the_gpu(shape: tuple[int, int], num_rows: int) -> None:
-    matrix = describe("int4", *shape, 128, False)
+    matrix = describe(INT4, *shape, 128, False)
     config = packed_linear_config(GpuGeneration.HOPPER, num_rows)
     splits = splits_of(config, H200, num_rows, matrix)
     assert 1 <= splits <= (8 if num_rows <= 64 else 1)

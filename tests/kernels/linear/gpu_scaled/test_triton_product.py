@@ -9,10 +9,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from kernels.fp8_linear import Fp8Weight
-from kernels.fp8_linear.reference import dequantize_fp8, round_tokens
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.int8_linear.reference import quantize_tokens
+from kernels.linear.forms import ScaledWeight
 from kernels.linear.gpu_scaled import dispatch, scale_matrix, scaled_linear
 from kernels.linear.gpu_scaled.config import (
     is_kernel_preferred,
@@ -23,6 +21,7 @@ from kernels.linear.gpu_scaled.launch_table import SCALED_LINEAR
 from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
 from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 from kernels.linear.product_launch import ProductLaunch
+from kernels.linear.reference import quantize_tokens, round_inputs
 from tests.kernels.compile_checks import CompiledKernel, compile_launches
 from tests.kernels.poisoned_memory import poisoned_memory
 
@@ -45,11 +44,11 @@ def random_rows(num_rows: int, size: int, dtype: torch.dtype = torch.float32) ->
     return rows
 
 
-def random_weight(dtype: torch.dtype, scales: tuple[int, int], rows: int, columns: int) -> Fp8Weight:
-    """A matrix of either type: what differs is only what its values are."""
+def random_weight(dtype: torch.dtype, scales: tuple[int, int], rows: int, columns: int) -> ScaledWeight:
+    """A matrix of either type."""
     generator = torch.Generator().manual_seed(rows)
     values = (torch.randn(rows, columns, generator=generator) * 40).clamp(-127, 127).to(dtype)
-    return Fp8Weight(values, torch.rand(scales, generator=generator) + 0.1, "dynamic")
+    return ScaledWeight(values, torch.rand(scales, generator=generator) + 0.1, "dynamic")
 
 
 @pytest.mark.parametrize("size", [1, 77, 300, 4096])
@@ -75,27 +74,30 @@ def test_tokens_become_float8_as_in_the_reference(kind: str, size: int, device: 
     has_blocks = kind == "blocks"
     num_parts = -(-size // 128) if has_blocks else 1
     # Three rows of blocks, of no columns that matter: enough to tell that scales are those of blocks.
-    weight = Fp8Weight(
-        torch.empty(300, size, dtype=FLOAT8), torch.ones(3 if has_blocks else 1, num_parts), "dynamic", given
+    activation = "dynamic" if given is None else "static"
+    weight = ScaledWeight(
+        torch.empty(300, size, dtype=FLOAT8), torch.ones(3 if has_blocks else 1, num_parts), activation, given
     )
     values, scales = quantize_tokens_triton(
         x.to(device), FLOAT8, None if given is None else given.to(device), has_blocks=has_blocks
     )
     spread = scales.cpu().repeat_interleave(128 if has_blocks else size, dim=1)[:, :size]
-    assert torch.equal(values.cpu().float() * spread, round_tokens(x, weight))
+    assert torch.equal(values.cpu().float() * spread, round_inputs(x, weight))
 
 
-def check(weight: Fp8Weight, num_rows: int, num_splits: int | None, device: torch.device, dtype: torch.dtype) -> None:
+def check(
+    weight: ScaledWeight, num_rows: int, num_splits: int | None, device: torch.device, dtype: torch.dtype
+) -> None:
     """Multiply twice: the second launch finds the counters as the first left them."""
     rows, columns = weight.values.shape
     x = random_rows(num_rows, columns).clamp(-50, 50)
-    matrix = scale_matrix(weight.values.to(device), weight.scales.to(device), None, has_blocks=weight.has_blocks)
+    matrix = scale_matrix(weight.to(device))
     bias = torch.randn(rows, generator=torch.Generator().manual_seed(0))
-    values, scales = quantize_tokens_triton(x.to(device), weight.values.dtype, has_blocks=weight.has_blocks)
-    spread = scales.cpu().repeat_interleave(128 if weight.has_blocks else columns, dim=1)[:, :columns]
+    has_blocks = not weight.has_row_scales
+    values, scales = quantize_tokens_triton(x.to(device), weight.values.dtype, has_blocks=has_blocks)
+    spread = scales.cpu().repeat_interleave(128 if has_blocks else columns, dim=1)[:, :columns]
     given = values.cpu().double() * spread.double()
-    numbers = dequantize_fp8(weight) if weight.has_blocks else weight.values.float() * weight.scales
-    expected = given @ numbers.double().T + bias.double()
+    expected = given @ weight.dequantize().double().T + bias.double()
     config = SMALL if device.type == "cpu" else None
     for out_dtype in (dtype, torch.float32):
         with poisoned_memory():
@@ -132,7 +134,7 @@ def test_product_in_bfloat16_equals_reference(
     for scales in all_scales:
         weight = random_weight(dtype, scales, *shape)
         check(weight, num_rows, None, device, torch.bfloat16)
-        matrix = scale_matrix(weight.values.to(device), weight.scales.to(device), None, has_blocks=weight.has_blocks)
+        matrix = scale_matrix(weight.to(device))
         x = random_rows(num_rows, shape[1], torch.bfloat16).to(device)
         whole = scaled_linear(x, matrix, to_float32=False).float()
         kernels = scaled_linear(x, matrix, to_float32=True)
@@ -142,7 +144,7 @@ def test_product_in_bfloat16_equals_reference(
 def test_dispatched_layer_quantizes_and_multiplies(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "gpu_of", lambda _: H200)
     weight = random_weight(INT8, (70, 1), 70, 256)
-    matrix = scale_matrix(weight.values.to(device), weight.scales.to(device), None, has_blocks=False)
+    matrix = scale_matrix(weight.to(device))
     x = random_rows(3, 256, torch.float16) / 100
     values, scales = quantize_tokens(x)
     expected = values.double() @ weight.values.double().T * scales.double() * weight.scales.double().T

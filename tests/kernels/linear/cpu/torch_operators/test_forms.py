@@ -8,10 +8,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kernels.int4_linear import Int4Weight
-from kernels.int4_linear.reference import int4_linear_reference
-from kernels.int8_linear import Int8Weight
-from kernels.int8_linear.reference import int8_linear_reference, quantize_tokens
 from kernels.linear.cpu.torch_operators import (
     Int4Form,
     Int8ConvertedForm,
@@ -24,6 +20,8 @@ from kernels.linear.cpu.torch_operators import (
 )
 from kernels.linear.cpu.torch_operators.form import Form, UnsupportedMatrixError
 from kernels.linear.cpu.torch_operators.timing import ROWS
+from kernels.linear.forms import INT4, GroupQuantizedWeight, ScaledWeight
+from kernels.linear.reference import form_linear_reference, quantize_tokens
 
 # Weights, scales or inputs are rounded to the type, then the result.
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -45,7 +43,7 @@ def generator(seed: int) -> torch.Generator:
 
 def int4(
     outputs: int, inputs: int, group_size: int, offset: str = "symmetric", *, is_ordered: bool = False
-) -> Int4Weight:
+) -> GroupQuantizedWeight:
     """Make a matrix with an outlier and a group of zeros, and offsets as one of the checkpoint formats has them."""
     random, shape = generator(inputs), (outputs, inputs // group_size)
     values = torch.randint(256, (outputs, inputs // 2), generator=random).to(torch.uint8)
@@ -59,15 +57,15 @@ def int4(
     else:
         offsets = torch.randn(shape, generator=random) * 0.1
     order = torch.randperm(inputs, generator=random) if is_ordered else None
-    return Int4Weight(values, scales, offsets, group_size, order)
+    return GroupQuantizedWeight(values, INT4, group_size, scales, offsets, order)
 
 
-def int8(outputs: int, inputs: int, activation: str = "none", *, has_one_scale: bool = False) -> Int8Weight:
+def int8(outputs: int, inputs: int, activation: str = "none", *, has_one_scale: bool = False) -> ScaledWeight:
     random = generator(outputs)
     values = (torch.randn(outputs, inputs, generator=random) * 40).clamp(-128, 127).to(torch.int8)
     scales = torch.rand(1 if has_one_scale else outputs, 1, generator=random) * 0.01
     scale = torch.tensor(0.03) if activation == "static" else None
-    return Int8Weight(values, scales, activation, scale)  # type: ignore[arg-type]
+    return ScaledWeight(values, scales, activation, scale)  # type: ignore[arg-type]
 
 
 def inputs_with_outliers(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -95,13 +93,13 @@ def test_int4_groups_equal_exact_product(
     rows: int, outputs: int, inputs: int, group_size: int, offset: str, dtype: torch.dtype
 ) -> None:
     weight, x = int4(outputs, inputs, group_size, offset), inputs_with_outliers(rows, inputs, dtype)
-    matrix = int4_linear_reference(torch.eye(inputs), weight).T
+    matrix = weight.dequantize()
     check(Int4Form(weight, dtype), x, x, matrix)
 
 
 def test_int4_columns_follow_the_order_of_the_input() -> None:
     weight, x = int4(32, 128, 32, is_ordered=True), inputs_with_outliers(3, 128, torch.float32)
-    matrix = int4_linear_reference(torch.eye(128), weight).T
+    matrix = weight.dequantize()
     check(Int4Form(weight, torch.float32), x, x, matrix)
 
 
@@ -131,7 +129,7 @@ def test_int8_of_sizes_that_the_operator_reads_beyond_raises(shape: tuple[int, i
 
 def skip_where_bytes_saturate() -> None:
     """Some processors add products of bytes in 16 bits: there, the form is found to be wrong when it is measured."""
-    weight = Int8Weight(torch.full((1, 64), 127, dtype=torch.int8), torch.ones(1, 1), "dynamic")
+    weight = ScaledWeight(torch.full((1, 64), 127, dtype=torch.int8), torch.ones(1, 1), "dynamic")
     if TokenInt8Form(weight)(torch.ones(1, 64)).item() < 127 * 64:
         pytest.skip("this processor has no exact products of bytes")
 
@@ -144,7 +142,7 @@ def test_products_that_saturate_are_found() -> None:
         return exact(x).clamp(max=exact(torch.full((1, 256), 3.8)).max().item() / 2)
 
     def formula(x: torch.Tensor) -> torch.Tensor:
-        return int8_linear_reference(x, weight)
+        return form_linear_reference(x, weight)
 
     makers: dict[str, Callable[[], Form]] = {"saturating": lambda: saturating}
     assert set(measure(makers, formula, 256, torch.float32, largest_input=0.03 * 127)) == {"formula"}
@@ -177,7 +175,7 @@ def test_forms_that_fail_or_are_wrong_are_left_out() -> None:
     weight = int8(32, 64)
 
     def formula(x: torch.Tensor) -> torch.Tensor:
-        return int8_linear_reference(x, weight)
+        return form_linear_reference(x, weight)
 
     def missing() -> Form:
         return torch.ops.aten.no_such_operator  # type: ignore[no-any-return]
@@ -208,10 +206,10 @@ def test_hopeless_form_is_not_measured_with_more_rows() -> None:
         calls.append(len(x))
         for _ in range(20_000 // len(x)):
             x = x.clone()
-        return int8_linear_reference(x, weight)
+        return form_linear_reference(x, weight)
 
     def formula(x: torch.Tensor) -> torch.Tensor:
-        return int8_linear_reference(x, weight)
+        return form_linear_reference(x, weight)
 
     seconds = measure({"slow": lambda: slow, "fast": lambda: formula}, formula, 64, torch.float32)
     assert seconds["slow"] == (math.inf,) * len(ROWS)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.quantization.weight_forms import (
+from kernels.linear.forms import (
     DenseWeight,
     GroupQuantizedWeight,
     ScaledWeight,
     SplitWeight,
     UnsplitWeight,
     concatenate,
+    integers,
 )
 
 
@@ -21,7 +22,7 @@ def groups(
     generator = torch.Generator().manual_seed(seed + rows)
     values = torch.randint(256, (rows, columns * bits // 8), generator=generator).to(torch.uint8)
     scales, offsets = (torch.randn(rows, -(-columns // group_size), generator=generator) for _ in range(2))
-    return GroupQuantizedWeight(values, bits, group_size, scales, offsets, order)
+    return GroupQuantizedWeight(values, integers(bits), group_size, scales, offsets, order)
 
 
 def scaled(rows: int, columns: int, scales: tuple[int, int], dtype: torch.dtype = torch.int8) -> ScaledWeight:
@@ -32,7 +33,7 @@ def scaled(rows: int, columns: int, scales: tuple[int, int], dtype: torch.dtype 
 
 def group_number(form: GroupQuantizedWeight, row: int, column: int) -> float:
     """The number that a stored column of a row stands for."""
-    if form.bits == 8:
+    if form.number.bits == 8:
         q = int(form.values[row, column])
     else:
         q = int(form.values[row, column // 2]) // (16 if column % 2 else 1) % 16

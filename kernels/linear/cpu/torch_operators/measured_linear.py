@@ -1,44 +1,27 @@
 """Linear layers on quantized weights where no kernel of ours runs: in the forms that were measured fastest here.
 
 torch has operators for some forms, each fast with some numbers of rows on some processors, and any matrix can be
-dequantized once, which takes memory. What is fastest is measured once for a shape, and kept, with what is left of the
-memory for dequantized copies, for the life of the process.
+dequantized once, which takes memory. What is fastest is measured once for a shape.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
-from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.quantization.weight_forms import GroupQuantizedWeight, ScaledWeight
-from kernels.fp8_linear import Fp8Weight
-from kernels.fp8_linear.reference import round_tokens
-from kernels.int4_linear import Int4Weight
-from kernels.int8_linear import Int8Weight
-from kernels.int8_linear.reference import quantize_tokens
-from kernels.linear.cpu import QuantizedWeight
-from kernels.linear.cpu.torch_operators import (
-    FORMULA,
-    Form,
-    Int4Form,
-    Int8ConvertedForm,
-    Int8Form,
-    RowForms,
-    TokenInt8Form,
-    choose,
-    describe,
-    measure,
-)
-
-if TYPE_CHECKING:
-    from gpu_worker.layers.linear import Linear
+from kernels.linear.cpu.torch_operators.choice import RowForms, choose, describe
+from kernels.linear.cpu.torch_operators.form import Form
+from kernels.linear.cpu.torch_operators.int4 import Int4Form
+from kernels.linear.cpu.torch_operators.int8 import Int8ConvertedForm, Int8Form
+from kernels.linear.cpu.torch_operators.timing import FORMULA, measure
+from kernels.linear.cpu.torch_operators.token_int8 import TokenInt8Form
+from kernels.linear.forms import INT4, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
+from kernels.linear.linear import Linear
+from kernels.linear.reference import form_linear_reference, round_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +35,21 @@ class PlainMatrix:
 
     Attributes:
         form: Its values.
-        weight: The same, as kernels take them.
-        formula: Multiplies with it in plain torch.
         dense: Makes a layer of a dense matrix.
     """
 
-    form: GroupQuantizedWeight | ScaledWeight
-    weight: QuantizedWeight
-    formula: Form
+    form: QuantizedWeight
     dense: Callable[[torch.Tensor], Linear]
+
+    def formula(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply in plain torch."""
+        return form_linear_reference(x, self.form)
 
     def kind(self) -> tuple[Hashable, ...]:
         """Return what the time of a product depends on."""
         form = self.form
         if isinstance(form, GroupQuantizedWeight):
-            return (f"{form.bits}-bit groups of {form.group_size}", form.shape, form.input_order is None)
+            return (f"{form.number.name} in groups of {form.group_size}", form.shape, form.input_order is None)
         name = str(form.values.dtype).removeprefix("torch.")
         return (f"{name} with inputs rounded: {form.activation}", form.shape, tuple(form.scales.shape))
 
@@ -77,14 +60,7 @@ class PlainMatrix:
 
     def makers(self, dtype: torch.dtype, *, is_dense_allowed: bool) -> dict[str, Callable[[], Form]]:
         """Return what makes the forms that the matrix may have, by their names."""
-        weight, makers = self.weight, dict[str, Callable[[], Form]]()
-        if isinstance(weight, Int4Weight):
-            makers["int4pack"] = partial(Int4Form, weight, dtype)
-        elif isinstance(weight, Int8Weight) and weight.activation == "none":
-            makers["int8pack"] = partial(Int8Form, weight, dtype)
-            makers["converted"] = partial(Int8ConvertedForm, weight, dtype)
-        elif isinstance(weight, Int8Weight):
-            makers["qlinear"] = partial(TokenInt8Form, weight)
+        makers = self._operators(dtype)
         if is_dense_allowed:
             makers[_DENSE] = partial(self._dense, dtype)
         else:
@@ -92,24 +68,43 @@ class PlainMatrix:
             makers[FORMULA] = lambda: self.formula
         return makers
 
+    def _operators(self, dtype: torch.dtype) -> dict[str, Callable[[], Form]]:
+        form = self.form
+        if isinstance(form, GroupQuantizedWeight):
+            return {"int4pack": partial(Int4Form, form, dtype)} if form.number is INT4 else {}
+        if form.values.dtype is not torch.int8 or not form.has_row_scales:
+            return {}
+        if form.activation != "none":
+            return {"qlinear": partial(TokenInt8Form, form)}
+        return {"int8pack": partial(Int8Form, form, dtype), "converted": partial(Int8ConvertedForm, form, dtype)}
+
     def _dense(self, dtype: torch.dtype) -> Form:
-        multiply, weight = self.dense(self.form.dequantize().to(dtype)), self.weight
-        if isinstance(weight, Fp8Weight) and weight.activation != "none":
-            return lambda x: multiply(round_tokens(x, weight).to(x.dtype))
-        if isinstance(weight, Int8Weight) and weight.activation != "none":
-            return lambda x: multiply(_round_to_integers(x, weight.activation_scale))
+        multiply, form = self.dense(self.form.dequantize().to(dtype)), self.form
+        if isinstance(form, ScaledWeight) and form.activation != "none":
+            return lambda x: multiply(round_inputs(x, form).to(x.dtype))
         return multiply
 
 
-@dataclass(slots=True)
-class Measured:
-    """What this process has measured, and the memory that it has left for copies larger than what was loaded."""
+class Measurements:
+    """What was measured, and the memory that is left for copies larger than what was loaded: half of what is free.
 
-    spare_bytes: int
-    names: dict[tuple[Hashable, ...], tuple[str, ...]] = field(default_factory=dict)
+    Attributes:
+        spare_bytes: That memory; None until it is first asked for, when all weights and the KV cache have theirs.
+        names: The forms that were chosen, for each kind of matrix.
+    """
+
+    __slots__ = ("_free_bytes", "names", "spare_bytes")
+
+    def __init__(self, free_bytes: Callable[[], int]) -> None:
+        """Measure nothing yet; `free_bytes` says how much memory nobody uses."""
+        self._free_bytes = free_bytes
+        self.spare_bytes: int | None = None
+        self.names: dict[tuple[Hashable, ...], tuple[str, ...]] = {}
 
     def forms(self, matrix: PlainMatrix, dtype: torch.dtype) -> RowForms:
         """Choose the forms of a matrix, and make them."""
+        if self.spare_bytes is None:
+            self.spare_bytes = int(self._free_bytes() * _SHARE_FOR_COPIES)
         rows, columns = matrix.form.shape
         dense_bytes = rows * columns * dtype.itemsize
         makers = matrix.makers(dtype, is_dense_allowed=dense_bytes <= self.spare_bytes)
@@ -126,12 +121,6 @@ class Measured:
         return RowForms(tuple(made[name] for name in names))
 
 
-@functools.cache
-def measured() -> Measured:
-    """Return what the process has measured: at the first call nothing, and half of the memory is spare."""
-    return Measured(int(free_host_bytes() * _SHARE_FOR_COPIES))
-
-
 class MeasuredLinear:
     """A linear layer that takes its form at its first call.
 
@@ -139,15 +128,16 @@ class MeasuredLinear:
     before they are ready.
     """
 
-    __slots__ = ("_bias", "_dtype", "_forms", "_num_outputs", "_plain")
+    __slots__ = ("_bias", "_dtype", "_forms", "_measurements", "_num_outputs", "_plain")
 
-    def __init__(self, plain: PlainMatrix, bias: torch.Tensor | None) -> None:
+    def __init__(self, plain: PlainMatrix, bias: torch.Tensor | None, measurements: Measurements) -> None:
         """Hold the weights as they were loaded, until the first call."""
         self._plain: PlainMatrix | None = plain
         self._forms: RowForms | None = None
         self._dtype = torch.float32
         self._num_outputs = plain.form.shape[0]
         self._bias = bias
+        self._measurements = measurements
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -163,12 +153,6 @@ class MeasuredLinear:
 
     def _take_form(self, dtype: torch.dtype) -> RowForms:
         assert self._plain is not None
-        forms = measured().forms(self._plain, dtype)
+        forms = self._measurements.forms(self._plain, dtype)
         self._dtype, self._forms, self._plain = dtype, forms, None
         return forms
-
-
-def _round_to_integers(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return what the integers and scales of rows stand for, in their type."""
-    values, scales = quantize_tokens(x, scale)
-    return (values.float() * scales).to(x.dtype)

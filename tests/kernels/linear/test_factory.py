@@ -5,21 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.layers import quantized_linear
-from gpu_worker.layers.linear import make_linear
-from gpu_worker.quantization.weight_forms import (
+from kernels.linear import LinearFactory, factory
+from kernels.linear.dense import layers
+from kernels.linear.dense.small_gemm import SmallGemmWorkspace
+from kernels.linear.forms import (
     Activation,
     DenseWeight,
     GroupQuantizedWeight,
     ScaledWeight,
     WeightForm,
     concatenate,
+    integers,
 )
 from kernels.linear.gpu_packed import PackedMatrix
 from kernels.linear.gpu_scaled import ScaledMatrix
 
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 ROWS, COLUMNS = 37, 200
+FACTORY = LinearFactory(lambda: 0)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -31,7 +34,7 @@ def groups(bits: int, group_size: int, *, is_ordered: bool = False) -> GroupQuan
     values = torch.randint(256, (ROWS, COLUMNS * bits // 8), generator=generator).to(torch.uint8)
     scales, offsets = (random(ROWS, -(-COLUMNS // group_size), seed=seed) for seed in (1, 2))
     order = torch.randperm(COLUMNS, generator=generator) if is_ordered else None
-    return GroupQuantizedWeight(values, bits, group_size, scales, offsets, order)
+    return GroupQuantizedWeight(values, integers(bits), group_size, scales, offsets, order)
 
 
 def scaled(
@@ -72,7 +75,7 @@ def test_weights_alone_equal_exact_product(name: str, dtype: torch.dtype, has_bi
     weight = form.dequantize().double()
     exact = x.double() @ weight.T + (0 if bias is None else bias.double())
     scale = x.double().abs() @ weight.abs().T + 1
-    linear = make_linear(form, bias)
+    linear = FACTORY.make(form, bias)
     result = linear(x)
     assert result.dtype is dtype
     assert result.shape == exact.shape
@@ -117,14 +120,14 @@ def test_rounded_inputs_equal_exact_product_of_what_they_round_to(name: str, dty
     given = rounded_inputs(x, form)
     exact = given @ weight.T + bias.double()
     scale = given.abs() @ weight.abs().T + 1
-    linear = make_linear(form, bias)
+    linear = FACTORY.make(form, bias)
     assert ((linear(x).double() - exact).abs() <= EPSILON[dtype] * scale).all()
     assert ((linear.to_float32(x).double() - exact).abs() <= 1e-6 * scale).all()
 
 
 @pytest.mark.parametrize("form", [*WEIGHT_ONLY.values(), *ROUNDED.values()])
 def test_rows_do_not_depend_on_rows_beside_them(form: WeightForm) -> None:
-    linear = make_linear(form)
+    linear = FACTORY.make(form)
     x = random(5, COLUMNS, seed=6)
     together = linear(x)
     torch.testing.assert_close(linear(x[2:3]), together[2:3], rtol=1e-5, atol=1e-4)
@@ -132,22 +135,31 @@ def test_rows_do_not_depend_on_rows_beside_them(form: WeightForm) -> None:
 
 @pytest.mark.parametrize("form", [groups(4, 32), groups(8, 32), *ROUNDED.values()])
 def test_no_rows_give_no_rows(form: WeightForm) -> None:
-    assert make_linear(form)(torch.empty(0, COLUMNS)).shape == (0, form.shape[0])
+    assert FACTORY.make(form)(torch.empty(0, COLUMNS)).shape == (0, form.shape[0])
 
 
 def test_weights_on_a_gpu_are_packed_for_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for operation in ("int4_linear", "int8_linear", "fp8_linear"):
-        monkeypatch.setattr(f"kernels.{operation}.pack.has_kernels", lambda _: True)
-    monkeypatch.setattr("kernels.fp8_linear.pack.has_float8", lambda _: True)
-    monkeypatch.setattr(quantized_linear, "pack_quantized_weight", lambda *_: None)
+    for module in ("gpu_packed.pack.has_kernels", "gpu_scaled.matrix.has_kernels", "gpu_scaled.matrix.has_float8"):
+        monkeypatch.setattr(f"kernels.linear.{module}", lambda _: True)
+    monkeypatch.setattr(factory, "pack_quantized_weight", lambda *_: None)
     packed: list[object] = []
-    for operation in ("int4_linear", "int8_group_linear", "int8_linear", "fp8_linear"):
-        monkeypatch.setattr(quantized_linear, operation, lambda x, weight, **_: packed.append(weight) or x)
+    for operation in ("packed_linear", "scaled_linear"):
+        monkeypatch.setattr(factory, operation, lambda x, matrix, **_: packed.append(matrix) or x)
     forms = [form for name, form in (WEIGHT_ONLY | ROUNDED).items() if name != "parts"]
     for form in forms:
-        make_linear(form)(torch.empty(0, COLUMNS))
+        FACTORY.make(form)(torch.empty(0, COLUMNS))
     kinds = [type(weight) for weight in packed]
     assert kinds == [PackedMatrix] * (len(WEIGHT_ONLY) - 1) + [ScaledMatrix] * len(ROUNDED)
+
+
+def test_layers_of_a_device_share_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SmallGemmWorkspace] = []
+    monkeypatch.setattr(layers, "can_be_preferred", lambda _: True)
+    monkeypatch.setattr(layers, "small_gemm", lambda x, weight, workspace: made.append(workspace) or x)
+    one, other = LinearFactory(lambda: 0), LinearFactory(lambda: 0)
+    for owner in (one, one, other):
+        owner.make(torch.zeros(2, 3, dtype=torch.float16))(torch.zeros(1, 3))
+    assert made[0] is made[1] is not made[2]
 
 
 @pytest.mark.gpu
@@ -160,5 +172,5 @@ def test_every_form_on_a_gpu_equals_exact_product(num_rows: int, dtype: torch.dt
         x, bias = random(num_rows, COLUMNS).to(dtype), random(form.shape[0]).to(dtype)
         given = rounded_inputs(x, form) if name in ROUNDED else x.double()
         exact = given @ form.dequantize().double().T + bias.double()
-        actual = make_linear(form.to(device), bias.to(device))(x.to(device)).cpu().double()
+        actual = FACTORY.make(form.to(device), bias.to(device))(x.to(device)).cpu().double()
         assert (actual - exact).norm() < 2 * EPSILON[dtype] * exact.norm()

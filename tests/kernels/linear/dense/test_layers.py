@@ -7,13 +7,25 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpu_worker.layers import linear as linear_module
-from gpu_worker.layers.linear import KernelLinear, Linear, OneDNNLinear, PlainLinear, SmallBatchLinear, make_linear
+from kernels.linear import Linear
+from kernels.linear.dense import KernelLinear, OneDNNLinear, PlainLinear, SmallBatchLinear, layers, make_dense_linear
+from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 
+CPU = torch.device("cpu")
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    return make_dense_linear(weight, bias, lambda device: SmallGemmWorkspace(device, 1, 64))
+
+
+def small_batch(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    return SmallBatchLinear(weight, bias, SmallGemmWorkspace(CPU, 1, 64))
+
+
 # oneDNN packs no float16.
 FORMS: list[tuple[Callable[..., Linear], torch.dtype]] = [
-    *((form, dtype) for form in (make_linear, PlainLinear, SmallBatchLinear) for dtype in EPSILON),
+    *((form, dtype) for form in (make_linear, PlainLinear, small_batch) for dtype in EPSILON),
     (OneDNNLinear, torch.float32),
     (OneDNNLinear, torch.bfloat16),
 ]
@@ -42,7 +54,7 @@ def test_any_shape_equals_exact_product(
 
 
 def test_matrix_that_the_small_batch_kernel_is_ahead_for_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_module, "can_be_preferred", lambda weight: weight.shape == (32, 16))
+    monkeypatch.setattr(layers, "can_be_preferred", lambda weight: weight.shape == (32, 16))
     assert isinstance(make_linear(torch.zeros(32, 16, dtype=torch.float16)), SmallBatchLinear)
     assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)
 
@@ -65,5 +77,5 @@ def test_odd_bfloat16_inputs_and_float16_are_left_to_torch() -> None:
 
 @pytest.mark.skipif(not torch._C._has_mkldnn, reason="this torch has no oneDNN")
 def test_missing_kernels_leave_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_module, "pack_weight", lambda weight, bias: None)
+    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
     assert isinstance(make_linear(torch.zeros(16, 16)), OneDNNLinear)

@@ -1,4 +1,4 @@
-"""Linear layers: `x @ weight.T + bias`, with the weights held in the form that multiplies fastest on the device.
+"""Linear layers on plain numbers, in the form that multiplies fastest on the device.
 
 On a CPU that is the compiled kernel's packed form. Without a compiler it is oneDNN's, which is 1.3 to 3 times as fast
 as `F.linear` in bfloat16 at any number of rows, and in float32 from two rows on. With one row in float32 the weights
@@ -7,60 +7,41 @@ are read once, at memory speed, either way: a single form serves all batches.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.layers.quantized_linear import SplitLinear, make_quantized_linear
-from gpu_worker.quantization.weight_forms import DenseWeight, SplitWeight, WeightForm
-from kernels.linear.dense import PackedWeight, linear, pack_weight
-from kernels.linear.dense.small_gemm import can_be_preferred, shared_workspace, small_gemm
+from kernels.linear.dense.cpu import DensePanels
+from kernels.linear.dense.dispatch import linear, pack_weight
+from kernels.linear.dense.small_gemm import SmallGemmWorkspace, can_be_preferred, small_gemm
+from kernels.linear.linear import Linear
 
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
 # layout for one row is converted again at each call with more.
-_PACKED_FOR_ROWS = 32
+PACKED_FOR_ROWS = 32
 
 
-class Linear(Protocol):
-    """A matrix, with an optional bias, to multiply rows with."""
+def make_dense_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, workspace: Callable[[torch.device], SmallGemmWorkspace]
+) -> Linear:
+    """Choose the fastest form of a linear layer for the weight's device and dtype.
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `[num_rows, out_features]` for `x: [num_rows, in_features]`, in the type of `x`."""
-        ...
-
-    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """Do the same, in float32, not rounded to the type of `x` where the form allows it."""
-        ...
-
-
-def make_linear(weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
-    """Choose the fastest form of a linear layer for the weight's form, device and dtype; a plain matrix is dense.
-
-    Shapes:
-        weight: `[out_features, in_features]`
-        bias: `[out_features]`
+    Args:
+        weight: `[out_features, in_features]`.
+        bias: `[out_features]`, or None.
+        workspace: Returns the memory of a device for the small-batch kernel.
     """
-    if isinstance(weight, DenseWeight):
-        weight = weight.weight
-    elif isinstance(weight, SplitWeight):
-        return _split_linear(weight, bias)
-    elif not isinstance(weight, torch.Tensor):
-        return make_quantized_linear(weight, bias, make_linear)
     if (packed := pack_weight(weight, bias)) is not None:
         return KernelLinear(packed)
-    if _can_pack(weight):
+    if _can_pack_for_onednn(weight):
         return OneDNNLinear(weight, bias)
-    return SmallBatchLinear(weight, bias) if can_be_preferred(weight) else PlainLinear(weight, bias)
+    if can_be_preferred(weight):
+        return SmallBatchLinear(weight, bias, workspace(weight.device))
+    return PlainLinear(weight, bias)
 
 
-def _split_linear(weight: SplitWeight, bias: torch.Tensor | None) -> SplitLinear:
-    rows = [part.shape[0] for part in weight.parts]
-    biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)
-    return SplitLinear([make_linear(*pair) for pair in zip(weight.parts, biases, strict=True)])
-
-
-def _can_pack(weight: torch.Tensor) -> bool:
+def _can_pack_for_onednn(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if weight.dtype == torch.bfloat16:
@@ -73,7 +54,7 @@ class KernelLinear:
 
     __slots__ = ("packed",)
 
-    def __init__(self, packed: PackedWeight) -> None:
+    def __init__(self, packed: DensePanels) -> None:
         """Hold the packed weights."""
         self.packed = packed
 
@@ -110,11 +91,11 @@ class SmallBatchLinear:
 
     __slots__ = ("_bias", "_weight", "_workspace")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Hold the weights."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, workspace: SmallGemmWorkspace) -> None:
+        """Hold the weights, and the workspace that products which follow one another share."""
         self._weight = weight
         self._bias = bias
-        self._workspace = shared_workspace(weight.device)
+        self._workspace = workspace
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -133,7 +114,7 @@ class OneDNNLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Pack the weights; the plain ones can be freed afterwards."""
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR_ROWS)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 

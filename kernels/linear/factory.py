@@ -1,0 +1,66 @@
+"""Chooses for each matrix the fastest linear layer on its device, whatever form its weights have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.linear.cpu import KernelQuantizedLinear, pack_quantized_weight
+from kernels.linear.cpu.torch_operators import MeasuredLinear, Measurements, PlainMatrix
+from kernels.linear.dense import make_dense_linear
+from kernels.linear.dense.small_gemm import SmallGemmWorkspace
+from kernels.linear.forms import DenseWeight, QuantizedWeight, SplitWeight, WeightForm
+from kernels.linear.gpu_packed import pack_for_gpu, packed_linear
+from kernels.linear.gpu_scaled import scale_for_gpu, scaled_linear
+from kernels.linear.linear import Linear, OperationLinear, SplitLinear
+from kernels.linear.reference import form_linear_reference
+
+
+class LinearFactory:
+    """Makes the linear layers of a model. Owns what they share, for as long as it or one of them lives.
+
+    Shared are what was measured on this machine, the memory for dequantized copies, and a workspace a GPU: products of
+    layers that one factory makes follow one another.
+    """
+
+    __slots__ = ("_measurements", "_workspaces")
+
+    def __init__(self, free_bytes: Callable[[], int]) -> None:
+        """Begin without layers; `free_bytes` says how much of the host's memory nobody uses."""
+        self._measurements = Measurements(free_bytes)
+        self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}
+
+    def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
+        """Choose the fastest layer for the weight's form, device and dtype; a plain matrix is dense.
+
+        Shapes:
+            weight: `[out_features, in_features]`
+            bias: `[out_features]`
+        """
+        if isinstance(weight, SplitWeight):
+            rows = [part.shape[0] for part in weight.parts]
+            biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)
+            return SplitLinear([self.make(*pair) for pair in zip(weight.parts, biases, strict=True)])
+        if isinstance(weight, DenseWeight):
+            weight = weight.weight
+        if isinstance(weight, torch.Tensor):
+            return make_dense_linear(weight, bias, self._workspace)
+        return self._quantized(weight, bias)
+
+    def _quantized(self, form: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+        if (panels := pack_quantized_weight(form, bias)) is not None:
+            return KernelQuantizedLinear(panels)
+        if (scaled := scale_for_gpu(form)) is not None:
+            return OperationLinear(partial(scaled_linear, matrix=scaled, bias=bias))
+        if (packed := pack_for_gpu(form)) is not None:
+            return OperationLinear(partial(packed_linear, matrix=packed, bias=bias))
+        if form.values.device.type == "cpu":
+            return MeasuredLinear(PlainMatrix(form, self.make), bias, self._measurements)
+        return OperationLinear(partial(form_linear_reference, form=form, bias=bias))
+
+    def _workspace(self, device: torch.device) -> SmallGemmWorkspace:
+        if device not in self._workspaces:
+            self._workspaces[device] = SmallGemmWorkspace(device)
+        return self._workspaces[device]

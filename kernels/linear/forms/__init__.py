@@ -1,0 +1,31 @@
+"""What the weights of a linear layer can be, whatever the checkpoint's packing was.
+
+Forms hold tensors and never change. Every form knows the plain formula of its values, `dequantize()`, which is the
+oracle of all kernels.
+"""
+
+from kernels.linear.forms.coded_matrix import Activation, CodedMatrix
+from kernels.linear.forms.dense import DenseWeight
+from kernels.linear.forms.groups import GroupQuantizedWeight
+from kernels.linear.forms.numbers import FLOAT8, INT4, INT8, Number, integers
+from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
+from kernels.linear.forms.split import QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
+
+__all__ = [
+    "FLOAT8",
+    "INT4",
+    "INT8",
+    "SCALE_BLOCK",
+    "Activation",
+    "CodedMatrix",
+    "DenseWeight",
+    "GroupQuantizedWeight",
+    "Number",
+    "QuantizedWeight",
+    "ScaledWeight",
+    "SplitWeight",
+    "UnsplitWeight",
+    "WeightForm",
+    "concatenate",
+    "integers",
+]

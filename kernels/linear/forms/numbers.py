@@ -1,0 +1,63 @@
+"""The numbers that quantized weights are stored as: codes of a few bits, and what each code stands for.
+
+To add one, define it here, say how a GPU decodes it in `gpu_packed/triton_unpack.py`, and how a CPU does in
+`cpu/numbers.h`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One kind of number.
+
+    Attributes:
+        name: As the GPU's kernels and messages call it.
+        index: As the CPU's kernels number it.
+        bits: Of a code.
+        centre: The code of an integer that GPUs subtract, so that a symmetric matrix has no offsets; else zero.
+        dtype: A type of torch whose bits the codes are; None where they are unsigned integers.
+    """
+
+    name: str
+    index: int
+    bits: int
+    centre: int = 0
+    dtype: torch.dtype | None = None
+
+    @property
+    def per_byte(self) -> int:
+        """Codes that a byte holds where they are stored."""
+        return 8 // self.bits
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return what codes, one a byte, stand for, in float32."""
+        return (codes if self.dtype is None else codes.view(self.dtype)).float()
+
+    def unpack(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return codes one a byte, of bytes that hold one or two; of two the low half comes first.
+
+        Shapes:
+            stored: `[rows, columns / per_byte]` uint8
+            result: `[rows, columns]` uint8
+        """
+        return stored if self.bits == 8 else torch.stack((stored & 15, stored >> 4), dim=2).flatten(1)
+
+    def pack(self, codes: torch.Tensor) -> torch.Tensor:
+        """Do the opposite of `unpack`; the number of columns must be a multiple of `per_byte`."""
+        return codes.contiguous() if self.bits == 8 else codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+INT4 = Number("int4", 0, bits=4, centre=8)
+INT8 = Number("int8", 1, bits=8, centre=128)
+FLOAT8 = Number("fp8", 2, bits=8, dtype=torch.float8_e4m3fn)
+_INTEGERS = {number.bits: number for number in (INT4, INT8)}
+
+
+def integers(bits: int) -> Number:
+    """Return the unsigned integers of 4 or 8 bits."""
+    return _INTEGERS[bits]

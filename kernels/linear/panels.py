@@ -1,0 +1,36 @@
+"""Matrices in any form, packed for the compiled kernels of a CPU, dense and quantized alike."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import CpuLibrary
+from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized, pack_quantized
+from kernels.linear.dense.cpu import DensePanels, pack
+from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
+
+PanelMatrix = DensePanels | QuantizedPanels
+
+
+def pack_panels(
+    library: CpuLibrary,
+    form: WeightForm,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    *,
+    is_gated: bool = False,
+) -> PanelMatrix:
+    """Pack a matrix; forms that no kernel knows become dense.
+
+    Args:
+        library: Knows the width of a panel on this machine.
+        form: On a CPU.
+        dtype: Of what becomes dense.
+        bias: `[out_features]`, added to every result; None adds nothing.
+        is_gated: As for `kernels.linear.dense.cpu.pack`.
+    """
+    if isinstance(form, DenseWeight):
+        return pack(library, form.weight, bias, is_gated=is_gated)
+    if not isinstance(form, SplitWeight) and can_pack_quantized(form):
+        return pack_quantized(library, form, bias, is_gated=is_gated)
+    return pack(library, form.dequantize().to(dtype), bias, is_gated=is_gated)
