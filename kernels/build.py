@@ -30,6 +30,8 @@ SOURCES = (
     "rope_kv_write/cpu.cpp",
     "rms_norm/cpu.cpp",
     "silu_mul/cpu.cpp",
+    "sampling/cpu.cpp",
+    "logits_bitmask/cpu.cpp",
 )
 HEADERS = (
     "decoder_stack/stack.h",
@@ -51,6 +53,11 @@ HEADERS = (
     "rms_norm/rows.h",
     "silu_mul/rows.h",
     "rope_kv_write/token.h",
+    "sampling/philox.h",
+    "sampling/row.h",
+    "sampling/threshold.h",
+    "sampling/penalties.h",
+    "sampling/scores.h",
 )
 COMPILE_FLAGS = (
     "-std=c++17",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
 from kernels.gpu_config import is_triton_installed
+from kernels.logits_bitmask.cpu import can_run, forbid_tokens_cpu
 from kernels.logits_bitmask.reference import forbid_tokens_reference
 
 
@@ -25,5 +27,8 @@ def forbid_tokens(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tenso
         from kernels.logits_bitmask.triton_kernel import forbid_tokens_triton
 
         forbid_tokens_triton(logits, rows, bitmask)
+        return
+    if can_run(logits) and (library := cpu_library()) is not None:
+        forbid_tokens_cpu(library, logits, rows, bitmask)
         return
     forbid_tokens_reference(logits, rows, bitmask)

@@ -1,6 +1,14 @@
 """From logits to one token a row: penalties, temperature, truncation and a seeded draw, without a full sort."""
 
-from kernels.sampling.dispatch import count_tokens, sample_tokens
-from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters
+from kernels.sampling.dispatch import count_tokens, sample_tokens, score_tokens
+from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
 
-__all__ = ["INVALID_TOKEN", "PenaltyTable", "SamplingParameters", "count_tokens", "sample_tokens"]
+__all__ = [
+    "INVALID_TOKEN",
+    "PenaltyTable",
+    "SamplingParameters",
+    "TokenScores",
+    "count_tokens",
+    "sample_tokens",
+    "score_tokens",
+]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.sampling.config import sampling_config
-from kernels.sampling.parameters import PenaltyTable, SamplingParameters
-from kernels.sampling.reference import count_tokens_reference, sample_tokens_reference
+from kernels.sampling.cpu import can_run, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
+from kernels.sampling.parameters import PenaltyTable, SamplingParameters, TokenScores
+from kernels.sampling.reference import count_tokens_reference, sample_tokens_reference, score_tokens_reference
 
 
 def sample_tokens(
@@ -50,6 +52,8 @@ def sample_tokens(
 
         config = sampling_config(gpu_of(logits.device).generation)
         return sample_tokens_triton(logits, slots, positions, parameters, penalties, drafts, may_truncate, config)
+    if can_run(logits) and (library := cpu_library()) is not None:
+        return sample_tokens_cpu(library, logits, slots, positions, parameters, penalties, drafts, may_truncate)
     return sample_tokens_reference(logits, slots, positions, parameters, penalties, drafts, may_truncate=may_truncate)
 
 
@@ -69,5 +73,24 @@ def count_tokens(penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.
         from kernels.sampling.triton_kernel import count_tokens_triton
 
         count_tokens_triton(penalties, slots, token_ids)
+    elif token_ids.is_cpu and (library := cpu_library()) is not None:
+        count_tokens_cpu(library, penalties, slots, token_ids)
     else:
         count_tokens_reference(penalties, slots, token_ids)
+
+
+def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
+    """Return the log probability of one token a row, and of the `num_top` most likely ones, without waiting.
+
+    Args:
+        logits: As the model computed them. May be strided in its first dimension.
+        token_ids: One a row, each in the vocabulary.
+        num_top: Is cut down to the size of the vocabulary.
+
+    Shapes:
+        logits: `[num_rows, vocab_size]` float32
+        token_ids: `[num_rows]` int64
+    """
+    if can_run(logits) and (library := cpu_library()) is not None:
+        return score_tokens_cpu(library, logits, token_ids, num_top)
+    return score_tokens_reference(logits, token_ids, num_top)

@@ -51,3 +51,18 @@ class PenaltyTable:
     presence: torch.Tensor
     output_counts: torch.Tensor
     seen_bits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log probabilities of one token a row and of the most likely ones.
+
+    Attributes:
+        chosen: `[num_rows]` float32.
+        top_ids: `[num_rows, num_top]` int64, most likely first.
+        top_values: `[num_rows, num_top]` float32.
+    """
+
+    chosen: torch.Tensor
+    top_ids: torch.Tensor
+    top_values: torch.Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters
+from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -95,6 +95,14 @@ def count_tokens_reference(penalties: PenaltyTable, slots: torch.Tensor, token_i
     occurs = (penalties.output_counts[slots[:, None], ids.clamp(max=vocab_size - 1)] > 0) & (ids < vocab_size)
     values = (occurs.to(torch.int32) << bits).sum(1, dtype=torch.int32)
     penalties.seen_bits.index_put_((slots, words), penalties.seen_bits[slots, words] | values)
+
+
+def score_tokens_reference(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
+    """Do what `kernels.sampling.score_tokens` promises."""
+    values = torch.log_softmax(logits, dim=-1)
+    chosen = values.gather(1, token_ids[:, None])[:, 0]
+    top_values, top_ids = values.topk(min(num_top, values.shape[1]))
+    return TokenScores(chosen, top_ids, top_values)
 
 
 def uniforms_reference(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

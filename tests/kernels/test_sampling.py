@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.sampling.sampler import Sampler
+from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.sampling.config import SamplingConfig
-from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable
-from kernels.sampling.reference import count_tokens_reference, sample_tokens_reference, uniforms_reference
+from kernels.sampling.cpu import count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
+from kernels.sampling.parameters import INVALID_TOKEN
+from kernels.sampling.reference import (
+    count_tokens_reference,
+    sample_tokens_reference,
+    score_tokens_reference,
+    uniforms_reference,
+)
 from shared.messages import Sampling
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.sampling_cases import (
@@ -56,11 +64,31 @@ def draw_by_triton(case: SamplingCase, may_truncate: bool) -> list[int]:
     return drawn.tolist()
 
 
-@pytest.fixture(params=["triton"])
+def draw_by_cpu(case: SamplingCase, may_truncate: bool) -> list[int]:
+    with poisoned_memory():
+        drawn = sample_tokens_cpu(
+            library(),
+            case.logits,
+            case.slots,
+            case.positions,
+            case.parameters,
+            case.penalties,
+            case.drafts,
+            may_truncate,
+        )
+    return drawn.tolist()
+
+
+def library() -> CpuLibrary:
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    return library
+
+
+@pytest.fixture(params=["cpu", "triton"])
 def draw(request: pytest.FixtureRequest, device: torch.device) -> Draw:
     """Draw tokens on memory that holds NaN wherever nothing has been written."""
-    implementations = {"triton": draw_by_triton}
-    implementation = implementations[request.param]
+    implementation = {"cpu": draw_by_cpu, "triton": draw_by_triton}[request.param]
     where = device if request.param == "triton" else CPU
 
     def run(case: SamplingCase, may_truncate: bool = True) -> list[int]:
@@ -134,26 +162,26 @@ def test_penalties_equal_reference_and_count_what_is_drawn(draw: Draw, vocab_siz
     assert num_counted == (0 if with_drafts else len(tokens))
 
 
-def test_counted_tokens_equal_reference(device: torch.device) -> None:
-    triton_kernel = pytest.importorskip("kernels.sampling.triton_kernel")
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+def test_counted_tokens_equal_reference(implementation: str, device: torch.device) -> None:
+    if implementation == "triton":
+        count, where = pytest.importorskip("kernels.sampling.triton_kernel").count_tokens_triton, device
+    else:
+        count, where = partial(count_tokens_cpu, library()), CPU
     slots = torch.tensor([4, 0, 4, 4, 1, 4, 0])
     token_ids = torch.tensor([31, 32, 31, 63, -1, 0, 95])
     expected = make_penalties(slots, 96)
     expected.seen_bits[4] = 0
     expected.output_counts[4] = 0
-    actual = copied(expected, device)
+    actual = copied(expected, where)
     before = expected.output_counts.clone()
     count_tokens_reference(expected, slots, token_ids)
-    triton_kernel.count_tokens_triton(actual, slots.to(device), token_ids.to(device))
-    triton_kernel.count_tokens_triton(actual, slots[:0].to(device), token_ids[:0].to(device))
-    assert_tables_equal(actual, expected)
-    assert (expected.output_counts - before).sum().item() == 6
-    assert expected.seen_bits[4].tolist() == [1 - 2**31, -(2**31), 0]
-
-
-def assert_tables_equal(actual: PenaltyTable, expected: PenaltyTable) -> None:
+    count(actual, slots.to(where), token_ids.to(where))
+    count(actual, slots[:0].to(where), token_ids[:0].to(where))
     assert torch.equal(actual.output_counts.cpu(), expected.output_counts)
     assert torch.equal(actual.seen_bits.cpu(), expected.seen_bits)
+    assert (expected.output_counts - before).sum().item() == 6
+    assert expected.seen_bits[4].tolist() == [1 - 2**31, -(2**31), 0]
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN):RuntimeWarning")
@@ -194,3 +222,36 @@ def test_ties_that_no_list_holds_stand_together(draw: Draw) -> None:
     drawn = draw(case, True)
     uniform = uniforms_reference(torch.tensor([12, 13]), case.positions).tolist()
     assert drawn == [int(uniform[0] * 601), int(uniform[1] * 301) * 2]
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "masked"])
+@pytest.mark.parametrize(
+    ("vocab_size", "num_top"), [(1, 0), (1, 20), (33, 5), (33, 33), (601, 3), (5000, 20), (9000, 1)]
+)
+def test_scores_equal_reference(kind: str, vocab_size: int, num_top: int) -> None:
+    wide = make_logits(5, vocab_size + 3, kind)
+    logits = wide[:, :vocab_size]
+    token_ids = torch.randint(vocab_size, (5,), generator=torch.Generator().manual_seed(2))
+    expected = score_tokens_reference(logits, token_ids, num_top)
+    with poisoned_memory():
+        scores = score_tokens_cpu(library(), logits, token_ids, num_top)
+    torch.testing.assert_close(scores.chosen, expected.chosen, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.top_values, expected.top_values, rtol=1e-5, atol=1e-5)
+    values = torch.log_softmax(logits, dim=-1)
+    torch.testing.assert_close(values.gather(1, scores.top_ids), scores.top_values, rtol=1e-5, atol=1e-5)
+    assert all(len(set(ids)) == scores.top_ids.shape[1] for ids in scores.top_ids.tolist())
+
+
+def test_equal_scores_come_in_order_of_ids() -> None:
+    assert score_tokens_cpu(library(), torch.zeros(1, 700), torch.tensor([5]), 4).top_ids.tolist() == [[0, 1, 2, 3]]
+
+
+def test_scores_of_invalid_logits_are_nan() -> None:
+    logits = make_logits(4, 300, "flat")
+    logits[0, 299] = float("nan")
+    logits[1] = float("-inf")
+    logits[2, 0] = float("inf")
+    scores = score_tokens_cpu(library(), logits, torch.zeros(4, dtype=torch.int64), 2)
+    assert scores.chosen.isnan().tolist() == [True, True, True, False]
+    assert scores.top_values.isnan().all(dim=1).tolist() == [True, True, True, False]
+    assert bool(((scores.top_ids >= 0) & (scores.top_ids < 300)).all())

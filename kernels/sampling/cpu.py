@@ -1,0 +1,120 @@
+"""Sampling by the compiled CPU kernels (`cpu.cpp`): a greedy row is read once, a drawn one twice, none is sorted."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import CpuLibrary
+from kernels.sampling.parameters import PenaltyTable, SamplingParameters, TokenScores
+
+
+def can_run(logits: torch.Tensor) -> bool:
+    """Return True where the kernels support the type and layout."""
+    return logits.is_cpu and logits.dtype is torch.float32 and logits.stride(1) == 1
+
+
+def sample_tokens_cpu(
+    library: CpuLibrary,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    parameters: SamplingParameters,
+    penalties: PenaltyTable | None,
+    drafts: torch.Tensor | None,
+    may_truncate: bool,
+) -> torch.Tensor:
+    """Do what `kernels.sampling.sample_tokens` promises."""
+    num_rows, vocab_size = logits.shape
+    slots, positions = slots.contiguous(), positions.contiguous()
+    token_ids = torch.empty(num_rows, dtype=torch.int64)
+    if penalties is not None:
+        _penalise(library, logits, slots, penalties, drafts)
+    scratch, num_threads = _scratch(library, num_rows, vocab_size)
+    library.sample_tokens(
+        logits.data_ptr(),
+        slots.data_ptr(),
+        positions.data_ptr(),
+        parameters.inverse_temperature.data_ptr(),
+        parameters.log_min_p.data_ptr(),
+        parameters.top_k.data_ptr(),
+        parameters.top_p.data_ptr(),
+        parameters.seed.data_ptr(),
+        token_ids.data_ptr(),
+        scratch.data_ptr(),
+        logits.stride(0),
+        num_rows,
+        vocab_size,
+        may_truncate,
+        num_threads,
+    )
+    if penalties is not None and drafts is None:
+        count_tokens_cpu(library, penalties, slots, token_ids)
+    return token_ids
+
+
+def count_tokens_cpu(
+    library: CpuLibrary, penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.Tensor
+) -> None:
+    """Do what `kernels.sampling.count_tokens` promises."""
+    slots, token_ids = slots.contiguous(), token_ids.contiguous()
+    counts = penalties.output_counts
+    library.count_tokens(
+        counts.data_ptr(),
+        penalties.seen_bits.data_ptr(),
+        slots.data_ptr(),
+        token_ids.data_ptr(),
+        len(token_ids),
+        counts.shape[1],
+    )
+
+
+def score_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
+    """Do what `kernels.sampling.score_tokens` promises."""
+    num_rows, vocab_size = logits.shape
+    token_ids, num_top = token_ids.contiguous(), min(num_top, vocab_size)
+    chosen = torch.empty(num_rows, dtype=torch.float32)
+    top_ids = torch.empty(num_rows, num_top, dtype=torch.int64)
+    top_values = torch.empty(num_rows, num_top, dtype=torch.float32)
+    scratch, num_threads = _scratch(library, num_rows, vocab_size)
+    library.score_tokens(
+        logits.data_ptr(),
+        token_ids.data_ptr(),
+        chosen.data_ptr(),
+        top_ids.data_ptr(),
+        top_values.data_ptr(),
+        scratch.data_ptr(),
+        logits.stride(0),
+        num_rows,
+        vocab_size,
+        num_top,
+        num_threads,
+    )
+    return TokenScores(chosen, top_ids, top_values)
+
+
+def _penalise(
+    library: CpuLibrary,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    penalties: PenaltyTable,
+    drafts: torch.Tensor | None,
+) -> None:
+    library.penalise(
+        logits.data_ptr(),
+        slots.data_ptr(),
+        penalties.repetition.data_ptr(),
+        penalties.frequency.data_ptr(),
+        penalties.presence.data_ptr(),
+        penalties.output_counts.data_ptr(),
+        penalties.seen_bits.data_ptr(),
+        None if drafts is None else drafts.data_ptr(),
+        logits.stride(0),
+        0 if drafts is None else drafts.shape[1],
+        *logits.shape,
+    )
+
+
+def _scratch(library: CpuLibrary, num_rows: int, vocab_size: int) -> tuple[torch.Tensor, int]:
+    """Return memory to work in, and how many threads it serves."""
+    num_threads = max(1, min(torch.get_num_threads(), num_rows))
+    return torch.empty(num_threads * library.sampling_scratch(vocab_size), dtype=torch.uint8), num_threads
