@@ -1,6 +1,6 @@
 """From logits to one token a row: penalties, temperature, truncation and a seeded draw, without a full sort."""
 
-from kernels.sampling.dispatch import count_tokens, sample_tokens, score_tokens
+from kernels.sampling.dispatch import apply_penalties, count_tokens, sample_tokens, score_tokens
 from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "PenaltyTable",
     "SamplingParameters",
     "TokenScores",
+    "apply_penalties",
     "count_tokens",
     "sample_tokens",
     "score_tokens",

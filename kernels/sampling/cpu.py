@@ -28,7 +28,7 @@ def sample_tokens_cpu(
     slots, positions = slots.contiguous(), positions.contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     if penalties is not None:
-        _penalise(library, logits, slots, penalties, drafts)
+        apply_penalties_cpu(library, logits, slots, penalties, drafts)
     scratch, num_threads = _scratch(library, num_rows, vocab_size)
     library.sample_tokens(
         logits.data_ptr(),
@@ -50,6 +50,30 @@ def sample_tokens_cpu(
     if penalties is not None and drafts is None:
         count_tokens_cpu(library, penalties, slots, token_ids)
     return token_ids
+
+
+def apply_penalties_cpu(
+    library: CpuLibrary,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    penalties: PenaltyTable,
+    drafts: torch.Tensor | None,
+) -> None:
+    """Do what `kernels.sampling.apply_penalties` promises."""
+    slots = slots.contiguous()
+    library.penalise(
+        logits.data_ptr(),
+        slots.data_ptr(),
+        penalties.repetition.data_ptr(),
+        penalties.frequency.data_ptr(),
+        penalties.presence.data_ptr(),
+        penalties.output_counts.data_ptr(),
+        penalties.seen_bits.data_ptr(),
+        None if drafts is None else drafts.data_ptr(),
+        logits.stride(0),
+        0 if drafts is None else drafts.shape[1],
+        *logits.shape,
+    )
 
 
 def count_tokens_cpu(
@@ -90,28 +114,6 @@ def score_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, token_ids: torch
         num_threads,
     )
     return TokenScores(chosen, top_ids, top_values)
-
-
-def _penalise(
-    library: CpuLibrary,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    penalties: PenaltyTable,
-    drafts: torch.Tensor | None,
-) -> None:
-    library.penalise(
-        logits.data_ptr(),
-        slots.data_ptr(),
-        penalties.repetition.data_ptr(),
-        penalties.frequency.data_ptr(),
-        penalties.presence.data_ptr(),
-        penalties.output_counts.data_ptr(),
-        penalties.seen_bits.data_ptr(),
-        None if drafts is None else drafts.data_ptr(),
-        logits.stride(0),
-        0 if drafts is None else drafts.shape[1],
-        *logits.shape,
-    )
 
 
 def _scratch(library: CpuLibrary, num_rows: int, vocab_size: int) -> tuple[torch.Tensor, int]:

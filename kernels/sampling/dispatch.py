@@ -7,9 +7,14 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.sampling.config import sampling_config
-from kernels.sampling.cpu import can_run, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
+from kernels.sampling.cpu import apply_penalties_cpu, can_run, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters, TokenScores
-from kernels.sampling.reference import count_tokens_reference, sample_tokens_reference, score_tokens_reference
+from kernels.sampling.reference import (
+    apply_penalties_reference,
+    count_tokens_reference,
+    sample_tokens_reference,
+    score_tokens_reference,
+)
 
 
 def sample_tokens(
@@ -55,6 +60,32 @@ def sample_tokens(
     if can_run(logits) and (library := cpu_library()) is not None:
         return sample_tokens_cpu(library, logits, slots, positions, parameters, penalties, drafts, may_truncate)
     return sample_tokens_reference(logits, slots, positions, parameters, penalties, drafts, may_truncate=may_truncate)
+
+
+def apply_penalties(
+    logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable, drafts: torch.Tensor | None = None
+) -> None:
+    """Penalise logits in place: repetition first, then frequency, then presence.
+
+    Args:
+        logits: Overwritten. May be strided in its first dimension.
+        slots: The slot of each row.
+        penalties: Of all slots.
+        drafts: Tokens that each row counts as if they were in the output, filled up with -1; None without any.
+
+    Shapes:
+        logits: `[num_rows, vocab_size]` float32
+        slots: `[num_rows]` int64
+        drafts: `[num_rows, max_drafts]` int64, contiguous
+    """
+    if logits.is_cuda and is_triton_installed():
+        from kernels.sampling.triton_kernel import apply_penalties_triton
+
+        apply_penalties_triton(logits, slots, penalties, drafts)
+    elif can_run(logits) and (library := cpu_library()) is not None:
+        apply_penalties_cpu(library, logits, slots, penalties, drafts)
+    else:
+        apply_penalties_reference(logits, slots, penalties, drafts)
 
 
 def count_tokens(penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
