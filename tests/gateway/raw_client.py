@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -60,7 +61,10 @@ class RawClient:
 
 @asynccontextmanager
 async def connected(gateway: GatewayProcess, limit: int = 1 << 20, key: str = API_KEY) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=limit)
+    # The gateway's clock runs from the moment in which the connection stands: the kernel answers at once, and what is
+    # written next goes out without a wait in which a busy machine could keep this process from running.
+    connection = socket.create_connection(("127.0.0.1", gateway.port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=limit)
     try:
         yield RawClient(reader, writer, key)
     finally:

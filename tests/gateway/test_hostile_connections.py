@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import time
 import uuid
@@ -177,7 +178,16 @@ async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayPro
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(3)
 
 
-@pytest.mark.slow
+async def test_head_that_came_while_the_gateway_stood_still_is_answered(gateway: GatewayProcess) -> None:
+    async with connected(gateway) as client:
+        await asyncio.sleep(0.4 * HEAD_TIMEOUT_S)
+        gateway.process.send_signal(signal.SIGSTOP)
+        client.writer.write(LIVE)
+        await asyncio.sleep(0.7 * HEAD_TIMEOUT_S)
+        gateway.process.send_signal(signal.SIGCONT)
+        assert (await client.whole())[0] == 200
+
+
 async def test_connections_that_owe_the_rest_of_an_answered_request_deny_nobody(
     gateway: GatewayProcess, worker: WireWorker
 ) -> None:

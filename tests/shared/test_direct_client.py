@@ -31,9 +31,11 @@ async def fill(client: DirectClient, subject: str) -> int:
     """Publish numbered messages until the connection takes no more, and one more; return how many."""
     number = 0
     while client.is_writable:
-        client.send(subject, b"%06d" % number + bytes(16 << 10))
-        number += 1
-        await asyncio.sleep(0)
+        while client.is_writable:
+            client.send(subject, b"%06d" % number + bytes(16 << 10))
+            number += 1
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)  # the kernel may still find room
     client.send(subject, b"%06d" % number)
     return number + 1
 
