@@ -1,8 +1,7 @@
-"""Malformed messages: valid ones of each kind, damaged until they are valid no more; and HTTP that is not HTTP."""
+"""Malformed messages: valid ones of each kind, damaged until they are valid no more."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from shared.messages import (
     decode_request,
     encode,
 )
-from tests.chaos.harness.system import API_KEY, MODEL
+from tests.chaos.harness.system import MODEL
 
 _ATTEMPTS = 50
 _NOT_DECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -62,6 +61,8 @@ def kinds(gateway: str, worker: str) -> list[Kind]:
         Kind("tokenize", "gateway", f"hr.tokenizer.{MODEL}", encode(call), _decoder(TokenizeCall)),
         Kind("gateway heartbeat", "gateway", "hr.gateway.chaos", _gateway_heartbeat(), _decoder(GatewayHeartbeat)),
         Kind("frame", "worker", f"hr.tok.{gateway}", encode(frame), _decoder(Frame)),
+        # A probe has no content, so any content is unexpected.
+        Kind("probe", "gateway", f"hr.probe.{worker}", b"x", _refuse),
         Kind("heartbeat", "worker", f"hr.worker.{MODEL}.{worker}", encode(heartbeat), _decoder(Heartbeat)),
     ]
 
@@ -69,7 +70,7 @@ def kinds(gateway: str, worker: str) -> list[Kind]:
 def damaged(kind: Kind, chance: random.Random) -> bytes:
     """Return a message of this kind that its receiver cannot decode."""
     for _ in range(_ATTEMPTS):
-        payload = _damage(kind.valid, chance)
+        payload = mutated(kind.valid, chance)
         try:
             kind.decode(payload)
         except _NOT_DECODABLE:
@@ -77,17 +78,8 @@ def damaged(kind: Kind, chance: random.Random) -> bytes:
     return b"\xc1"  # a byte that msgpack never uses
 
 
-def hostile_http(chance: random.Random) -> bytes:
-    """Return the bytes of an HTTP exchange that no honest client would begin."""
-    path = chance.choice(("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models/%00"))
-    body = json.dumps({"model": MODEL, "prompt": "x", "messages": [], "max_tokens": 1}).encode()
-    body = _damage(body, chance)
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {API_KEY}", f"Content-Length: {len(body)}"]
-    request = "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
-    return request if chance.random() < 0.7 else _damage(request, chance)
-
-
-def _damage(valid: bytes, chance: random.Random) -> bytes:
+def mutated(valid: bytes, chance: random.Random) -> bytes:
+    """Return a message that was valid with something cut off, changed, put in, or put in front."""
     place = chance.randrange(len(valid))
     match chance.randrange(7):
         case 0:
@@ -108,6 +100,10 @@ def _damage(valid: bytes, chance: random.Random) -> bytes:
 
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(kind).decode
+
+
+def _refuse(payload: bytes) -> Any:
+    raise ValueError(payload)
 
 
 def _gateway_heartbeat() -> bytes:
