@@ -21,6 +21,7 @@ from shared.messages import (
     decode_request,
     encode,
 )
+from shared.nats_connection import Role
 from tests.chaos.harness.system import MODEL
 
 _ATTEMPTS = 50
@@ -36,7 +37,7 @@ class Kind:
     """
 
     name: str
-    role: str
+    role: Role
     subject: str
     valid: bytes
     decode: Callable[[bytes], Any]
