@@ -155,8 +155,8 @@ class Usage(Struct, frozen=True, array_like=True):
 
     Attributes:
         cached_tokens: Prompt tokens found in the prefix cache.
-        accepted_prediction_tokens: Generated tokens that had been guessed by speculative decoding.
-        rejected_prediction_tokens: Guesses that were wrong, or came after a wrong one.
+        accepted_prediction_tokens: Generated tokens that were accepted drafts of speculative decoding.
+        rejected_prediction_tokens: Draft tokens that were wrong, or came after a wrong one.
     """
 
     prompt_tokens: int

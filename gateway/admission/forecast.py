@@ -17,7 +17,7 @@ from gateway.generation import Generation
 # Weight of a new observation in the running means.
 _SMOOTHING = 0.02
 _FIRST_OUTPUT_TOKENS = 128.0
-# The guess counts as so many answers: the first answers to finish are the short ones.
+# The initial estimate counts as so many answers: the first answers to finish are the short ones.
 _GUESS_WEIGHT = 16
 
 

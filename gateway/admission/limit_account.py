@@ -1,7 +1,7 @@
 """One key's account at this gateway: its window, its running requests, and what Redis has yet to be told about it.
 
 Written by the rate limiter alone. Redis is told the number of running sequences as a whole, and corrections of tokens
-under a number by which they are applied once: whatever is not confirmed is simply said again.
+under a number by which they are applied once: whatever is not confirmed is stated again.
 """
 
 from __future__ import annotations

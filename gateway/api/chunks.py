@@ -36,7 +36,7 @@ class Identity:
 
 
 def usage_fields(tally: Tally) -> dict[str, Any]:
-    """Return the `usage` object. How many tokens were guessed is only told where any were."""
+    """Return the `usage` object. It counts draft tokens only where there were any."""
     prompt_tokens, completion_tokens = tally.prompt_tokens, tally.completion_tokens
     fields: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,

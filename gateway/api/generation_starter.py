@@ -1,4 +1,4 @@
-"""From an admitted generation to its deltas: shared with an identical one in flight, said again from the cache, or new.
+"""From an admitted generation to its deltas: shared with an identical one in flight, repeated from the cache, or new.
 
 Only what is new is checked against the fleet's capacity: joining a generation or repeating an answer costs none.
 """
@@ -72,7 +72,11 @@ class GenerationStarter:
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
             flights = self._dispatch(generation, caller, sinks)
-            return Ticket(partial(self._dispatcher.cancel, flights), partial(_flown, flights, generation.n), prediction)
+            return Ticket(
+                partial(self._dispatcher.cancel, flights),
+                partial(_num_tokens_of_flights, flights, generation.n),
+                prediction,
+            )
         load = self._dispatcher.fleet.load(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
@@ -81,11 +85,11 @@ class GenerationStarter:
         if shared is not None:
             self._metrics.cache_shared += 1
             shared.join(sinks)
-            return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n))
+            return Ticket(partial(shared.leave, sinks), partial(_num_tokens_of_shared, shared, generation.n))
         shared = self._single_flight.lead(flight_key, generation.num_sequences)
         shared.join(sinks)
         expected = await self._fill(shared, key, generation, caller)
-        return Ticket(partial(shared.leave, sinks), partial(_said, shared, generation.n), expected)
+        return Ticket(partial(shared.leave, sinks), partial(_num_tokens_of_shared, shared, generation.n), expected)
 
     async def _fill(
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
@@ -157,10 +161,10 @@ def _check_length(generation: Generation, load: FleetLoad | None) -> None:
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 
 
-def _flown(flights: Sequence[Flight], n: int) -> int:
+def _num_tokens_of_flights(flights: Sequence[Flight], n: int) -> int:
     return sum(f.prompt_tokens for f in flights[::n]) + sum(len(f.emitted) for f in flights)
 
 
-def _said(shared: SharedGeneration, n: int) -> int:
+def _num_tokens_of_shared(shared: SharedGeneration, n: int) -> int:
     counts = [tokens_so_far(sequence.deltas) for sequence in shared.sequences]
     return sum(prompt for prompt, _ in counts[::n]) + sum(generated for _, generated in counts)

@@ -34,10 +34,10 @@ class Tally:
 
     @property
     def accepted_prediction_tokens(self) -> int:
-        """Generated tokens that speculative decoding had guessed."""
+        """Generated tokens that were accepted drafts of speculative decoding."""
         return sum(usage.accepted_prediction_tokens for usage in self._usages if usage)
 
     @property
     def rejected_prediction_tokens(self) -> int:
-        """Guesses of speculative decoding that were not used."""
+        """Draft tokens of speculative decoding that were not accepted."""
         return sum(usage.rejected_prediction_tokens for usage in self._usages if usage)

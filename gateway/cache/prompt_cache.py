@@ -1,7 +1,7 @@
 """The response cache: exact answers of deterministic requests, in Redis and in memory, isolated by tenant.
 
 The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
-when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is said again through
+when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is sent through
 the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss. What was written
 or read lately is also kept in this process, in the same encoding and no longer than Redis keeps it.
 """

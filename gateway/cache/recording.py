@@ -1,4 +1,4 @@
-"""What a sequence has said so far, as deltas: enough to say it again to somebody who comes later."""
+"""The deltas of a sequence so far: enough to send them again to a client that joins later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.messages import Delta, Usage
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
-    """Return one delta that says what several consecutive ones said. There must be at least one."""
+    """Return one delta with the content of several consecutive ones. There must be at least one."""
     if len(deltas) == 1:
         return deltas[0]
     first, last = deltas[0], deltas[-1]
@@ -46,7 +46,7 @@ def is_complete(deltas: Sequence[Delta]) -> bool:
 
 
 def as_cached(delta: Delta) -> Delta:
-    """Return a delta as it is said again from the cache: all prompt tokens were cached, and nothing was guessed."""
+    """Return a delta as a cached answer sends it: all prompt tokens were cached, and none was drafted."""
     if delta.finish is None or delta.finish.usage is None:
         return delta
     usage = Usage(

@@ -1,8 +1,8 @@
 """Single flight: identical deterministic requests of a tenant that are in flight at once share one generation.
 
-The first one leads: its sequences are the ones dispatched. Later ones get what has been said so far, then what follows,
-live. A client that leaves takes only itself away; when the last one has left, the generation is cancelled. The owner of
-the state is `SingleFlight`: at most one generation per key.
+The first one leads: its sequences are the ones dispatched. Later ones get the deltas so far at once, then the others as
+they come. A client that leaves takes only itself away; when the last one has left, the generation is cancelled.
+`SingleFlight` owns the state: at most one generation per key.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _logger = logging.getLogger(__name__)
 
 
 class SharedSequence:
-    """One sequence of a shared generation: a sink that records, and says everything to all members' sinks."""
+    """One sequence of a shared generation: a sink that records its deltas and passes them on to all members' sinks."""
 
     __slots__ = ("_generation", "deltas", "error", "sinks")
 
     def __init__(self, generation: SharedGeneration) -> None:
-        """Start with nothing said and nobody listening."""
+        """Start without deltas and without members."""
         self._generation = generation
         self.deltas: list[Delta] = []
         self.error: ApiError | None = None
@@ -46,7 +46,7 @@ class SharedSequence:
         self._generation.end()
 
     def add(self, sink: Sink) -> None:
-        """Tell a newcomer what has been said, and what follows from now on."""
+        """Add a member's sink: it gets the deltas so far as one, and all that follow."""
         self.sinks.append(sink)
         if self.deltas:
             _deliver(sink, merge(self.deltas))
@@ -55,7 +55,7 @@ class SharedSequence:
 
 
 class SharedGeneration:
-    """The sequences of one generation, and the members who listen to it.
+    """The sequences of one generation, and the members who receive it.
 
     Attributes:
         sequences: The sinks to dispatch to.
@@ -75,17 +75,17 @@ class SharedGeneration:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody listens."""
+        """Whether it has members."""
         return bool(self._members)
 
     def join(self, sinks: Sequence[Sink]) -> None:
-        """Let a member listen, with one sink per sequence."""
+        """Add a member, with one sink per sequence."""
         self._members.append(sinks)
         for sequence, sink in zip(self.sequences, sinks, strict=True):
             sequence.add(sink)
 
     def leave(self, sinks: Sequence[Sink]) -> None:
-        """Let a member go; one that has gone already is ignored."""
+        """Remove a member; one that has left already is ignored."""
         if not any(member is sinks for member in self._members):
             return
         self._members = [member for member in self._members if member is not sinks]
@@ -143,6 +143,6 @@ def _deliver(sink: Sink, delta: Delta) -> None:
     try:
         sink.deliver(delta)
     except Exception:
-        # One member's trouble is not the others'.
+        # A sink that fails must not keep the delta from the other members.
         _logger.exception("a shared delta could not be delivered")
         sink.fail(ApiError(500, "The answer could not be delivered.", code="internal_error"))
