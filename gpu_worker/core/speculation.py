@@ -7,7 +7,6 @@ A policy chooses depths; the planner shrinks them to the tokens and blocks that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_worker.core.sequence import Sequence
@@ -36,27 +35,6 @@ class DraftPolicy(Protocol):
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Take in how long a step took that computed one token of each sequence and these drafts, nothing else."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class FixedDepth:
-    """Always the same depth."""
-
-    depth: int
-
-    def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
-        """Say so unless it is none."""
-        return self.depth > 0 and num_sequences > 0
-
-    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
-        """Return the depth, or the limit where that is less."""
-        return [min(self.depth, limit) for limit in limits]
-
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        """Learn nothing."""
-
-    def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
-        """Learn nothing."""
 
 
 class Speculation:

@@ -28,13 +28,14 @@ from pathlib import Path
 import torch
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
-from gpu_worker.core.speculation import DraftPolicy, FixedDepth
+from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
+from ops.bench.fixed_depth import FixedDepth
 from ops.bench.make_model import SHAPES, Size, make_model
 from ops.bench.record import append_record
 from ops.bench.spec_loads import (

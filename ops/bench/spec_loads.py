@@ -13,12 +13,13 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.speculation import DraftPolicy, FixedDepth, Speculation
+from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.bench.fixed_depth import FixedDepth
 from ops.demo_model.heldout import held_out_documents
 from shared.messages import Sampling
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_worker.core.adaptive_depth import AdaptiveDepth, StepTimes
+from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.sequence import Sequence
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -85,7 +85,7 @@ def test_speed_is_near_the_best_depth_and_never_below_plain(
     world = World(step_s, [acceptance] * batch)
     world.run(300)
     speed = world.run(3000)
-    assert speed > 0.97 * world.plain()
+    assert speed > 0.95 * world.plain()
     assert speed > 0.93 * best_fixed(world, acceptance)
 
 
@@ -95,14 +95,14 @@ def test_speed_is_near_the_best_depth_and_never_below_plain(
     ids=str,
 )
 @pytest.mark.parametrize("step_s", [memory_bound, compute_bound])
-def test_guesses_whose_chances_follow_no_rule_are_as_many_as_pay(
+def test_drafts_whose_chances_follow_no_rule_are_as_many_as_pay(
     step_s: Callable[[int], float], rates: tuple[float, ...]
 ) -> None:
     policy, sequence, generator = AdaptiveDepth(MAX_DEPTH), make_sequence(3), random.Random(4)
     seconds = num_tokens = 0.0
     for step in range(6000):
         [depth] = chosen(policy, [sequence], [100])
-        accepted = tuple(guess for guess in range(depth) if generator.random() < rates[guess])
+        accepted = tuple(place for place in range(depth) if generator.random() < rates[place])
         if depth:
             policy.learn(sequence, depth, accepted)
         policy.time(1, depth, step_s(1 + depth))
@@ -110,13 +110,13 @@ def test_guesses_whose_chances_follow_no_rule_are_as_many_as_pay(
             seconds, num_tokens = seconds + step_s(1 + depth), num_tokens + 1 + len(accepted)
     best = max((1 + sum(rates[:depth])) / step_s(1 + depth) for depth in range(MAX_DEPTH + 1))
     assert num_tokens / seconds > 0.9 * best
-    assert num_tokens / seconds > 0.97 / step_s(1)
+    assert num_tokens / seconds > 0.95 / step_s(1)
 
 
 def test_noisy_times_do_not_make_it_slower_than_plain() -> None:
     world = World(compute_bound, [0.5] * 4, noise=0.5)
     world.run(300)
-    assert world.run(3000) > 0.96 * world.plain()
+    assert world.run(3000) > 0.95 * world.plain()
 
 
 def test_none_is_chosen_rarely_where_it_was_best_and_soon_in_another_batch() -> None:
@@ -128,7 +128,7 @@ def test_none_is_chosen_rarely_where_it_was_best_and_soon_in_another_batch() -> 
 
 
 def num_chosen(world: World, num_sequences: int, num_steps: int) -> int:
-    """Count the steps in which the policy had to choose; trials are chosen too."""
+    """Count the steps in which the policy had to choose; explorations are chosen too."""
     num_asked, sequences = 0, world.sequences[:num_sequences]
     for _ in range(num_steps):
         depths = [0] * num_sequences
@@ -142,7 +142,7 @@ def num_chosen(world: World, num_sequences: int, num_steps: int) -> int:
 def test_first_draft_of_a_step_that_costs_more_than_others_does_not_make_it_slower_than_plain() -> None:
     world = World(lambda num_tokens: num_tokens + (15.0 if num_tokens > 30 else 0.0), [0.8] * 30)
     world.run(300)
-    assert world.run(2000) > 0.97 * world.plain()
+    assert world.run(2000) > 0.95 * world.plain()
 
 
 def test_sequences_whose_drafts_are_right_get_more() -> None:
@@ -172,23 +172,11 @@ def test_prediction_is_drafted_though_the_drafts_of_others_were_wrong(is_predict
         assert not world.policy.may_draft(0, is_changing=True)
         world.run(2)
         num_drafting += any(depths != [0] for depths in world.depths[-2:])
-    # Others are drafted when it is time for a trial.
+    # Others are drafted when it is time to explore.
     assert num_drafting == 6 if is_predicted else num_drafting < 3
 
 
-def test_ratios_wait_after_steps_of_another_size_until_the_pace_is_found() -> None:
-    world = World(lambda num_tokens: 1.0 + 0.2 * (num_tokens - 1), [0.9])
-    world.run(2000)
-    ratios = world.policy._switch_to(1).all()
-    for _ in range(200):
-        world.policy.may_draft(2, is_changing=False)
-        world.policy.time(2, 0, 2.0)
-    world.step_s = lambda num_tokens: 3.0 + 0.6 * (num_tokens - 1)
-    world.run(200)
-    assert world.policy._switch_to(1).all() == pytest.approx(ratios, rel=0.05)
-
-
-def test_steps_that_compute_prompts_too_try_nothing() -> None:
+def test_steps_that_compute_prompts_too_explore_nothing() -> None:
     world = World(compute_bound, [0.1])
     world.run(2000)
     for _ in range(3000):
@@ -196,26 +184,6 @@ def test_steps_that_compute_prompts_too_try_nothing() -> None:
         if world.policy.may_draft(1, is_changing=True):
             depths = world.policy.depths(world.sequences, [100])
         assert depths == [0]
-
-
-def test_one_step_of_seconds_does_not_end_all_trials() -> None:
-    times = StepTimes(1)
-    measure(times, 0, 1.0)
-    measure(times, 1, 1.5)
-    times.start_trial(0, 1)
-    times.land(100_000.0)
-    assert times.until_trial < 10 / 0.003
-
-
-def test_rest_that_is_not_taken_brings_no_trial_nearer() -> None:
-    world = World(compute_bound, [0.1] * 5)
-    world.run(4000)
-    times = world.policy._switch_to(5)
-    while not world.policy._resting:
-        num_chosen(world, 5, 1)
-    before = times.until_trial + world.policy._resting
-    num_chosen(world, 3, 1)
-    assert times.until_trial == before
 
 
 def test_clock_that_stands_still_is_no_harm() -> None:
@@ -233,56 +201,6 @@ def test_limits_are_kept() -> None:
         assert depths[0] == 0
         assert depths[1] <= 2
         assert depths[2] <= MAX_DEPTH
-
-
-def test_times_between_and_behind_measured_depths_lie_on_lines() -> None:
-    times = StepTimes(5)
-    measure(times, 0, 1.0)
-    assert times.all() == pytest.approx([1.0, 1.05, 1.1, 1.15, 1.2, 1.25])
-    measure(times, 3, 1.6)
-    assert times.all() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
-
-
-def tried(times: StepTimes, best: int, hoped: int) -> int:
-    times.start_trial(best, hoped)
-    steps = set()
-    while (depth := times.take_trial_step()) is not None:
-        steps.add(depth)
-        times.measure(depth, 1.0)
-    [depth] = steps
-    return depth
-
-
-def test_shallow_depths_are_tried_before_deeper_ones_whose_cost_they_tell() -> None:
-    times = StepTimes(6)
-    measure(times, 0, 1.0)
-    assert [tried(times, 0, 6) for _ in range(5)] == [1, 2, 4, 6, 6]
-    assert [tried(times, 0, 0), tried(times, 0, 3)] == [1, 3]
-
-
-def test_where_drafts_pay_none_and_more_are_tried_in_turn() -> None:
-    times = StepTimes(6)
-    measure(times, 0, 1.0)
-    measure(times, 3, 1.2)
-    assert {tried(times, 3, 5), tried(times, 3, 5)} == {0, 5}
-    assert {tried(times, 3, 3), tried(times, 3, 3)} == {0}
-
-
-def test_first_trials_follow_one_another_sooner() -> None:
-    times = StepTimes(1)
-    measure(times, 0, 1.0)
-    measure(times, 1, 2.0)
-    intervals = []
-    for _ in range(12):
-        times.start_trial(0, 1)
-        while times.take_trial_step() is not None:
-            times.land(2.0)
-            times.measure(1, 2.0)
-        intervals.append(times.until_trial)
-    assert 4 / intervals[-1] < 0.005
-    assert intervals[0] == pytest.approx(intervals[-1] / 8, rel=0.02)
-    assert intervals[7:] == [intervals[-1]] * 5
-    assert intervals == sorted(intervals)
 
 
 def test_what_steps_without_drafts_put_off_is_not_taken_for_the_cost_of_drafts() -> None:
@@ -313,41 +231,6 @@ def test_drafts_in_a_batch_smaller_than_any_measured_are_no_harm() -> None:
     assert not world.policy.may_draft(1, is_changing=False)
 
 
-def test_one_long_step_moves_a_time_little() -> None:
-    times = StepTimes(1)
-    measure(times, 0, 1.0)
-    times.measure(0, 100.0)
-    measure(times, 1, 1.5)
-    assert times.all() == pytest.approx([1.0, 1.5], rel=0.1)
-    times.measure(1, 100.0)
-    assert times.all()[1] == pytest.approx(1.5, rel=0.1)
-
-
-@pytest.mark.parametrize("pace", [0.3, 3.0])
-def test_a_machine_that_gets_slower_or_faster_changes_no_ratio(pace: float) -> None:
-    times = StepTimes(1)
-    measure(times, 0, 1.0)
-    measure(times, 1, 1.5)
-    for _ in range(100):
-        times.measure(0, pace)
-    assert times.all() == pytest.approx([1.0, 1.5])
-    measure(times, 1, 1.5 * pace)
-    assert times.all() == pytest.approx([1.0, 1.5], rel=0.02)
-
-
-def test_ratio_that_changes_is_followed_while_steps_draft_and_by_trials_of_none() -> None:
-    times = StepTimes(1)
-    measure(times, 0, 1.0)
-    measure(times, 1, 1.5)
-    for _ in range(10):
-        for _ in range(30):
-            times.measure(1, 1.5)
-        times.start_trial(best=1, hoped=1)
-        while times.take_trial_step() is not None:
-            times.measure(0, 1.3)
-    assert times.all() == pytest.approx([1.0, 1.5 / 1.3], rel=0.02)
-
-
 def test_first_step_that_sets_something_up_does_not_spoil_a_depth() -> None:
     world = World(memory_bound, [0.95])
     usual, seen = world.step_s, set()
@@ -362,6 +245,27 @@ def test_first_step_that_sets_something_up_does_not_spoil_a_depth() -> None:
     assert world.run(200) > 3 * world.plain()
 
 
-def measure(times: StepTimes, depth: int, duration_s: float) -> None:
-    for _ in range(3):
-        times.measure(depth, duration_s)
+def test_exploration_loses_no_more_than_its_share_however_expensive_it_is() -> None:
+    world = World(lambda num_tokens: 1.0 if num_tokens == 1 else 30.0, [0.0])
+    world.run(500)
+    assert world.run(20_000) > 0.98 * world.plain()
+
+
+def test_exploration_waits_after_steps_of_another_size() -> None:
+    world = World(lambda num_tokens: 1.0 + 0.2 * (num_tokens - 1), [0.9])
+    world.run(3000)
+    for _ in range(2000):
+        world.policy.may_draft(2, is_changing=False)
+        world.policy.time(2, 0, 2.0)
+    # The machine is slower now: compared with the pace of before, no drafts would look slow.
+    world.step_s = lambda num_tokens: 3.0 + 0.6 * (num_tokens - 1)
+    world.run(30)
+    assert [0] not in world.depths[-30:]
+
+
+def test_back_off_ends_when_the_batch_changes() -> None:
+    world = World(compute_bound, [0.1] * 6)
+    world.run(500)
+    while world.policy.may_draft(6, is_changing=False):
+        world.run(1)
+    assert world.policy.may_draft(6, is_changing=True)

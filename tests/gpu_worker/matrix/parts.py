@@ -16,7 +16,7 @@ import torch
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.speculation import FixedDepth, Speculation
+from gpu_worker.core.speculation import Speculation
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner import DeviceModelRunner
@@ -26,6 +26,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
+from ops.bench.fixed_depth import FixedDepth
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer

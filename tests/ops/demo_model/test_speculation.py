@@ -8,12 +8,13 @@ import pytest
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.speculation import DraftPolicy, FixedDepth
+from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
+from ops.bench.fixed_depth import FixedDepth
 from ops.bench.spec_loads import beginning_prompts, copying_prompts
 from ops.stack.config import DEMO_MODEL
 from shared.messages import Sampling

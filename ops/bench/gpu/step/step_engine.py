@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.speculation import FixedDepth, Speculation
+from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM
+from ops.bench.fixed_depth import FixedDepth
 from shared.messages import Sampling
 
 BLOCK_SIZE = 16

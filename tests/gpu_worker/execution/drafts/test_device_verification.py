@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.speculation import FixedDepth, Speculation
+from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
 from gpu_worker.execution.drafts.proposer import Proposer
@@ -19,6 +19,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
+from ops.bench.fixed_depth import FixedDepth
 from shared.messages import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
