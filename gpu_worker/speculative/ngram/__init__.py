@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_worker.speculative.recipe import Recipe, Settings
+from gpu_worker.speculative.recipe import Needs, Recipe, Settings
 
 if TYPE_CHECKING:
     from gpu_worker.execution.build import BuiltRunner
@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 
 
 class NgramRecipe(Recipe):
-    """Needs nothing of the model."""
+    """Indexes as many tokens as the KV cache holds."""
 
     name = "ngram"
     help = "looks them up in the request's own text"
     drafts_predictions = True
 
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return the memory of the indexes, which lie in the memory of the host."""
+        from gpu_worker.speculative.ngram.index import BYTES_PER_TOKEN
+
+        return Needs(block_bytes=config.block_size * BYTES_PER_TOKEN if config.device == "cpu" else 0)
+
     def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
         """Make the proposer."""
         from gpu_worker.speculative.ngram.proposer import NgramProposer
 
-        return NgramProposer()
+        return NgramProposer(runner.num_blocks * runner.block_size)

@@ -1,7 +1,8 @@
-"""Guesses that a text goes on as it did where its last tokens occurred before (prompt lookup).
+"""Drafts by prompt lookup: a text goes on as it did where its last tokens occurred before.
 
-Looks in the sequence's own prompt and output, and in the text that the client predicted. Costs nothing but this
-look-up, so it pays wherever answers copy: editing, summarising, code, retrieval.
+Looks in the sequence's own prompt and output, and in the text that the client predicted. It pays wherever answers copy:
+editing, summarising, code, retrieval. A long prompt is indexed over several steps, so that it delays none of them; what
+has been indexed so far is found.
 """
 
 from __future__ import annotations
@@ -12,125 +13,114 @@ from collections.abc import Sequence as Values
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.speculative.ngram.index import MATCH_TOKENS, RunIndex
 
-MATCH_TOKENS = 3
-"""Last tokens that have to be found; fewer find too much that goes on otherwise."""
+MAX_INDEXED_TOKENS = 1024
+"""Tokens that are indexed in a step at most, of all sequences."""
 
 _MAX_CANDIDATES = 16
 _MAX_COMPARED = 32
-_GAP = -1
-
-
-class TextIndex:
-    """Where each run of `MATCH_TOKENS` tokens of a growing text ends. A token costs one entry, whatever the length.
-
-    Texts that came before are separated from it by a gap, which matches nothing and ends a guess.
-    """
-
-    __slots__ = ("_latest", "_previous", "_text")
-
-    def __init__(self, before: tuple[int, ...]) -> None:
-        """Start with the text `before`, which guesses may be taken from."""
-        self._text: list[int] = []
-        self._latest: dict[tuple[int, ...], int] = {}
-        # Where the run that ends at a place ended last before; -1 where it is new.
-        self._previous: list[int] = []
-        if before:
-            self.extend((*before, _GAP))
-
-    def extend(self, token_ids: Values[int]) -> None:
-        """Add tokens to the end of the text."""
-        text, latest, previous = self._text, self._latest, self._previous
-        first = len(text)
-        text += token_ids
-        for end in range(first, len(text)):
-            run = tuple(text[max(0, end + 1 - MATCH_TOKENS) : end + 1])
-            previous.append(latest.get(run, -1))
-            latest[run] = end
-
-    def continuation(self, count: int) -> tuple[int, ...]:
-        """Return what followed the longest of the latest places that end like the text, at most `count` tokens."""
-        text = self._text
-        end = len(text) - 1
-        if end < MATCH_TOKENS or _GAP in text[end + 1 - MATCH_TOKENS :]:
-            return ()
-        best, best_length = -1, 0
-        place = self._previous[end]
-        for _ in range(_MAX_CANDIDATES):
-            if place < 0:
-                break
-            length = self._match_length(place, end)
-            if length > best_length:
-                best, best_length = place, length
-            if length >= _MAX_COMPARED:
-                break
-            place = self._previous[place]
-        return self._follow(best, count) if best >= 0 else ()
-
-    def _match_length(self, place: int, end: int) -> int:
-        """Count the tokens up to `place` that equal those up to `end`."""
-        text = self._text
-        limit = min(place + 1, _MAX_COMPARED)
-        length = MATCH_TOKENS
-        while length < limit and text[place - length] == text[end - length] != _GAP:
-            length += 1
-        return length
-
-    def _follow(self, place: int, count: int) -> tuple[int, ...]:
-        """Return the tokens behind `place`, and where the text ends, go on with the guess itself: a text in circles."""
-        text = self._text
-        guess: list[int] = []
-        for source in range(place + 1, place + 1 + count):
-            token_id = text[source] if source < len(text) else guess[source - len(text)]
-            if token_id == _GAP:
-                break
-            guess.append(token_id)
-        return tuple(guess)
 
 
 class _Lookup:
-    """One sequence's index, and how many of its tokens are in it."""
+    """The indexes of one sequence: of its own text, and of what the client predicted."""
 
-    __slots__ = ("index", "num_seen")
+    __slots__ = ("_indexes", "_sequence")
 
     def __init__(self, sequence: Sequence) -> None:
-        self.index = TextIndex(sequence.prediction)
-        self.num_seen = 0
+        self._sequence = sequence
+        self._indexes = [RunIndex(sequence.token_ids)]
+        if sequence.prediction:
+            # First, since it is short and more likely to be copied.
+            self._indexes.insert(0, RunIndex(sequence.prediction))
 
-    def guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
-        self.index.extend(sequence.token_ids[self.num_seen :])
-        self.num_seen = len(sequence.token_ids)
-        num_output = sequence.num_output_tokens
-        if num_output < MATCH_TOKENS and sequence.prediction:
-            # Too little to look up: the prediction is expected from its beginning on.
-            output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-            if sequence.prediction[:num_output] == output:
-                return sequence.prediction[num_output : num_output + count]
-        return self.index.continuation(count)
+    @property
+    def num_indexed(self) -> int:
+        return sum(index.num_indexed for index in self._indexes)
+
+    def extend(self, count: int) -> int:
+        """Index at most `count` more tokens, and return how many."""
+        num_new = 0
+        for index in self._indexes:
+            num_new += index.extend(count - num_new)
+        return num_new
+
+    def draft(self, count: int) -> tuple[int, ...]:
+        """Return what followed the longest of the latest matches with the text's end, at most `count` tokens."""
+        sequence = self._sequence
+        text, prediction, num_output = sequence.token_ids, sequence.prediction, sequence.num_output_tokens
+        # Too little output to look up: the prediction is expected from its beginning on.
+        if (
+            prediction
+            and num_output < MATCH_TOKENS
+            and prediction[:num_output] == tuple(text[len(text) - num_output :])
+        ):
+            return prediction[num_output : num_output + count]
+        best: tuple[Values[int], int] | None = None
+        best_length = num_candidates = 0
+        for index in reversed(self._indexes):
+            for place in index.ends(text[-MATCH_TOKENS:]) if len(text) >= MATCH_TOKENS else ():
+                if index.text is text and place == len(text) - 1:
+                    continue
+                num_candidates += 1
+                length = _match_length(index.text, place, text)
+                if length > best_length:
+                    best, best_length = (index.text, place), length
+                if num_candidates >= _MAX_CANDIDATES or length >= _MAX_COMPARED:
+                    break
+        return () if best is None else _continuation(*best, count, goes_on=best[0] is text)
 
 
 class NgramProposer:
-    """Keeps an index for each sequence of the batch."""
+    """Keeps the indexes of the batch's sequences.
+
+    Attributes:
+        num_left: Tokens that may be indexed yet.
+    """
 
     wants_hidden = False
 
-    def __init__(self) -> None:
-        """Know no sequence."""
+    def __init__(self, max_tokens: int) -> None:
+        """Index at most `max_tokens` in all."""
         self._lookups: dict[Sequence, _Lookup] = {}
+        self.num_left = max_tokens
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return what followed the longest earlier occurrence of each sequence's last tokens."""
-        return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
+        drafts, num_left = [], min(MAX_INDEXED_TOKENS, self.num_left)
+        for request in requests:
+            lookup = self._lookups.get(request.sequence)
+            if lookup is None:
+                lookup = self._lookups[request.sequence] = _Lookup(request.sequence)
+            num_new = lookup.extend(num_left)
+            num_left -= num_new
+            self.num_left -= num_new
+            drafts.append(Draft(lookup.draft(request.num_tokens)))
+        return drafts
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop a sequence's index."""
-        self._lookups.pop(sequence, None)
+        """Drop a sequence's indexes."""
+        lookup = self._lookups.pop(sequence, None)
+        if lookup is not None:
+            self.num_left += lookup.num_indexed
 
-    def _guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
-        lookup = self._lookups.get(sequence)
-        if lookup is None:
-            lookup = self._lookups[sequence] = _Lookup(sequence)
-        return lookup.guess(sequence, count)
+
+def _match_length(text: Values[int], place: int, own: Values[int]) -> int:
+    """Count the tokens of `text` up to `place` that equal the last ones of `own`, which `MATCH_TOKENS` do."""
+    end = len(own) - 1
+    limit = min(place + 1, end + 1, _MAX_COMPARED)
+    length = MATCH_TOKENS
+    while length < limit and text[place - length] == own[end - length]:
+        length += 1
+    return length
+
+
+def _continuation(text: Values[int], place: int, count: int, *, goes_on: bool) -> tuple[int, ...]:
+    """Return the tokens behind `place`; behind the end of a text that goes on, those of the draft: it is in circles."""
+    draft = list(text[place + 1 : place + 1 + count])
+    while goes_on and len(draft) < count:
+        draft.append(draft[place + 1 + len(draft) - len(text)])
+    return tuple(draft)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.speculative.ngram.index import BYTES_PER_TOKEN
 from gpu_worker.speculative.sizes import draft_dtype, rows_num_bytes
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
@@ -36,7 +37,7 @@ def test_without_speculation_nothing_changes() -> None:
     assert room() == RunnerConfig(DEMO_MODEL, dtype="float32", device="cuda", max_num_seqs=ROWS)
 
 
-def test_proposer_that_loads_nothing_takes_nothing() -> None:
+def test_proposer_that_loads_nothing_takes_nothing_of_a_gpu() -> None:
     config = room(speculative="ngram", num_speculative_tokens=7)
     assert (config.max_draft_tokens, config.proposer_bytes, config.proposer_block_bytes) == (7, 0, 0)
 
@@ -75,3 +76,8 @@ def test_on_a_cpu_room_is_kept_in_the_memory_of_the_host() -> None:
     model = read_model_config(DEMO_MODEL)
     assert config.proposer_block_bytes == bytes_per_block(16, model, draft_dtype(base))
     assert config.proposer_bytes > rows_num_bytes(base, model)
+
+
+def test_index_of_ngrams_is_counted_in_the_memory_of_the_host() -> None:
+    config = with_room_for_proposer(WorkerConfig(speculative="ngram"), RunnerConfig(DEMO_MODEL, block_size=32))
+    assert config.proposer_block_bytes == 32 * BYTES_PER_TOKEN

@@ -19,7 +19,7 @@ def make_runner() -> TorchModelRunner:
 def test_prompts_that_copy_are_found_by_lookup_and_timed_beside_plain_decoding() -> None:
     prompts = copying_prompts(DEMO_MODEL, 2)
     assert prompts[0][:160] == prompts[0][160:320]
-    row = compare(make_runner(), [prompts], 24, 3, 1, lambda _: NgramProposer(), lessons=1).row()
+    row = compare(make_runner(), [prompts], 24, 3, 1, lambda _: NgramProposer(10_000), lessons=1).row()
     assert 0.5 < row["acceptance"] <= 1.0  # type: ignore[operator]
     assert row["plain_tokens_per_s"] > 0  # type: ignore[operator]
 

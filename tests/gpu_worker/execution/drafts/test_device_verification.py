@@ -225,7 +225,7 @@ def test_ngram_drafts_leave_tokens_unchanged_and_are_accepted(model: CausalLM) -
         return [make_sequence(str(index), repetitive, sampling) for index, sampling in enumerate(samplings)]
 
     expected = run(make_device_runner(model, is_graphed=True), fresh())
-    outcome = run(make_verifier(model, NgramProposer(), is_graphed=True), fresh(), policy=FixedDepth(4))
+    outcome = run(make_verifier(model, NgramProposer(10_000), is_graphed=True), fresh(), policy=FixedDepth(4))
     assert outcome.tokens == expected.tokens
     assert num_accepted(outcome) > 10
     assert outcome.num_steps < expected.num_steps

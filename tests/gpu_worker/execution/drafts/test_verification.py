@@ -220,7 +220,7 @@ def test_ngram_drafts_leave_tokens_unchanged_and_are_accepted(directory: Path) -
         return [make_sequence("greedy", repetitive, biased), make_sequence("drawn", repetitive, drawn)]
 
     expected = run(make_runner(directory), fresh())
-    outcome = run(make_runner(directory, proposer=NgramProposer()), fresh(), policy=FixedDepth(4))
+    outcome = run(make_runner(directory, proposer=NgramProposer(10_000)), fresh(), policy=FixedDepth(4))
     assert outcome.tokens == expected.tokens
     assert outcome.speculation is not None
     assert outcome.speculation.num_accepted_tokens > 10
