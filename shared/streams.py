@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
@@ -93,12 +94,9 @@ def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
 
 def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
     return [
-        StreamConfig(
-            name=RESULTS_STREAM,
-            subjects=["hr.result.*.*"],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.OLD,
+        _record_config(
+            RESULTS_STREAM,
+            "hr.result.*.*",
             max_bytes=limits.results_max_bytes,
             max_age=limits.results_max_age_s,
             max_msgs_per_subject=1,
@@ -106,29 +104,35 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             allow_direct=True,
             republish=RePublish(src="hr.result.*.*", dest="hr.stored.{{wildcard(1)}}.{{wildcard(2)}}"),
         ),
-        StreamConfig(
-            name=DEAD_STREAM,
-            subjects=[dead_letter_filter()],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.OLD,
+        _record_config(
+            DEAD_STREAM,
+            dead_letter_filter(),
             max_bytes=limits.dead_max_bytes,
             max_age=limits.dead_max_age_s,
             # Of one tenant's many letters the oldest go, not those of others.
             max_msgs_per_subject=limits.dead_max_msgs_per_subject,
             duplicate_window=120.0,
         ),
-        StreamConfig(
-            name=PROGRESS_STREAM,
-            subjects=["hr.progress.*.*"],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.OLD,
+        _record_config(
+            PROGRESS_STREAM,
+            "hr.progress.*.*",
             max_bytes=limits.progress_max_bytes,
             max_age=limits.progress_max_age_s,
             max_msgs_per_subject=1,
         ),
     ]
+
+
+def _record_config(name: str, subject: str, **limits: Any) -> StreamConfig:
+    """Return the configuration of a stream that survives restarts and drops its oldest messages to make room."""
+    return StreamConfig(
+        name=name,
+        subjects=[subject],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        **limits,
+    )
 
 
 def queue_stream(lane: Lane, tenant: str) -> str:

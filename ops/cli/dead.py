@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ops.cli.admin import AdminAccess, admin_client
 from ops.cli.options import options
 from ops.cli.running_system import find_admin_nats
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
 from shared.audit import AUDIT_HELP, audited, nats_login
 from shared.config import resolve, setting
-from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
@@ -28,12 +28,10 @@ _ERROR_WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class DeadConfig(NatsFiles):
+class DeadConfig(AdminAccess):
     """Where the dead letters are."""
 
     nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    nats_user: str | None = setting(None, "NATS user of the admin role.")
-    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
     audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
@@ -138,22 +136,10 @@ def _selection(filters: dict[str, Any], ids: tuple[str, ...] | None = None, is_a
 @asynccontextmanager
 async def _box(config: DeadConfig) -> AsyncIterator[DeadLetterBox]:
     from ops.cli.dead_letter_box import DeadLetterBox
-    from shared.nats_connection import connect
 
     url = find_admin_nats(config.nats_url, config.state_dir)
-    client = await connect(
-        url,
-        role="admin",
-        name="headrace-dead",
-        user=config.nats_user,
-        password=config.nats_password,
-        files=config,
-        timeout_s=config.timeout_s,
-    )
-    try:
+    async with admin_client(url, "headrace-dead", config, config.timeout_s) as client:
         yield DeadLetterBox(client)
-    finally:
-        await client.close()
 
 
 async def _found(config: DeadConfig, selection: Selection) -> list[StoredLetter]:

@@ -6,20 +6,18 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.cli.admin import AdminAccess, admin_client
 from ops.cli.options import settings_command
 from ops.stack.config import DEFAULT_AUDIT_FILE
 from shared.audit import AUDIT_HELP, audited, nats_login, servers_in
 from shared.config import setting
-from shared.nats_files import NatsFiles
 
 
 @dataclass(frozen=True, slots=True)
-class SetupConfig(NatsFiles):
+class SetupConfig(AdminAccess):
     """Where to create the streams."""
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
-    nats_user: str | None = setting(None, "NATS user of the admin role.")
-    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     tenants: str = setting("default", "Tenants who get a batch queue, separated by commas.")
     tenant_max_bytes: int = setting(
         256 << 20, "Size of a new batch queue in bytes; its tenant is refused more jobs beyond it.", minimum=1 << 20
@@ -50,31 +48,19 @@ def run(config: SetupConfig) -> int:
 
 async def _set_up(config: SetupConfig) -> int:
     from shared.batch_streams import batch_stream
-    from shared.nats_connection import connect
     from shared.streams import StreamLimits, ensure_streams, reshape_streams, stream_configs
 
     tenants = [tenant.strip() for tenant in config.tenants.split(",") if tenant.strip()]
     streams = list(map(batch_stream, tenants))
-    client = await connect(
-        config.nats_url,
-        role="admin",
-        name="headrace-setup",
-        user=config.nats_user,
-        password=config.nats_password,
-        files=config,
-        timeout_s=config.timeout_s,
+    limits = StreamLimits(
+        tenant_max_bytes=config.tenant_max_bytes,
+        tenant_max_msgs=config.tenant_max_msgs,
+        tenant_max_wait_s=config.tenant_max_wait_s,
+        tenant_duplicate_window_s=config.tenant_duplicate_window_s,
     )
-    try:
-        limits = StreamLimits(
-            tenant_max_bytes=config.tenant_max_bytes,
-            tenant_max_msgs=config.tenant_max_msgs,
-            tenant_max_wait_s=config.tenant_max_wait_s,
-            tenant_duplicate_window_s=config.tenant_duplicate_window_s,
-        )
+    async with admin_client(config.nats_url, "headrace-setup", config, config.timeout_s) as client:
         await ensure_streams(client.jetstream(), limits, tenants)
         await reshape_streams(client.jetstream(), StreamLimits())
-    finally:
-        await client.close()
     print("streams ready:", ", ".join([*(str(stream.name) for stream in stream_configs(limits)), *streams]))
     return 0
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gateway.admission.api_keys import create_key
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import running_gateway
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import connected
-from tests.gateway.wire_worker import WireWorker
 from tests.servers import RedisServer
 
 
@@ -22,17 +20,15 @@ from tests.servers import RedisServer
 async def test_slots_of_a_killed_gateway_are_back_within_five_seconds(
     nats_url: str, start_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
-    keys_file, model = tmp_path / "keys.json", f"m-{uuid.uuid4().hex[:8]}"
+    keys_file = tmp_path / "keys.json"
     _, key = create_key(keys_file, tenant="t", max_concurrent=1)
     settings = {"redis_url": start_redis().url, "keys_file": keys_file}
-    body = {"model": model, "prompt": "x", "max_tokens": 100, "stream": True}
     with (
         running_gateway(tmp_path / "one", nats_url, **settings) as one,
         running_gateway(tmp_path / "other", nats_url, **settings) as other,
     ):
-        async with WireWorker(nats_url, model, f"w-{model}") as worker:
-            await is_known(one, model)
-            await is_known(other, model)
+        async with known_worker(nats_url, one, other) as worker:
+            body = {"model": worker.model, "prompt": "x", "max_tokens": 100, "stream": True}
             async with connected(one, key=key) as client:
                 client.post("/v1/completions", body)
                 await worker.claim(await worker.next_request())

@@ -8,14 +8,12 @@ import json
 import signal
 import socket
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker, expected_text, until
@@ -39,14 +37,6 @@ def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     settings = {"max_connections": MAX_CONNECTIONS, "head_timeout_s": HEAD_TIMEOUT_S, "send_timeout_s": 2}
     with running_gateway(directory, nats_url, **settings) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
-        await is_known(gateway, model)
-        yield worker
 
 
 def memory_of(gateway: GatewayProcess) -> int:
@@ -161,9 +151,7 @@ async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayPro
     async with contextlib.AsyncExitStack() as stack:
         stream = await stack.enter_async_context(connected(gateway))
         stream.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
-        request = await worker.next_request()
-        await worker.claim(request)
-        await worker.say(request, 0, 1)
+        request = await worker.begin(1)
         await stream.head()
         for _ in range(3 * MAX_CONNECTIONS):
             idle = await stack.enter_async_context(connected(gateway))
@@ -267,9 +255,7 @@ async def test_garbage_behind_a_pipelined_post_leaves_its_answer_whole(
     async with connected(gateway) as client:
         client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
         client.writer.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
-        request = await worker.next_request()
-        await worker.claim(request)
-        await worker.say(request, 0, 3)
+        request = await worker.begin(3)
         await worker.end(request, 3)
         assert (await client.head())[0] == 200
         chunks = await client.stream()

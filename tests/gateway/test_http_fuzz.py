@@ -10,7 +10,6 @@ import contextlib
 import random
 import re
 import time
-import uuid
 from collections.abc import Iterator
 
 import httptools
@@ -18,9 +17,9 @@ import psutil
 import pytest
 
 from shared.messages import Request
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.http_fuzz import fuzz_input
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker, expected_text
 
@@ -93,12 +92,9 @@ async def watch(client: RawClient, gaps: list[float]) -> str:
 
 async def fuzz(gateway: GatewayProcess, nats_url: str, seed: int, num_inputs: int) -> None:
     rng = random.Random(seed)
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
-        await is_known(gateway, model)
-        client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
-        request = await worker.next_request()
-        await worker.claim(request)
+    async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
+        client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
+        request = await worker.begin()
         gaps: list[float] = []
         watching = asyncio.create_task(watch(client, gaps))
         is_over = asyncio.Event()

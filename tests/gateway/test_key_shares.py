@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gateway.admission.api_keys import create_key
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker
 
@@ -62,9 +61,7 @@ def keyed(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 @pytest.fixture
 async def attacked(keyed: tuple[GatewayProcess, str, str], nats_url: str) -> AsyncIterator[Attacked]:
     gateway, limited, unlimited = keyed
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
-        await is_known(gateway, model)
+    async with known_worker(nats_url, gateway) as worker:
         yield Attacked(gateway, limited, unlimited, worker)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -19,14 +17,6 @@ from tests.gateway.wire_worker import WireWorker, expected_text, until
 NUM_NEIGHBOURS = 40
 NUM_TOKENS = 40
 POISON = "poison"
-
-
-@pytest.fixture
-async def bench(nats_url: str) -> AsyncIterator[Bench]:
-    async with AsyncExitStack() as stack:
-        bench = Bench(nats_url, stack)
-        await bench.start()
-        yield bench
 
 
 class MortalFleet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from gateway.admission.api_keys import create_key
 from shared.messages import Finish
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker, until
@@ -40,14 +38,6 @@ def gateway(
     directory = tmp_path_factory.mktemp("gateway")
     with running_gateway(directory, nats_url, redis_url=redis_url, keys_file=keys_file) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
-        await is_known(gateway, model)
-        yield worker
 
 
 @pytest.fixture
@@ -106,9 +96,7 @@ async def test_client_that_leaves_pays_for_what_was_generated(
 async def test_repeated_answer_counts_as_its_usage_says(client: RawClient, worker: WireWorker) -> None:
     before = await remaining(client, worker)
     client.post("/v1/completions", body(worker.model))
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 4)
+    request = await worker.begin(4)
     await worker.end(request, 4)
     assert (await client.whole())[0] == 200
     assert await remaining(client, worker) == before - 7

@@ -80,6 +80,13 @@ class WireWorker:
         async with asyncio.timeout(10):
             return await self.requests.get()
 
+    async def begin(self, num_tokens: int = 0) -> Request:
+        """Claim the next request, and say its first tokens."""
+        request = await self.next_request()
+        await self.claim(request)
+        await self.say(request, 0, num_tokens)
+        return request
+
     async def send(self, reply: str, deltas: Iterable[Delta]) -> None:
         """Send one frame."""
         self.step += 1

@@ -6,15 +6,14 @@ import asyncio
 import gzip
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
-from tests.gateway.wire_worker import WireWorker, until
+from tests.gateway.wire_worker import until
 
 HEAD_TIMEOUT_S = 1.0
 POSTS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
@@ -155,13 +154,9 @@ async def is_cut_off(client: RawClient, piece: bytes) -> bool:
 
 
 async def test_gateway_serves_after_all_of_this(gateway: GatewayProcess, nats_url: str) -> None:
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
-        await is_known(gateway, model)
-        client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
-        request = await worker.next_request()
-        await worker.claim(request)
-        await worker.say(request, 0, 2)
+    async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
+        client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
+        request = await worker.begin(2)
         await worker.end(request, 2)
         assert (await client.head())[0] == 200
         await until(lambda: gateway.process.poll() is None)

@@ -21,6 +21,20 @@ async def client(nats_url: str) -> AsyncIterator[DirectClient]:
     await client.close()
 
 
+@pytest.fixture
+def server(start_nats: Callable[..., NatsServer]) -> NatsServer:
+    """A server of the test's own, to kill or to freeze."""
+    return start_nats()
+
+
+@pytest.fixture
+async def guest(server: NatsServer) -> AsyncIterator[DirectClient]:
+    """A client of that server."""
+    client = await connect(server.url, role="gateway", name="g")
+    yield client
+    await client.close()
+
+
 async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - what it waits for is state of the client
@@ -133,28 +147,25 @@ async def test_flush_waits_for_everything_that_was_published_before(client: Dire
 
 
 async def test_flush_waits_for_what_a_server_that_does_not_read_has_not_taken_yet(
-    start_nats: Callable[..., NatsServer],
+    server: NatsServer, guest: DirectClient
 ) -> None:
-    server = start_nats()
-    client = await connect(server.url, role="gateway", name="g")
     received: list[bytes] = []
-    await client.subscribe_direct("s", lambda message: received.append(message.data[:6]))
-    transport = client._socket_transport()
+    await guest.subscribe_direct("s", lambda message: received.append(message.data[:6]))
+    transport = guest._socket_transport()
     assert transport is not None
     server.pause()
     try:
-        num_sent = await fill(client, "s")
+        num_sent = await fill(guest, "s")
         await asyncio.sleep(0.01)
-        client.send("s", b"%06d" % num_sent)  # behind what the library waits to write
+        guest.send("s", b"%06d" % num_sent)  # behind what the library waits to write
         unsent = transport.get_write_buffer_size()
-        flushing = asyncio.create_task(client.flush())
+        flushing = asyncio.create_task(guest.flush())
         await asyncio.sleep(0.05)
         assert transport.get_write_buffer_size() == unsent, "the ping went past a message"
     finally:
         server.resume()
     await flushing
     assert received == [b"%06d" % number for number in range(num_sent + 1)]
-    await client.close()
 
 
 async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient) -> None:
@@ -168,44 +179,40 @@ async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient
 
 
 async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound(
-    start_nats: Callable[..., NatsServer],
+    server: NatsServer, guest: DirectClient
 ) -> None:
-    server = start_nats()
-    client = await connect(server.url, role="gateway", name="g")
     received: list[bytes] = []
-    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    await guest.subscribe_direct("s", lambda message: received.append(message.data))
     server.kill()
-    await wait_until(lambda: not client.is_connected)
-    assert not client.is_writable
-    await client.wait_writable()  # does not wait for somebody who is away
-    client.send("s", b"kept")
-    while client._pending_data_size < 7 << 20:
-        client.send("other", bytes(1 << 19))
+    await wait_until(lambda: not guest.is_connected)
+    assert not guest.is_writable
+    await guest.wait_writable()  # does not wait for somebody who is away
+    guest.send("s", b"kept")
+    while guest._pending_data_size < 7 << 20:
+        guest.send("other", bytes(1 << 19))
     with pytest.raises(OutboundBufferLimitError):
-        client.send("other", bytes(1 << 20))
+        guest.send("other", bytes(1 << 20))
     server.restart()
     await wait_until(lambda: received == [b"kept"])
-    client.send("s", b"direct again")
+    guest.send("s", b"direct again")
     await wait_until(lambda: received == [b"kept", b"direct again"])
-    await client.close()
+    await guest.close()
     with pytest.raises(ConnectionClosedError):
-        client.send("s", b"x")
+        guest.send("s", b"x")
 
 
 async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
-    start_nats: Callable[..., NatsServer],
+    server: NatsServer, guest: DirectClient
 ) -> None:
-    server = start_nats()
-    client = await connect(server.url, role="gateway", name="g")
     received: list[bytes] = []
-    await client.subscribe_direct("s", lambda message: received.append(message.data))
-    transport = client._socket_transport()
+    await guest.subscribe_direct("s", lambda message: received.append(message.data))
+    transport = guest._socket_transport()
     assert transport is not None
     server.pause()
     try:
-        num_sent = await fill(client, "s")
+        num_sent = await fill(guest, "s")
         assert transport.get_write_buffer_size() < MAX_UNSENT_BYTES + (64 << 10)
-        waiting = asyncio.create_task(client.wait_writable())
+        waiting = asyncio.create_task(guest.wait_writable())
         await asyncio.sleep(0.05)
         assert not waiting.done()
     finally:
@@ -213,4 +220,3 @@ async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
     await asyncio.wait_for(waiting, 10)
     await wait_until(lambda: len(received) == num_sent)
     assert [int(payload[:6]) for payload in received] == list(range(num_sent))
-    await client.close()

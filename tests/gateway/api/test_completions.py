@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from shared.messages import Delta, Finish, Usage
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker, expected_text, token, until
 
@@ -23,29 +23,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, redis_url=redis_url) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
-        await is_known(gateway, model)
-        yield worker
-
-
-async def is_known(gateway: GatewayProcess, model: str) -> None:
-    for _ in range(200):
-        async with connected(gateway) as client:
-            client.post("/v1/completions", {"model": model, "prompt": "", "max_tokens": 1})
-            client.writer.write(
-                b"GET /v1/models/%b HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer sk-test\r\n\r\n" % model.encode()
-            )
-            await client.whole()
-            status, _ = await client.whole()
-        if status == 200:
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError(model)
 
 
 @pytest.fixture
@@ -86,9 +63,7 @@ async def test_chat_stream_follows_the_wire(serving: WireWorker, client: RawClie
 
 async def test_first_write_has_head_role_and_first_token(worker: WireWorker, client: RawClient) -> None:
     client.post("/v1/chat/completions", _chat(worker))
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 1)
+    await worker.begin(1)
     packet = await client.reader.read(65536)
     assert packet.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b'"role":"assistant"' in packet
@@ -155,9 +130,7 @@ async def test_prompt_that_fits_no_worker_is_refused_before_the_queue(worker: Wi
 
 async def test_failure_in_mid_stream_is_an_error_event_and_done(worker: WireWorker, client: RawClient) -> None:
     client.post("/v1/chat/completions", _chat(worker))
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 2)
+    request = await worker.begin(2)
     await worker.end(request, 2, Finish("failed", error="out of memory"))
     assert (await client.head())[0] == 200
     objects = await client.stream()
@@ -168,9 +141,7 @@ async def test_failure_in_mid_stream_is_an_error_event_and_done(worker: WireWork
 
 async def test_timeout_ends_a_stream_explicitly(worker: WireWorker, client: RawClient) -> None:
     client.post("/v1/chat/completions", _chat(worker, timeout=0.3))
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 1)
+    request = await worker.begin(1)
     assert (await client.head())[0] == 200
     assert (await client.stream())[-1]["error"]["code"] == "timeout"
     await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
@@ -179,9 +150,7 @@ async def test_timeout_ends_a_stream_explicitly(worker: WireWorker, client: RawC
 async def test_client_that_leaves_cancels_at_the_worker(worker: WireWorker, gateway: GatewayProcess) -> None:
     async with connected(gateway) as client:
         client.post("/v1/chat/completions", _chat(worker))
-        request = await worker.next_request()
-        await worker.claim(request)
-        await worker.say(request, 0, 1)
+        request = await worker.begin(1)
         await client.head()
     left = time.monotonic()
     await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
@@ -197,8 +166,7 @@ async def test_client_that_leaves_before_the_claim_cancels(worker: WireWorker, g
 
 async def test_long_wait_opens_the_stream_with_a_comment(worker: WireWorker, client: RawClient) -> None:
     client.post("/v1/chat/completions", _chat(worker))
-    request = await worker.next_request()
-    await worker.claim(request)
+    request = await worker.begin()
     async with asyncio.timeout(3):
         assert (await client.head())[0] == 200
         assert (await client.reader.readline()).strip() == b"e"
@@ -220,9 +188,7 @@ async def test_equal_greedy_requests_in_flight_are_generated_once(worker: WireWo
     body = _chat(worker, temperature=0)
     async with connected(gateway) as first, connected(gateway) as second, connected(gateway) as third:
         first.post("/v1/chat/completions", body)
-        request = await worker.next_request()
-        await worker.claim(request)
-        await worker.say(request, 0, 3)
+        request = await worker.begin(3)
         await first.head()
         second.post("/v1/chat/completions", body)
         assert (await second.head())[0] == 200
@@ -244,9 +210,7 @@ async def test_last_one_to_leave_cancels_the_shared_generation(worker: WireWorke
     body = _chat(worker, temperature=0)
     async with connected(gateway) as first:
         first.post("/v1/chat/completions", body)
-        request = await worker.next_request()
-        await worker.claim(request)
-        await worker.say(request, 0, 1)
+        request = await worker.begin(1)
         await first.head()
         async with connected(gateway) as second:
             second.post("/v1/chat/completions", body)
@@ -292,17 +256,15 @@ async def test_five_hundred_streams_at_once_are_all_complete(serving: WireWorker
 
 
 async def test_slow_reader_is_cut_and_its_neighbour_is_not(nats_url: str, tmp_path: Any) -> None:
-    model = f"m-{uuid.uuid4().hex[:8]}"
     with running_gateway(tmp_path, nats_url, stream_buffer_bytes=65536) as gateway:
         async with (
-            WireWorker(nats_url, model, f"w-{model}") as worker,
+            known_worker(nats_url, gateway) as worker,
             connected(gateway, limit=4096) as slow,
             connected(gateway) as quick,
         ):
-            await is_known(gateway, model)
-            slow.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 10000, "stream": True})
+            slow.post("/v1/completions", {"model": worker.model, "prompt": "a", "max_tokens": 10000, "stream": True})
             slow_request = await worker.next_request()
-            quick.post("/v1/completions", {"model": model, "prompt": "b", "max_tokens": 10000, "stream": True})
+            quick.post("/v1/completions", {"model": worker.model, "prompt": "b", "max_tokens": 10000, "stream": True})
             quick_request = await worker.next_request()
             await worker.claim(slow_request)
             await worker.claim(quick_request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -22,20 +22,10 @@ from tests.gateway.wire_worker import expected_text, token, until
 from tests.servers import NatsServer
 
 
-@pytest.fixture
-async def bench(nats_url: str) -> AsyncIterator[Bench]:
-    async with AsyncExitStack() as stack:
-        bench = Bench(nats_url, stack)
-        await bench.start()
-        yield bench
-
-
 async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 8)
+    request = await worker.begin(8)
     await worker.end(request, 8)
     await sink.end()
     assert sink.text == expected_text(8)
@@ -47,9 +37,7 @@ async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
 async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 4)
+    request = await worker.begin(4)
     await worker.say(request, 0, 6)
     await worker.claim(request)
     await worker.end(request, 6)
@@ -133,9 +121,7 @@ async def test_stalled_worker_loses_its_request_although_it_beats(bench: Bench) 
 async def test_request_with_no_news_is_dispatched_again(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 2)
+    await worker.begin(2)
     moved = await worker.next_request()
     assert (moved.epoch, moved.emitted) == (1, (0, 1))
     assert bench.moves == ["silent"]
@@ -145,8 +131,7 @@ async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> No
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
     for _ in range(FAST_RECOVERY.max_moves + 1):
-        request = await worker.next_request()
-        await worker.claim(request)
+        request = await worker.begin()
         assert request.reply is not None
         await worker.send(request.reply, [Delta(request.id, request.epoch, 7, (7,), "?")])
     await sink.end()
@@ -159,9 +144,7 @@ async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> No
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     await bench.submit(sink)
-    request = await worker.next_request()
-    await worker.claim(request)
-    await worker.say(request, 0, 2)
+    request = await worker.begin(2)
     started = time.monotonic()
     await worker.end(request, 2, Finish("handoff"))
     moved = await worker.next_request()
@@ -325,8 +308,7 @@ async def test_restarted_nats_serves_old_and_new_requests(start_nats: Callable[.
         await unclaimed.end()
         assert unclaimed.error is None
         await bench.submit(later)
-        request = await worker.next_request()
-        await worker.claim(request)
+        request = await worker.begin()
         await worker.end(request, 0)
         await later.end()
         assert later.error is None

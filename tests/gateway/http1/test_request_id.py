@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from gateway.http1.request_id import new_request_id, request_id_of
 from shared.messages import Finish
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.raw_client import RawClient, connected
 from tests.gateway.wire_worker import WireWorker, until
@@ -53,14 +51,6 @@ def test_ids_of_our_own_cannot_be_guessed() -> None:
 def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
-        await is_known(gateway, model)
-        yield worker
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,23 +16,19 @@ import psutil
 
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_interactive_stream
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import running_gateway, starting_gateway
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import connected
-from tests.gateway.wire_worker import WireWorker, expected_text, until
+from tests.gateway.wire_worker import expected_text, until
 from tests.servers import NatsServer
 
 
 async def test_terminated_gateway_lets_streams_finish(nats_url: str, tmp_path: Path) -> None:
-    model = f"m-{uuid.uuid4().hex[:8]}"
     audit = tmp_path / "audit.jsonl"
     with running_gateway(tmp_path, nats_url, drain_timeout_s=10, audit_file=audit) as gateway:
-        async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
-            await is_known(gateway, model)
-            client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
-            request = await worker.next_request()
-            await worker.claim(request)
-            await worker.say(request, 0, 2)
+        async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
+            client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
+            request = await worker.begin(2)
             await client.head()
             gateway.process.send_signal(signal.SIGTERM)
             await until(lambda: "draining" in gateway.log)
@@ -47,14 +42,10 @@ async def test_terminated_gateway_lets_streams_finish(nats_url: str, tmp_path: P
 
 
 async def test_drain_that_takes_too_long_cuts_streams_explicitly(nats_url: str, tmp_path: Path) -> None:
-    model = f"m-{uuid.uuid4().hex[:8]}"
     with running_gateway(tmp_path, nats_url, drain_timeout_s=0.3) as gateway:
-        async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
-            await is_known(gateway, model)
-            client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
-            request = await worker.next_request()
-            await worker.claim(request)
-            await worker.say(request, 0, 1)
+        async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
+            client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
+            request = await worker.begin(1)
             await client.head()
             gateway.process.send_signal(signal.SIGTERM)
             objects = await client.stream()

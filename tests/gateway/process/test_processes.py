@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,8 +18,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.gateway.api.test_completions import is_known
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker, until_known
 from tests.gateway.raw_client import connected
 from tests.gateway.wire_worker import WireWorker, expected_text, until
 from tests.servers import NatsServer
@@ -31,9 +30,8 @@ ANSWER_TIMEOUT_S = 1.5
 
 
 @asynccontextmanager
-async def serving_worker(nats_url: str) -> AsyncIterator[WireWorker]:
-    model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
+async def serving_worker(nats_url: str, *gateways: GatewayProcess) -> AsyncIterator[WireWorker]:
+    async with known_worker(nats_url, *gateways) as worker:
         serving = asyncio.create_task(worker.serve(0.001))
         yield worker
         serving.cancel()
@@ -88,8 +86,7 @@ async def ask_on_until(gateway: GatewayProcess, model: str, done: asyncio.Event)
 async def test_rolling_restart_fails_no_request(nats_url: str, tmp_path: Path) -> None:
     with running_gateway(tmp_path, nats_url, processes=2) as gateway:
         await until(lambda: len(served_by(gateway)) == 2)
-        async with serving_worker(nats_url) as worker:
-            await is_known(gateway, worker.model)
+        async with serving_worker(nats_url, gateway) as worker:
             done = asyncio.Event()
             asking = [asyncio.create_task(ask_until(gateway, worker.model, done)) for _ in range(4)]
             for num_served in (4, 6):
@@ -105,15 +102,11 @@ async def test_rolling_restart_fails_no_request(nats_url: str, tmp_path: Path) -
 
 
 async def test_process_that_drains_is_replaced_before_it_ends(nats_url: str, tmp_path: Path) -> None:
-    model = f"m-{uuid.uuid4().hex[:8]}"
     with running_gateway(tmp_path, nats_url, processes=2, drain_timeout_s=60) as gateway:
         await until(lambda: len(served_by(gateway)) == 2)
-        async with WireWorker(nats_url, model, f"w-{model}") as worker, connected(gateway) as client:
-            await is_known(gateway, model)
-            client.post("/v1/completions", {"model": model, "prompt": "a", "stream": True})
-            request = await worker.next_request()
-            await worker.claim(request)
-            await worker.say(request, 0, 1)
+        async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
+            client.post("/v1/completions", {"model": worker.model, "prompt": "a", "stream": True})
+            request = await worker.begin(1)
             await client.head()
             for pid in served_by(gateway):
                 os.kill(pid, signal.SIGTERM)
@@ -128,8 +121,7 @@ async def test_process_that_drains_is_replaced_before_it_ends(nats_url: str, tmp
 async def test_frozen_process_takes_no_new_connection_and_is_replaced(nats_url: str, tmp_path: Path) -> None:
     with running_gateway(tmp_path, nats_url, processes=2) as gateway:
         await until(lambda: len(served_by(gateway)) == 2)
-        async with serving_worker(nats_url) as worker:
-            await is_known(gateway, worker.model)
+        async with serving_worker(nats_url, gateway) as worker:
             victim = served_by(gateway)[0]
             os.kill(victim, signal.SIGSTOP)
             outcomes = Counter([await ask(gateway, worker.model, ANSWER_TIMEOUT_S) for _ in range(50)])
@@ -203,5 +195,5 @@ async def test_port_on_which_nobody_can_serve_refuses_until_somebody_can(
         await until(lambda: len(served_by(gateway)) >= 3, 40)
         async with serving_worker(server.url) as worker, asyncio.timeout(10):
             with contextlib.suppress(TimeoutError):
-                await is_known(gateway, worker.model)
+                await until_known(gateway, worker.model)
             assert await ask(gateway, worker.model) == "served"

@@ -14,7 +14,7 @@ from shared.messages import Delta, GatewayHeartbeat, Sampling, encode
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import gateway_subject, request_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, start_worker, wait_until
+from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, start_worker, wait_until
 from tests.servers import NatsServer
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -64,13 +64,19 @@ async def _beat(gateway: TestGateway) -> None:
     await gateway.nats.publish(gateway_subject(gateway.name), encode(heartbeat))
 
 
-async def test_requests_of_a_silent_gateway_are_dropped(
-    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def _ask_and_fall_silent(gateway: TestGateway, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Ask for endless text and send one heartbeat, to a worker that soon takes silence for a death."""
     monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
     monkeypatch.setattr("gpu_worker.consumer.interactive_lane.REDELIVER_LATER", b'-NAK {"delay": 300000000}')
     answer = await gateway.publish(gateway.request(sampling=ENDLESS))
     await _beat(gateway)
+    return answer
+
+
+async def test_requests_of_a_silent_gateway_are_dropped(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await _ask_and_fall_silent(gateway, monkeypatch)
     await answer.claimed.wait()
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
     # The queue keeps the request, and a gateway that wakes up reads that nobody works on it.
@@ -84,10 +90,7 @@ async def test_requests_of_a_silent_gateway_are_dropped(
 async def test_request_that_was_dropped_runs_again_when_its_gateway_is_heard_again(
     worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
-    monkeypatch.setattr("gpu_worker.consumer.interactive_lane.REDELIVER_LATER", b'-NAK {"delay": 300000000}')
-    answer = await gateway.publish(gateway.request(sampling=ENDLESS))
-    await _beat(gateway)
+    answer = await _ask_and_fall_silent(gateway, monkeypatch)
     await answer.wait()
     assert answer.finish.reason == "handoff"
     monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 5.0)

@@ -1,0 +1,46 @@
+"""A connection to NATS with an administrator's credentials, for as long as a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.config import setting
+from shared.nats_files import NatsFiles
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess(NatsFiles):
+    """How an administrator logs in."""
+
+    nats_user: str | None = setting(None, "NATS user of the admin role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+
+
+@asynccontextmanager
+async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
+    """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.
+
+    Raises:
+        DependencyError: NATS does not appear, or refuses us.
+    """
+    from shared.nats_connection import connect
+
+    client = await connect(
+        url,
+        role="admin",
+        name=name,
+        user=access.nats_user,
+        password=access.nats_password,
+        files=access,
+        timeout_s=timeout_s,
+    )
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.gateway.dispatch_bench import Bench
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.known_worker import known_worker
+from tests.gateway.wire_worker import WireWorker
+
+
+@pytest.fixture
+async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
+    """A worker of a model of its own, known to the gateway of the test's module."""
+    async with known_worker(nats_url, gateway) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def bench(nats_url: str) -> AsyncIterator[Bench]:
+    """A dispatcher of a model of its own, at the session's NATS server."""
+    async with AsyncExitStack() as stack:
+        bench = Bench(nats_url, stack)
+        await bench.start()
+        yield bench
