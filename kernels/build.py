@@ -34,6 +34,7 @@ SOURCES = (
     "logits_bitmask/cpu.cpp",
 )
 HEADERS = (
+    "abi.h",
     "decoder_stack/stack.h",
     "decoder_stack/chain.h",
     "panel.h",
@@ -41,11 +42,12 @@ HEADERS = (
     "team.h",
     "quantized_kv.h",
     "linear/dense/packed.h",
+    "linear/cpu/numbers.h",
     "linear/cpu/weight.h",
     "linear/cpu/rows.h",
     "linear/cpu/integers.h",
     "linear/cpu/floats.h",
-    "linear/cpu/float8.h",
+    "linear/cpu/pairs.h",
     "linear/cpu/multiply.h",
     "paged_attention/attention.h",
     "paged_attention/query_rows.h",

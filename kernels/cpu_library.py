@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from kernels.build import KernelBuildError, build_library, cache_dir, kernels_allowed
+from kernels.cpu_abi import check_abi
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,10 @@ _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int
 # For each function its result and its arguments.
 _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
     {
-        "paged_attention": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 7, _FLOAT, *[_INT32] * 3]),
+        "paged_attention": (None, [_POINTER, *[_INT32] * 3]),
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
-        "rope_kv_write": (None, [*[_POINTER] * 9, _INT64, _FLOAT, *[_INT32] * 9]),
+        "rope_kv_write": (None, [_POINTER, *[_INT32] * 3]),
         "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 6]),
         "panel_width": (_INT32, []),
         "quantized_linear": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
@@ -94,8 +95,10 @@ def load_library(path: Path) -> CpuLibrary:
 
     Raises:
         OSError: It does not fit this process, for example because torch brought no OpenMP runtime.
+        AbiMismatchError: Its functions or structures are others than those that are declared here.
     """
     library = ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+    check_abi(library, _SIGNATURES)
     return CpuLibrary(**{name: _function(library, name, *signature) for name, signature in _SIGNATURES.items()})
 
 

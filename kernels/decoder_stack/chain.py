@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cpu_structures import ChainRequestStructure
 from kernels.decoder_stack.cpu import CpuDecoderStack, StackStep, check_fault, matrix_structure
-from kernels.decoder_stack.structures import ChainRequestStructure
 from kernels.linear.panels import PanelMatrix
 
 MAX_CANDIDATES = 8

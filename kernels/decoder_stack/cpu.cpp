@@ -1,15 +1,16 @@
 // A step of the decoder stack, see stack.h, and a chain of steps, see chain.h.
 
+#include "../abi.h"
 #include "chain.h"
 
-extern "C" __attribute__((visibility("default"))) int64_t headrace_decoder_stack_scratch(const headrace::Stack* stack,
+EXPORTED int64_t headrace_decoder_stack_scratch(const headrace::Stack* stack,
                                                                                        int64_t num_tokens) {
   using namespace headrace;
   if (stack->dtype == kBFloat16) return Scratch<bfloat16>(*stack, num_tokens, nullptr).bytes;
   return Scratch<float>(*stack, num_tokens, nullptr).bytes;
 }
 
-extern "C" __attribute__((visibility("default"))) int32_t headrace_decoder_stack(const headrace::Stack* stack,
+EXPORTED int32_t headrace_decoder_stack(const headrace::Stack* stack,
                                                                                const headrace::Step* step,
                                                                                char* scratch, void* result,
                                                                                int32_t num_threads) {
@@ -22,14 +23,14 @@ extern "C" __attribute__((visibility("default"))) int32_t headrace_decoder_stack
   return kNone;
 }
 
-extern "C" __attribute__((visibility("default"))) int64_t headrace_draft_chain_scratch(
+EXPORTED int64_t headrace_draft_chain_scratch(
     const headrace::Stack* stack, const headrace::ChainRequest* request, int64_t num_tokens, int64_t max_blocks) {
   using namespace headrace;
   if (stack->dtype == kBFloat16) return ChainScratch<bfloat16>(*stack, *request, num_tokens, max_blocks, nullptr).bytes;
   return ChainScratch<float>(*stack, *request, num_tokens, max_blocks, nullptr).bytes;
 }
 
-extern "C" __attribute__((visibility("default"))) int32_t headrace_draft_chain(
+EXPORTED int32_t headrace_draft_chain(
     const headrace::Stack* stack, const headrace::ChainRequest* request, const headrace::Step* step, char* scratch,
     int32_t* token_ids, float* scores, int32_t* num_places, int32_t num_threads) {
   using namespace headrace;
@@ -41,3 +42,25 @@ extern "C" __attribute__((visibility("default"))) int32_t headrace_draft_chain(
     run_chain<float>(*stack, *request, *step, scratch, candidates, num_threads);
   return kNone;
 }
+
+EXPORT_SIGNATURE(decoder_stack_scratch)
+EXPORT_SIGNATURE(decoder_stack)
+EXPORT_SIGNATURE(draft_chain_scratch)
+EXPORT_SIGNATURE(draft_chain)
+
+EXPORT_STRUCTURE(Matrix, FIELD_AT(weight, dense.weight), FIELD_AT(bias, dense.bias),
+                 FIELD_AT(num_inputs, dense.num_inputs), FIELD_AT(num_outputs, dense.num_outputs), FIELD(quantized))
+EXPORT_STRUCTURE(Layer, FIELD(attention_norm), FIELD(mlp_norm), FIELD(query_norm), FIELD(key_norm), FIELD(qkv),
+                 FIELD(gate_up), FIELD(output), FIELD(down), FIELD(key_cache), FIELD(value_cache), FIELD(kv_scales),
+                 FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up))
+EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FIELD(hidden_norm), FIELD(cos_sin),
+                 FIELD(final_norm), FIELD(layers), FIELD(tapped_layers), FIELD(num_tapped), FIELD(is_stream_normed),
+                 FIELD(num_layers), FIELD(vocab_size), FIELD(max_positions), FIELD(hidden_size),
+                 FIELD(intermediate_size), FIELD_AT(num_heads, heads.num_heads),
+                 FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
+                 FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(cache_dtype), FIELD(eps), FIELD(scale))
+EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
+                 FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(num_tokens), FIELD(num_seqs),
+                 FIELD(max_blocks), FIELD(block_size))
+EXPORT_STRUCTURE(ChainRequest, FIELD(head), FIELD(norm), FIELD(token_ids), FIELD(limits), FIELD(num_seqs),
+                 FIELD(num_candidates), FIELD(least_score))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
-from kernels.decoder_stack.structures import (
+from kernels.cpu_structures import (
     MAX_PARTS,
     LayerStructure,
     MatrixStructure,

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../abi.h"
 #include "attention.h"
 #include "query_rows.h"
 
@@ -234,17 +235,20 @@ void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dt
 
 }  // namespace headrace
 
-extern "C" __attribute__((visibility("default"))) void headrace_paged_attention(
-    const char* query, void* result, const char* key_cache, const char* value_cache, const int32_t* kv_scales,
-    const int32_t* block_tables, const int32_t* query_starts, const int32_t* context_lens,
-    const int64_t* tree_masks, int64_t query_stride, int32_t num_seqs, int32_t max_blocks, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
-    int32_t sliding_window, float scale, int32_t query_dtype, int32_t cache_dtype, int32_t num_threads) {
+EXPORTED void headrace_paged_attention(const headrace::AttentionArguments* arguments, int32_t query_dtype,
+                                       int32_t cache_dtype, int32_t num_threads) {
   using namespace headrace;
-  const AttentionArguments a{query, result, key_cache, value_cache, kv_scales, block_tables, query_starts,
-                    context_lens, tree_masks, query_stride, num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size, sliding_window, scale};
+  const AttentionArguments& a = *arguments;
   const auto query_type = static_cast<DType>(query_dtype), cache_type = static_cast<DType>(cache_dtype);
   Operation operation;
   if (is_serial(a, num_threads)) return attend_items(a, query_type, cache_type, operation);
 #pragma omp parallel num_threads(num_threads)
   attend_items(a, query_type, cache_type, operation);
 }
+
+EXPORT_SIGNATURE(paged_attention)
+
+EXPORT_STRUCTURE(AttentionArguments, FIELD(query), FIELD(result), FIELD(key_cache), FIELD(value_cache),
+                 FIELD(kv_scales), FIELD(block_tables), FIELD(query_starts), FIELD(context_lens), FIELD(tree_masks),
+                 FIELD(query_stride), FIELD(num_seqs), FIELD(max_blocks), FIELD(num_heads), FIELD(num_kv_heads),
+                 FIELD(head_dim), FIELD(block_size), FIELD(sliding_window), FIELD(scale))

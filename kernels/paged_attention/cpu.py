@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import AttentionStructure
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
@@ -43,7 +46,7 @@ def paged_attention_cpu(
         query = query.contiguous()
         token_stride = num_heads * head_dim
     result = torch.empty_like(query, memory_format=torch.contiguous_format)
-    library.paged_attention(
+    arguments = AttentionStructure(
         query.data_ptr(),
         result.data_ptr(),
         key_cache.data_ptr(),
@@ -62,8 +65,7 @@ def paged_attention_cpu(
         block_size,
         sliding_window or 0,
         scale,
-        DTYPE_NUMBERS[query.dtype],
-        CACHE_DTYPE_NUMBERS[key_cache.dtype],
-        torch.get_num_threads(),
     )
+    dtypes = DTYPE_NUMBERS[query.dtype], CACHE_DTYPE_NUMBERS[key_cache.dtype]
+    library.paged_attention(ctypes.byref(arguments), *dtypes, torch.get_num_threads())
     return result

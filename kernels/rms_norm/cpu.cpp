@@ -1,5 +1,6 @@
 // RMS normalisation of rows, after adding them to their residuals; see rows.h.
 
+#include "../abi.h"
 #include "rows.h"
 
 #include "../team.h"
@@ -24,7 +25,7 @@ void normalise(const void* x, int64_t x_stride, const void* weight, void* residu
 }  // namespace
 }  // namespace headrace
 
-extern "C" __attribute__((visibility("default"))) void headrace_rms_norm(const void* x, const void* weight,
+EXPORTED void headrace_rms_norm(const void* x, const void* weight,
                                                                          void* residual, void* result,
                                                                          int64_t x_stride, float eps, int32_t num_rows,
                                                                          int32_t size, int32_t dtype,
@@ -35,3 +36,5 @@ extern "C" __attribute__((visibility("default"))) void headrace_rms_norm(const v
 #pragma omp parallel for num_threads(is_serial ? 1 : num_threads)
   for (int64_t row = 0; row < num_rows; ++row) run(x, x_stride, weight, residual, result, eps, size, row);
 }
+
+EXPORT_SIGNATURE(rms_norm)

@@ -1,13 +1,12 @@
 // Rotation of queries and keys with head normalisation, and the write of keys and values into the cache; see token.h.
 
+#include "../abi.h"
 #include "token.h"
 
 namespace headrace {
-namespace {
 
-constexpr int64_t kSerialElements = 1 << 14;  // Waking other threads costs more than it saves below this.
-
-struct Arguments {
+// What a step rotates and writes.
+struct RotationArguments {
   void* qkv;
   const int64_t* positions;
   const float* cos_sin;
@@ -19,19 +18,23 @@ struct Arguments {
   const void* key_norm;
   int64_t qkv_stride;
   HeadSizes sizes;
-  int32_t block_size;
+  int32_t num_tokens, block_size;
   float eps;
 };
 
+namespace {
+
+constexpr int64_t kSerialElements = 1 << 14;  // Waking other threads costs more than it saves below this.
+
 template <typename T, typename Cache>
-void run_token(const Arguments& a, int64_t token) {
+void run_token(const RotationArguments& a, int64_t token) {
   const TokenCache<Cache> cache(a.key_cache, a.value_cache, a.kv_scales, a.slots[token], a.sizes, a.block_size);
   rotate_token(static_cast<T*>(a.qkv) + token * a.qkv_stride, a.sizes,
                a.cos_sin + a.positions[token] * a.sizes.rotated_dim, static_cast<const T*>(a.query_norm),
                static_cast<const T*>(a.key_norm), a.eps, cache);
 }
 
-using RunToken = void (*)(const Arguments&, int64_t);
+using RunToken = void (*)(const RotationArguments&, int64_t);
 
 template <typename T>
 RunToken choose(int32_t cache_dtype) {
@@ -47,19 +50,22 @@ RunToken choose(int32_t cache_dtype) {
 }  // namespace
 }  // namespace headrace
 
-extern "C" __attribute__((visibility("default"))) void headrace_rope_kv_write(
-    void* qkv, const int64_t* positions, const float* cos_sin, void* key_cache, void* value_cache, void* kv_scales,
-    const int64_t* slots, const void* query_norm, const void* key_norm, int64_t qkv_stride, float eps,
-    int32_t num_tokens, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t rotated_dim,
-    int32_t block_size, int32_t dtype, int32_t cache_dtype, int32_t num_threads) {
+EXPORTED void headrace_rope_kv_write(const headrace::RotationArguments* arguments, int32_t dtype, int32_t cache_dtype,
+                                     int32_t num_threads) {
   using namespace headrace;
-  const HeadSizes sizes{num_heads, num_kv_heads, head_dim, rotated_dim};
-  const Arguments a{qkv,   positions,  cos_sin,  key_cache,  value_cache, kv_scales,
-                    slots, query_norm, key_norm, qkv_stride, sizes,       block_size, eps};
+  const RotationArguments& a = *arguments;
   const RunToken run = dtype == kFloat32    ? choose<float>(cache_dtype)
                        : dtype == kBFloat16 ? choose<bfloat16>(cache_dtype)
                                             : choose<_Float16>(cache_dtype);
-  const bool is_serial = num_tokens * qkv_stride < kSerialElements;
+  const bool is_serial = a.num_tokens * a.qkv_stride < kSerialElements;
 #pragma omp parallel for num_threads(is_serial ? 1 : num_threads)
-  for (int64_t token = 0; token < num_tokens; ++token) run(a, token);
+  for (int64_t token = 0; token < a.num_tokens; ++token) run(a, token);
 }
+
+EXPORT_SIGNATURE(rope_kv_write)
+
+EXPORT_STRUCTURE(RotationArguments, FIELD(qkv), FIELD(positions), FIELD(cos_sin), FIELD(key_cache), FIELD(value_cache),
+                 FIELD(kv_scales), FIELD(slots), FIELD(query_norm), FIELD(key_norm), FIELD(qkv_stride),
+                 FIELD_AT(num_heads, sizes.num_heads), FIELD_AT(num_kv_heads, sizes.num_kv_heads),
+                 FIELD_AT(head_dim, sizes.head_dim), FIELD_AT(rotated_dim, sizes.rotated_dim), FIELD(num_tokens),
+                 FIELD(block_size), FIELD(eps))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import RotationStructure
 from kernels.rope_kv_write.reference import HeadNormWeights
 
 MAX_HEAD_DIM = 256
@@ -46,7 +49,7 @@ def rope_kv_write_cpu(
     num_tokens, num_all_heads, head_dim = qkv.shape
     num_kv_heads = key_cache.shape[2]
     num_heads = num_all_heads - 2 * num_kv_heads
-    library.rope_kv_write(
+    arguments = RotationStructure(
         qkv.data_ptr(),
         positions.data_ptr(),
         cos_sin.data_ptr(),
@@ -57,15 +60,14 @@ def rope_kv_write_cpu(
         None if head_norm is None else head_norm.query.data_ptr(),
         None if head_norm is None else head_norm.key.data_ptr(),
         qkv.stride(0),
-        0.0 if head_norm is None else head_norm.eps,
-        num_tokens,
         num_heads,
         num_kv_heads,
         head_dim,
         cos_sin.shape[1],
+        num_tokens,
         key_cache.shape[1],
-        DTYPE_NUMBERS[qkv.dtype],
-        CACHE_DTYPE_NUMBERS[key_cache.dtype],
-        torch.get_num_threads(),
+        0.0 if head_norm is None else head_norm.eps,
     )
+    dtypes = DTYPE_NUMBERS[qkv.dtype], CACHE_DTYPE_NUMBERS[key_cache.dtype]
+    library.rope_kv_write(ctypes.byref(arguments), *dtypes, torch.get_num_threads())
     return qkv[:, :num_heads]

@@ -1,5 +1,6 @@
 // SiLU of one half of each row times the other half; see rows.h.
 
+#include "../abi.h"
 #include "rows.h"
 
 namespace headrace {
@@ -15,7 +16,7 @@ void gate_row(const void* gate_up, void* result, int size, int64_t row) {
 }  // namespace
 }  // namespace headrace
 
-extern "C" __attribute__((visibility("default"))) void headrace_silu_mul(const void* gate_up, void* result,
+EXPORTED void headrace_silu_mul(const void* gate_up, void* result,
                                                                          int32_t num_rows, int32_t size, int32_t dtype,
                                                                          int32_t num_threads) {
   using namespace headrace;
@@ -24,3 +25,5 @@ extern "C" __attribute__((visibility("default"))) void headrace_silu_mul(const v
 #pragma omp parallel for num_threads(is_serial ? 1 : num_threads)
   for (int64_t row = 0; row < num_rows; ++row) run(gate_up, result, size, row);
 }
+
+EXPORT_SIGNATURE(silu_mul)

@@ -11,6 +11,7 @@ import pytest
 
 from kernels import build
 from kernels.build import KernelBuildError, build_library, cache_dir
+from kernels.cpu_abi import AbiMismatchError
 from kernels.cpu_library import cpu_library, load_library
 
 TINY_SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
@@ -68,7 +69,7 @@ def test_unwritable_cache_raises(tiny_sources: Path, tmp_path: Path) -> None:
 
 
 def test_foreign_library_is_refused(tiny_sources: Path, tmp_path: Path) -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises(AbiMismatchError, match="paged_attention is not described"):
         load_library(build_library(tmp_path / "cache"))
 
 

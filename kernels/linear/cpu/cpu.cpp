@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "../../abi.h"
 #include "multiply.h"
 
 namespace headrace {
@@ -34,14 +35,14 @@ void run(const QuantizedLinear& linear, const void* x, int64_t x_stride, void* r
 }  // namespace
 }  // namespace headrace
 
-extern "C" __attribute__((visibility("default"))) int64_t headrace_quantized_linear_scratch(
+EXPORTED int64_t headrace_quantized_linear_scratch(
     const headrace::QuantizedLinear* linear, int32_t dtype, int64_t num_rows) {
   using namespace headrace;
   if (dtype == kBFloat16) return scratch_bytes<bfloat16>(*linear, num_rows);
   return scratch_bytes<float>(*linear, num_rows);
 }
 
-extern "C" __attribute__((visibility("default"))) void headrace_quantized_linear(
+EXPORTED void headrace_quantized_linear(
     const headrace::QuantizedLinear* linear, const void* x, void* result, int64_t x_stride, int32_t dtype,
     int32_t to_float, int32_t num_rows, char* scratch, int32_t num_threads) {
   using namespace headrace;
@@ -52,3 +53,10 @@ extern "C" __attribute__((visibility("default"))) void headrace_quantized_linear
   else
     run<float>(*linear, x, x_stride, result, to_float, num_rows, scratch, num_threads);
 }
+
+EXPORT_SIGNATURE(quantized_linear_scratch)
+EXPORT_SIGNATURE(quantized_linear)
+
+EXPORT_STRUCTURE(QuantizedLinear, FIELD(weight), FIELD(scales), FIELD(offsets), FIELD(bias), FIELD(input_order),
+                 FIELD(num_inputs), FIELD(num_outputs), FIELD(group_size), FIELD(number), FIELD(scale_dtype),
+                 FIELD(offset), FIELD(zero_point), FIELD(rounding), FIELD(activation_scale))

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.linear.cpu.layout import Form, Layout, OffsetKind, make_layout
+from kernels.cpu_structures import QuantizedStructure
+from kernels.linear.cpu.layout import Layout, OffsetKind, make_layout
 from kernels.linear.dense.cpu import panel_rows
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
 
@@ -22,29 +23,6 @@ from kernels.linear.forms import QuantizedWeight, ScaledWeight
 MAX_INPUTS = 65536
 _PADDED = 32
 _VECTORS = 4
-_POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
-
-
-class QuantizedStructure(ctypes.Structure):
-    """`QuantizedLinear` of weight.h."""
-
-    _fields_ = (
-        ("weight", _POINTER),
-        ("scales", _POINTER),
-        ("offsets", _POINTER),
-        ("bias", _POINTER),
-        ("input_order", _POINTER),
-        ("num_inputs", _INT32),
-        ("num_outputs", _INT32),
-        ("group_size", _INT32),
-        ("bits", _INT32),
-        ("form", _INT32),
-        ("scale_dtype", _INT32),
-        ("offset", _INT32),
-        ("zero_point", _FLOAT),
-        ("rounding", _INT32),
-        ("activation_scale", _FLOAT),
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +53,10 @@ def can_pack_quantized(weight: QuantizedWeight) -> bool:
         return False
     if isinstance(weight, ScaledWeight):
         return weight.values.dtype is not torch.int8 or weight.has_row_scales
-    return weight.group_size % 16 == 0 or weight.scales.shape[1] == 1
+    if weight.number.is_integer:
+        return weight.group_size % 16 == 0 or weight.scales.shape[1] == 1
+    # Pairs of floating point numbers are multiplied without offsets, 32 columns at a time.
+    return (weight.group_size % 32 == 0 or weight.scales.shape[1] == 1) and not weight.offsets.any()
 
 
 def pack_quantized(
@@ -113,8 +94,7 @@ def pack_quantized(
         num_inputs,
         num_outputs,
         layout.group_size,
-        layout.bits,
-        layout.form,
+        layout.number.index,
         DTYPE_NUMBERS[layout.scales.dtype],
         offsets.kind,
         offsets.zero_point if offsets.kind is OffsetKind.ZERO else 0.0,
@@ -125,19 +105,19 @@ def pack_quantized(
 
 
 def _words(layout: Layout, codes: torch.Tensor, lanes: int) -> torch.Tensor:
-    """Put codes into words, and words into the order in which they are read: see weight.h and float8.h.
+    """Put codes into words, and words into the order in which they are read: see weight.h and numbers.h.
 
     Shapes:
         codes: `[num_panels * panel_width, num_inputs]`
         result: `[num_panels, 2, num_words, vectors, lanes, 4]` uint8
     """
     codes = F.pad(codes, (0, -codes.shape[1] % _PADDED))
-    if layout.bits == 4:
+    if layout.number.bits == 4:
         both = codes.view(len(codes), -1, 2, 4)
         codes = both[:, :, 0] | both[:, :, 1] << 4
     else:
         codes = codes.view(len(codes), -1, 4)
-    if layout.form is Form.FLOAT8:
+    if not layout.number.is_integer:
         codes = codes[:, :, [0, 2, 1, 3]]
     halves = codes.view(-1, 2, _VECTORS // 2, lanes, codes.shape[1], 4)
     return halves.permute(0, 1, 4, 2, 3, 5).contiguous()

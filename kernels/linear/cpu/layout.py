@@ -7,15 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from kernels.linear.forms import FLOAT8, INT8, CodedMatrix
-
-
-class Form(IntEnum):
-    """`Form` of weight.h."""
-
-    GROUPS = 0
-    TOKENS = 1
-    FLOAT8 = 2
+from kernels.linear.forms import CodedMatrix, Number
 
 
 class OffsetKind(IntEnum):
@@ -57,9 +49,8 @@ class Layout:
         scales: `[num_outputs, num_groups]`, in the smallest floating point type that holds them exactly.
     """
 
-    form: Form
+    number: Number
     codes: torch.Tensor
-    bits: int
     group_size: int
     scales: torch.Tensor
     offsets: Offsets
@@ -72,9 +63,8 @@ def make_layout(matrix: CodedMatrix) -> Layout:
     """Describe a matrix."""
     offsets = Offsets(OffsetKind.ZERO) if matrix.offsets is None else _offsets(matrix.scales, matrix.offsets)
     return Layout(
-        _form(matrix),
+        matrix.number,
         matrix.codes,
-        matrix.number.bits,
         matrix.group_size,
         _narrowest(matrix.scales),
         offsets,
@@ -82,15 +72,6 @@ def make_layout(matrix: CodedMatrix) -> Layout:
         Rounding[matrix.activation],
         matrix.activation_scale,
     )
-
-
-def _form(matrix: CodedMatrix) -> Form:
-    if matrix.number is FLOAT8:
-        return Form.FLOAT8
-    if matrix.activation == "none":
-        return Form.GROUPS
-    assert matrix.number is INT8
-    return Form.TOKENS
 
 
 def _narrowest(scales: torch.Tensor) -> torch.Tensor:

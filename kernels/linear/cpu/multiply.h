@@ -1,37 +1,34 @@
 // Multiplication of rows by a quantized matrix, shared among threads.
 #pragma once
 
-#include "float8.h"
 #include "floats.h"
 #include "integers.h"
+#include "pairs.h"
 
 namespace headrace {
 
 template <int R>
 inline void multiply_half(const QuantizedLinear& linear, const Rows& rows, int row, int panel, int half,
                           Floats (*sums)[kPanelVectors]) {
-  if (linear.form == Form::kFloat8) {
-    if (rows.inputs == Inputs::kPairs) return multiply_float8<bfloat16, R>(linear, rows, row, panel, half, sums);
-    return multiply_float8<float, R>(linear, rows, row, panel, half, sums);
-  }
-  if (rows.inputs == Inputs::kFloats) {
-    if (linear.bits == 4) return multiply_groups_exactly<4, R>(linear, rows, row, panel, half, sums);
-    return multiply_groups_exactly<8, R>(linear, rows, row, panel, half, sums);
-  }
-  const bool is_long = linear.segment() == 32;
-  if (linear.bits == 4) {
-    if (is_long) return multiply_groups<4, 32, R>(linear, rows, row, panel, half, sums);
-    return multiply_groups<4, 16, R>(linear, rows, row, panel, half, sums);
-  }
-  if (is_long) return multiply_groups<8, 32, R>(linear, rows, row, panel, half, sums);
-  multiply_groups<8, 16, R>(linear, rows, row, panel, half, sums);
+  with_number(linear.number, [&](auto of) {
+    using Of = decltype(of);
+    if constexpr (!Of::kIsInteger) {
+      if (rows.inputs == Inputs::kPairs) return multiply_pairs<Of, bfloat16, R>(linear, rows, row, panel, half, sums);
+      return multiply_pairs<Of, float, R>(linear, rows, row, panel, half, sums);
+    } else {
+      if (rows.inputs == Inputs::kFloats)
+        return multiply_groups_exactly<Of::kBits, R>(linear, rows, row, panel, half, sums);
+      if (linear.segment() == 32) return multiply_groups<Of::kBits, 32, R>(linear, rows, row, panel, half, sums);
+      return multiply_groups<Of::kBits, 16, R>(linear, rows, row, panel, half, sums);
+    }
+  });
 }
 
 // Multiplies R rows by a panel; not inlined, since what becomes of the sums is the same code for all forms.
 template <int R>
 __attribute__((noinline)) void multiply_quantized_tile(const QuantizedLinear& linear, const Rows& rows, int row,
                                                        int panel, Floats (*sums)[kPanelVectors]) {
-  if (linear.form == Form::kTokens)
+  if (linear.has_tokens())
     multiply_tokens<R>(linear, rows, row, panel, sums);
   else
     for (int half = 0; half < 2; ++half) multiply_half<R>(linear, rows, row, panel, half, sums);

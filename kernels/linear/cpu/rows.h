@@ -9,8 +9,8 @@ namespace headrace {
 enum class Inputs { kIntegers, kFloats, kPairs };
 
 // Inputs in 16 bits lose nothing that matters by becoming integers of 8 bits, a factor for 32 of them; those in float32
-// and float16 stay what they are, and results are those of the exact formula. float8 numbers, and inputs rounded to
-// them, are exact in bfloat16.
+// and float16 stay what they are, and results are those of the exact formula. Numbers that are no integers, and
+// inputs rounded to them, are exact in bfloat16.
 template <typename T>
 constexpr bool kIsBFloat16 = false;
 template <>
@@ -18,8 +18,8 @@ constexpr bool kIsBFloat16<bfloat16> = true;
 
 template <typename T>
 inline Inputs inputs_of(const QuantizedLinear& linear) {
-  if (linear.form == Form::kTokens) return Inputs::kIntegers;
-  if (linear.form == Form::kGroups) return kIsBFloat16<T> ? Inputs::kIntegers : Inputs::kFloats;
+  if (linear.has_tokens()) return Inputs::kIntegers;
+  if (is_integer(linear.number)) return kIsBFloat16<T> ? Inputs::kIntegers : Inputs::kFloats;
   return kIsBFloat16<T> || linear.rounding != Rounding::kNone ? Inputs::kPairs : Inputs::kFloats;
 }
 
@@ -35,7 +35,7 @@ struct Rows {
 
   Rows(const QuantizedLinear& linear, Inputs kind, int64_t num_rows, char* memory) : inputs(kind) {
     const int size = inputs == Inputs::kIntegers ? 1 : inputs == Inputs::kPairs ? 2 : 4;
-    const bool has_segments = inputs == Inputs::kIntegers && linear.form == Form::kGroups;
+    const bool has_segments = inputs == Inputs::kIntegers && !linear.has_tokens();
     num_groups = linear.num_groups();
     num_factors = has_segments ? linear.num_columns() / linear.segment() : num_groups;
     row_bytes = int64_t{linear.num_columns()} * size;
@@ -194,7 +194,7 @@ inline void prepare_row(const QuantizedLinear& linear, const Rows& rows, const T
     prepare_floats(linear, x, reinterpret_cast<float*>(values), factors);
   else if (rows.inputs == Inputs::kPairs)
     prepare_pairs(linear, x, reinterpret_cast<bfloat16*>(values), factors);
-  else if (linear.form == Form::kTokens)
+  else if (linear.has_tokens())
     prepare_token(linear, x, reinterpret_cast<int8_t*>(values), factors, sums);
   else
     prepare_segments(linear, x, reinterpret_cast<int8_t*>(values), factors, sums);

@@ -5,18 +5,12 @@
 // 32-bit words: a word holds 8 columns of 4 bits, or 4 columns of 8 bits, of one feature.
 #pragma once
 
-#include "../dense/packed.h"
+#include "numbers.h"
 
 namespace headrace {
 
 constexpr int kHalf = kPanelVectors / 2;
 constexpr int kPadded = 32;  // Columns are padded with zeros to a multiple of this.
-
-enum class Form : int32_t {
-  kGroups = 0,  // Unsigned integers: scale * q + offset, for each group of columns.
-  kTokens = 1,  // Integers from -128, stored from zero, times a scale a feature; inputs are integers too.
-  kFloat8 = 2,  // float8_e4m3fn times a scale, for each group of columns.
-};
 
 enum class Offset : int32_t {
   kZero = 0,   // -scale * the same zero point for all.
@@ -33,20 +27,22 @@ struct QuantizedLinear {
   const float* bias;    // As that of PackedLinear.
   const int32_t* input_order;  // Column j multiplies input feature input_order[j]; null is in order.
   int32_t num_inputs, num_outputs, group_size;
-  int32_t bits;
-  Form form;
+  Number number;
   DType scale_dtype;
   Offset offset;
   float zero_point;
-  Rounding rounding;  // Of the inputs, to what the form multiplies; those of groups are rounded by their type.
+  Rounding rounding;  // Of the inputs, to numbers of the same kind.
   float activation_scale;
+
+  // Integers from -128, stored from zero, times a scale a feature; inputs are integers too.
+  bool has_tokens() const { return rounding != Rounding::kNone && is_integer(number); }
 
   int num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
   int num_groups() const { return (num_inputs + group_size - 1) / group_size; }
   int num_columns() const { return (num_inputs + kPadded - 1) / kPadded * kPadded; }
   // Columns whose inputs share a factor, where inputs become integers.
   int segment() const { return group_size % 32 == 0 || num_groups() == 1 ? 32 : 16; }
-  int64_t half_words() const { return int64_t{num_columns()} * bits / 32 * kHalf * kLanes; }
+  int64_t half_words() const { return int64_t{num_columns()} * bits_of(number) / 32 * kHalf * kLanes; }
 
   const int32_t* half_weights(int panel, int half) const {
     return static_cast<const int32_t*>(weight) + (int64_t{panel} * 2 + half) * half_words();

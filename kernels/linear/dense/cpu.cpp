@@ -1,5 +1,6 @@
 // A linear layer on packed weights: multiplication of rows, with bias; see packed.h.
 
+#include "../../abi.h"
 #include "packed.h"
 
 namespace headrace {
@@ -16,9 +17,9 @@ void multiply_all(const PackedLinear& linear, const void* x, int64_t x_stride, v
 }  // namespace
 }  // namespace headrace
 
-extern "C" __attribute__((visibility("default"))) int32_t headrace_panel_width() { return headrace::kPanel; }
+EXPORTED int32_t headrace_panel_width() { return headrace::kPanel; }
 
-extern "C" __attribute__((visibility("default"))) void headrace_linear(
+EXPORTED void headrace_linear(
     const void* x, const void* weight, const float* bias, void* result, int64_t x_stride, int32_t num_rows,
     int32_t num_inputs, int32_t num_outputs, int32_t dtype, int32_t to_float, int32_t num_threads) {
   using namespace headrace;
@@ -32,3 +33,6 @@ extern "C" __attribute__((visibility("default"))) void headrace_linear(
       multiply_all<float>(linear, x, x_stride, result, num_outputs, to_float, num_rows, operation);
   }
 }
+
+EXPORT_SIGNATURE(panel_width)
+EXPORT_SIGNATURE(linear)

@@ -7,7 +7,7 @@ oracle of all kernels.
 from kernels.linear.forms.coded_matrix import Activation, CodedMatrix
 from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
-from kernels.linear.forms.numbers import FLOAT8, INT4, INT8, Number, integers
+from kernels.linear.forms.numbers import FLOAT8, INT4, INT8, NUMBERS, Number, integers
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
 from kernels.linear.forms.split import QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
 
@@ -15,6 +15,7 @@ __all__ = [
     "FLOAT8",
     "INT4",
     "INT8",
+    "NUMBERS",
     "SCALE_BLOCK",
     "Activation",
     "CodedMatrix",

@@ -69,7 +69,8 @@ class GroupQuantizedWeight:
     def coded(self) -> CodedMatrix:
         """Return the matrix as kernels pack it."""
         codes = self.number.unpack(self.values)
-        return CodedMatrix(self.number, codes, self.scales, self.offsets, self.group_size, self.input_order)
+        offsets = self.offsets if self.offsets.any() else None
+        return CodedMatrix(self.number, codes, self.scales, offsets, self.group_size, self.input_order)
 
     def join(self, lower: object) -> GroupQuantizedWeight | None:
         """Return both matrices as one, this one above, or None when they are unlike."""

@@ -30,6 +30,11 @@ class Number:
     dtype: torch.dtype | None = None
 
     @property
+    def is_integer(self) -> bool:
+        """Whether codes are the numbers themselves."""
+        return self.dtype is None
+
+    @property
     def per_byte(self) -> int:
         """Codes that a byte holds where they are stored."""
         return 8 // self.bits
@@ -55,7 +60,8 @@ class Number:
 INT4 = Number("int4", 0, bits=4, centre=8)
 INT8 = Number("int8", 1, bits=8, centre=128)
 FLOAT8 = Number("fp8", 2, bits=8, dtype=torch.float8_e4m3fn)
-_INTEGERS = {number.bits: number for number in (INT4, INT8)}
+NUMBERS = (INT4, INT8, FLOAT8)
+_INTEGERS = {number.bits: number for number in NUMBERS if number.is_integer}
 
 
 def integers(bits: int) -> Number:

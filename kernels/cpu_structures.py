@@ -1,0 +1,193 @@
+"""The structures that the compiled CPU functions take, field by field; loading the library compares them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+# Of a projection: `kMaxParts` of decoder_stack/stack.h.
+MAX_PARTS = 3
+
+
+class MatrixStructure(ctypes.Structure):
+    """`Matrix`: `PackedLinear` of linear/dense/packed.h, or the address of a `QuantizedLinear`."""
+
+    _fields_ = (
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("num_inputs", _INT32),
+        ("num_outputs", _INT32),
+        ("quantized", _POINTER),
+    )
+
+
+class LayerStructure(ctypes.Structure):
+    """`Layer`."""
+
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("qkv", MatrixStructure * MAX_PARTS),
+        ("gate_up", MatrixStructure * 2),
+        ("output", MatrixStructure),
+        ("down", MatrixStructure),
+        ("key_cache", _POINTER),
+        ("value_cache", _POINTER),
+        ("kv_scales", _POINTER),
+        ("sliding_window", _INT32),
+        ("num_qkv", _INT32),
+        ("num_gate_up", _INT32),
+    )
+
+
+class StackStructure(ctypes.Structure):
+    """`Stack`."""
+
+    _fields_ = (
+        ("embedding", _POINTER),
+        ("join", MatrixStructure),
+        ("embedding_norm", _POINTER),
+        ("hidden_norm", _POINTER),
+        ("cos_sin", _POINTER),
+        ("final_norm", _POINTER),
+        ("layers", _POINTER),
+        ("tapped_layers", _POINTER),
+        ("num_tapped", _INT32),
+        ("is_stream_normed", _INT32),
+        ("num_layers", _INT32),
+        ("vocab_size", _INT32),
+        ("max_positions", _INT32),
+        ("hidden_size", _INT32),
+        ("intermediate_size", _INT32),
+        ("num_heads", _INT32),
+        ("num_kv_heads", _INT32),
+        ("head_dim", _INT32),
+        ("rotated_dim", _INT32),
+        ("dtype", _INT32),
+        ("cache_dtype", _INT32),
+        ("eps", _FLOAT),
+        ("scale", _FLOAT),
+    )
+
+
+class StepStructure(ctypes.Structure):
+    """`Step`."""
+
+    _fields_ = (
+        ("token_ids", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("block_tables", _POINTER),
+        ("query_starts", _POINTER),
+        ("context_lens", _POINTER),
+        ("tree_masks", _POINTER),
+        ("hidden", _POINTER),
+        ("num_tokens", _INT32),
+        ("num_seqs", _INT32),
+        ("max_blocks", _INT32),
+        ("block_size", _INT32),
+    )
+
+
+class ChainRequestStructure(ctypes.Structure):
+    """`ChainRequest`."""
+
+    _fields_ = (
+        ("head", MatrixStructure),
+        ("norm", _POINTER),
+        ("token_ids", _POINTER),
+        ("limits", _POINTER),
+        ("num_seqs", _INT32),
+        ("num_candidates", _INT32),
+        ("least_score", _FLOAT),
+    )
+
+
+class QuantizedStructure(ctypes.Structure):
+    """`QuantizedLinear` of linear/cpu/weight.h."""
+
+    _fields_ = (
+        ("weight", _POINTER),
+        ("scales", _POINTER),
+        ("offsets", _POINTER),
+        ("bias", _POINTER),
+        ("input_order", _POINTER),
+        ("num_inputs", _INT32),
+        ("num_outputs", _INT32),
+        ("group_size", _INT32),
+        ("number", _INT32),
+        ("scale_dtype", _INT32),
+        ("offset", _INT32),
+        ("zero_point", _FLOAT),
+        ("rounding", _INT32),
+        ("activation_scale", _FLOAT),
+    )
+
+
+class AttentionStructure(ctypes.Structure):
+    """`AttentionArguments` of paged_attention/attention.h."""
+
+    _fields_ = (
+        ("query", _POINTER),
+        ("result", _POINTER),
+        ("key_cache", _POINTER),
+        ("value_cache", _POINTER),
+        ("kv_scales", _POINTER),
+        ("block_tables", _POINTER),
+        ("query_starts", _POINTER),
+        ("context_lens", _POINTER),
+        ("tree_masks", _POINTER),
+        ("query_stride", _INT64),
+        ("num_seqs", _INT32),
+        ("max_blocks", _INT32),
+        ("num_heads", _INT32),
+        ("num_kv_heads", _INT32),
+        ("head_dim", _INT32),
+        ("block_size", _INT32),
+        ("sliding_window", _INT32),
+        ("scale", _FLOAT),
+    )
+
+
+class RotationStructure(ctypes.Structure):
+    """`RotationArguments` of rope_kv_write/cpu.cpp."""
+
+    _fields_ = (
+        ("qkv", _POINTER),
+        ("positions", _POINTER),
+        ("cos_sin", _POINTER),
+        ("key_cache", _POINTER),
+        ("value_cache", _POINTER),
+        ("kv_scales", _POINTER),
+        ("slots", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("qkv_stride", _INT64),
+        ("num_heads", _INT32),
+        ("num_kv_heads", _INT32),
+        ("head_dim", _INT32),
+        ("rotated_dim", _INT32),
+        ("num_tokens", _INT32),
+        ("block_size", _INT32),
+        ("eps", _FLOAT),
+    )
+
+
+STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
+    {
+        "Matrix": MatrixStructure,
+        "Layer": LayerStructure,
+        "Stack": StackStructure,
+        "Step": StepStructure,
+        "ChainRequest": ChainRequestStructure,
+        "QuantizedLinear": QuantizedStructure,
+        "AttentionArguments": AttentionStructure,
+        "RotationArguments": RotationStructure,
+    }
+)
+"""By the names that `EXPORT_STRUCTURE` has for them."""
