@@ -1,9 +1,11 @@
 // Minus infinity for the tokens that a mask forbids.
 
+#include "../abi.h"
+
 #include <cmath>
 #include <cstdint>
 
-extern "C" __attribute__((visibility("default"))) void headrace_forbid_tokens(float* logits, const int64_t* rows,
+EXPORTED void headrace_forbid_tokens(float* logits, const int64_t* rows,
                                                                               const uint32_t* bitmask,
                                                                               int64_t row_stride, int32_t num_masks,
                                                                               int32_t vocab_size) {
@@ -18,3 +20,5 @@ extern "C" __attribute__((visibility("default"))) void headrace_forbid_tokens(fl
       if (!(words[token_id / 32] >> token_id % 32 & 1u)) row[token_id] = -INFINITY;
   }
 }
+
+EXPORT_SIGNATURE(forbid_tokens)

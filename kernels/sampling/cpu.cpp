@@ -1,12 +1,11 @@
 // Sampling and log probabilities row by row; see row.h, threshold.h, penalties.h and scores.h.
 
+#include "../abi.h"
 #include "../team.h"
 #include "penalties.h"
 #include "philox.h"
 #include "scores.h"
 #include "threshold.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace headrace {
 namespace {
@@ -59,9 +58,9 @@ bool is_finite(float value) { return value - value == 0.0f; }
 }  // namespace headrace
 
 // Bytes that each thread needs for `sample_tokens` and `score_tokens`.
-EXPORT int64_t headrace_sampling_scratch(int32_t vocab_size) { return headrace::RowScratch::bytes(vocab_size); }
+EXPORTED int64_t headrace_sampling_scratch(int32_t vocab_size) { return headrace::RowScratch::bytes(vocab_size); }
 
-EXPORT void headrace_sample_tokens(const float* logits, const int64_t* slots, const int64_t* positions,
+EXPORTED void headrace_sample_tokens(const float* logits, const int64_t* slots, const int64_t* positions,
                                    const float* inverse_temperatures, const float* log_min_ps, const int32_t* top_ks,
                                    const float* top_ps, const int64_t* seeds, int64_t* token_ids, char* scratch,
                                    int64_t row_stride, int32_t num_rows, int32_t vocab_size, int32_t may_truncate,
@@ -86,7 +85,7 @@ EXPORT void headrace_sample_tokens(const float* logits, const int64_t* slots, co
   });
 }
 
-EXPORT void headrace_penalise(float* logits, const int64_t* slots, const float* repetitions, const float* frequencies,
+EXPORTED void headrace_penalise(float* logits, const int64_t* slots, const float* repetitions, const float* frequencies,
                               const float* presences, const int32_t* output_counts, const uint32_t* seen_bits,
                               const int64_t* drafts, int64_t row_stride, int32_t num_drafts, int32_t num_rows,
                               int32_t vocab_size) {
@@ -101,7 +100,7 @@ EXPORT void headrace_penalise(float* logits, const int64_t* slots, const float* 
   }
 }
 
-EXPORT void headrace_count_tokens(int32_t* output_counts, uint32_t* seen_bits, const int64_t* slots,
+EXPORTED void headrace_count_tokens(int32_t* output_counts, uint32_t* seen_bits, const int64_t* slots,
                                   const int64_t* token_ids, int32_t num_tokens, int32_t vocab_size) {
   const int64_t num_words = (vocab_size + 31) / 32;
   for (int32_t i = 0; i < num_tokens; ++i) {
@@ -111,7 +110,7 @@ EXPORT void headrace_count_tokens(int32_t* output_counts, uint32_t* seen_bits, c
   }
 }
 
-EXPORT void headrace_score_tokens(const float* logits, const int64_t* token_ids, float* chosen, int64_t* top_ids,
+EXPORTED void headrace_score_tokens(const float* logits, const int64_t* token_ids, float* chosen, int64_t* top_ids,
                                   float* top_values, char* scratch, int64_t row_stride, int32_t num_rows,
                                   int32_t vocab_size, int32_t num_top, int32_t num_threads) {
   using namespace headrace;
@@ -136,3 +135,9 @@ EXPORT void headrace_score_tokens(const float* logits, const int64_t* token_ids,
     }
   });
 }
+
+EXPORT_SIGNATURE(sampling_scratch)
+EXPORT_SIGNATURE(sample_tokens)
+EXPORT_SIGNATURE(penalise)
+EXPORT_SIGNATURE(count_tokens)
+EXPORT_SIGNATURE(score_tokens)
