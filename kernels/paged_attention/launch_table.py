@@ -20,21 +20,38 @@ SPLIT_ATTENTION: dict[str, dict[int, dict[str, int]]] = {
         256: {"block_n": 16, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
     },
 }
-CHUNK_ATTENTION: dict[str, dict[int, dict[str, int]]] = {
+SPLIT_ATTENTION_8BIT: dict[str, dict[int, dict[str, int]]] = {
     "HOPPER": {
-        64: {"block_m": 128, "block_n": 128, "num_warps": 8, "num_stages": 3},
-        128: {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3},
-        256: {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 3},
+        64: {"block_n": 128, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+        128: {"block_n": 64, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+        256: {"block_n": 32, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
     },
     "AMPERE": {
-        64: {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3},
-        128: {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 3},
-        256: {"block_m": 64, "block_n": 32, "num_warps": 8, "num_stages": 3},
+        64: {"block_n": 128, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+        128: {"block_n": 64, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+        256: {"block_n": 32, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
     },
     "ADA": {
-        64: {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 3},
-        128: {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 3},
-        256: {"block_m": 32, "block_n": 32, "num_warps": 4, "num_stages": 2},
+        64: {"block_n": 64, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+        128: {"block_n": 32, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+        256: {"block_n": 16, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
+    },
+}
+CHUNK_ATTENTION: dict[str, dict[int, dict[str, int]]] = {
+    "HOPPER": {
+        64: {"block_m": 128, "block_n": 128, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
+        128: {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
+        256: {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
+    },
+    "AMPERE": {
+        64: {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
+        128: {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
+        256: {"block_m": 64, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
+    },
+    "ADA": {
+        64: {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
+        128: {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
+        256: {"block_m": 32, "block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_multiprocessor": 2},
     },
 }
 MEASURED: dict[str, str] = {}

@@ -9,10 +9,12 @@ import torch
 import triton
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.paged_attention.triton_chunk import chunk_attention_kernel
+from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
+    MAX_CHUNK_SPLITS,
     ChunkConfig,
     SplitConfig,
+    choose_num_chunk_splits,
     choose_num_splits,
     chunk_config,
     split_config,
@@ -94,7 +96,7 @@ def paged_attention_triton(
     query = batch.query if batch.query.stride()[1:] == (batch.query.shape[2], 1) else batch.query.contiguous()
     batch = replace(batch, query=query)
     padded_head_dim = max(16, triton.next_power_of_2(query.shape[2]))
-    split = split or split_config(gpu.generation, padded_head_dim, query.dtype)
+    split = split or split_config(gpu.generation, padded_head_dim, query.dtype, batch.kv_scales is not None)
     chunk = chunk or _chunk_config(batch, padded_head_dim, gpu)
     constants = _constants(batch, padded_head_dim, scale, sliding_window, soft_cap)
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -108,7 +110,7 @@ def paged_attention_triton(
     short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 else 0
     if short_len:
         _launch_split(batch, result, constants, short_len, split, gpu)
-    _launch_chunk(batch, result, constants, short_len + 1, chunk)
+    _launch_chunk(batch, result, constants, short_len + 1, chunk, gpu)
     return result
 
 
@@ -161,8 +163,10 @@ def _launch_split(
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     min_tiles = -(-config.min_split_tokens // config.block_n)
     block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
-    # Hopper's tensor cores take operands from shared memory; elsewhere so many rows need the registers of more warps.
-    is_roomy = gpu.generation is GpuGeneration.HOPPER or block_m < _MAX_SPLIT_ROWS
+    # Hopper's tensor cores take operands from shared memory; elsewhere, and where eight bits are converted, so many rows
+    # need the registers of more warps.
+    has_operands_in_memory = gpu.generation is GpuGeneration.HOPPER and batch.kv_scales is None
+    is_roomy = has_operands_in_memory or block_m < _MAX_SPLIT_ROWS
     splits = {"MAX_QUERY_LEN": max_query_len, "MIN_TILES": min_tiles, "BLOCK_N": config.block_n}
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
@@ -190,31 +194,48 @@ def _launch_split(
 
 
 def _launch_chunk(
-    batch: PagedAttentionBatch, result: torch.Tensor, constants: _Constants, min_query_len: int, config: ChunkConfig
+    batch: PagedAttentionBatch,
+    result: torch.Tensor,
+    constants: _Constants,
+    min_query_len: int,
+    config: ChunkConfig,
+    gpu: Gpu,
 ) -> None:
     """Attend from the sequences with at least `min_query_len` query tokens."""
-    num_tokens, num_heads, _ = batch.query.shape
-    num_seqs, num_kv_heads = len(batch.context_lens), batch.key_cache.shape[2]
+    num_tokens, num_heads, head_dim = batch.query.shape
+    num_seqs, (_, block_size, num_kv_heads, _) = len(batch.context_lens), batch.key_cache.shape
     group = num_heads // num_kv_heads
     block_m = max(config.block_m, triton.next_power_of_2(group))
-    chunk_attention_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_seqs)](
-        result,
-        batch.query,
-        batch.key_cache,
-        batch.value_cache,
-        batch.scale_pairs,
-        batch.block_tables,
-        batch.query_starts,
-        batch.context_lens,
-        batch.tree_masks,
+    num_blocks, capacity = num_tokens // (block_m // group) + num_seqs, batch.block_tables.shape[1] * block_size
+    num_splits = choose_num_chunk_splits(config, num_kv_heads * num_blocks, capacity, gpu.num_multiprocessors)
+    num_rows = num_blocks * num_kv_heads * num_splits * block_m if num_splits > 1 else 0
+    partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=result.device)
+    partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
+    tiles = {
+        "MIN_QUERY_LEN": min_query_len,
+        "MIN_TILES": -(-config.min_split_tokens // config.block_n),
+        "BLOCK_M": block_m,
+        "BLOCK_N": config.block_n,
+    }
+    caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
+    lengths = (batch.query_starts, batch.context_lens)
+    chunk_attention_kernel[(num_kv_heads, num_blocks, num_splits)](
+        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths, batch.tree_masks),
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
         num_seqs,
-        MIN_QUERY_LEN=min_query_len,
-        BLOCK_M=block_m,
-        BLOCK_N=config.block_n,
+        num_splits,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **constants.shared,
+        **tiles,
     )
+    if num_splits > 1:
+        reduce_chunk_splits_kernel[(num_kv_heads * block_m, num_blocks)](
+            *(result, partial, partial_lse, *lengths, num_seqs, num_splits),
+            BLOCK_S=MAX_CHUNK_SPLITS,
+            num_warps=4,
+            **{name: constants.shared[name] for name in _REDUCE_CONSTANTS},
+            **tiles,
+        )

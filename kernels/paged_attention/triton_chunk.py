@@ -1,7 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Paged attention for many query tokens per sequence: chunks of prompts, causal, in tiles for the tensor cores.
 
-The grid depends only on the sizes of the tensors: a program finds its sequence by a search of `query_starts`.
+The grid depends only on the sizes of the tensors: a program finds its sequence by a search of `query_starts`. Where
+blocks of queries are too few to fill the GPU, several programs share the cached tokens of a block (split-KV), and a
+second kernel combines what they wrote.
 Source: Ringlein et al., arXiv 2511.11581, section 4 (packed query blocks, search on the device).
 """
 
@@ -10,7 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_tiles import MASK_BITS, attend_tiles, finish_rows, load_hidden
+from kernels.paged_attention.triton_tiles import (
+    MASK_BITS,
+    attend_tiles,
+    combine_splits,
+    finish_rows,
+    load_hidden,
+    log_sum,
+)
 
 
 @triton.jit
@@ -31,9 +40,42 @@ def find_sequence(query_starts_ptr, query_block, num_seqs, BLOCK_TOKENS: tl.cons
     return low
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit
+def find_block(query_starts_ptr, context_lens_ptr, query_block, num_seqs, BLOCK_TOKENS: tl.constexpr):
+    """Return a query block's sequence, that sequence's first row, query length and context, and the block's offset."""
+    sequence = find_sequence(query_starts_ptr, query_block, num_seqs, BLOCK_TOKENS)
+    first_row = tl.load(query_starts_ptr + sequence)
+    query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
+    context_len = tl.load(context_lens_ptr + sequence)
+    first_token = (query_block - first_row // BLOCK_TOKENS - sequence) * BLOCK_TOKENS
+    return sequence, first_row, query_len, context_len, first_token
+
+
+@triton.jit
+def block_tiles(
+    first_position,
+    context_len,
+    num_splits,
+    REACH: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the first tile that a block's rows see, the end of their tiles, and how many each split takes."""
+    first_tile = 0
+    if REACH > 0:
+        first_tile = tl.maximum(first_position - REACH + 1, 0) // BLOCK_N
+    last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
+    end_tile = last_position // BLOCK_N + 1
+    tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
+    return first_tile, end_tile, tiles_per_split
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_splits"])
 def chunk_attention_kernel(
     result_ptr,
+    partial_ptr,
+    partial_lse_ptr,
     query_ptr,
     key_ptr,
     value_ptr,
@@ -46,11 +88,13 @@ def chunk_attention_kernel(
     query_stride,
     table_stride,
     num_seqs,
+    num_splits,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MIN_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     REACH: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -59,22 +103,32 @@ def chunk_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Attend from one block of packed query rows to all tokens that they see.
+    """Attend from one block of packed query rows to one split of the tokens that they see.
 
-    Grid: `(num_kv_heads, num_tokens // (BLOCK_M // GROUP) + num_seqs)`. Sequences with fewer than MIN_QUERY_LEN query
-    tokens are left alone.
+    Grid: `(num_kv_heads, num_tokens // (BLOCK_M // GROUP) + num_seqs, num_splits)`. Sequences with fewer than
+    MIN_QUERY_LEN query tokens are left alone. Where one split holds all tokens the result is written, else for each row
+    a partial result and the log2 of its sum of exponentials: the same code serves any number of splits, so that a batch
+    of another size compiles nothing.
     """
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(0)
+    kv_head, split = tl.program_id(0), tl.program_id(2)
     # Late blocks see most tokens: they start first, so that the last to run are short.
     query_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence = find_sequence(query_starts_ptr, query_block, num_seqs, BLOCK_TOKENS)
-    first_row = tl.load(query_starts_ptr + sequence)
-    query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
-    context_len = tl.load(context_lens_ptr + sequence)
-    first_token = (query_block - first_row // BLOCK_TOKENS - sequence) * BLOCK_TOKENS
+    sequence, first_row, query_len, context_len, first_token = find_block(
+        query_starts_ptr, context_lens_ptr, query_block, num_seqs, BLOCK_TOKENS
+    )
     if (query_len < MIN_QUERY_LEN) | (first_token >= query_len):
         return
+    first_position = context_len - query_len + first_token
+    first_tile, end_tile, tiles_per_split = block_tiles(
+        first_position, context_len, num_splits, REACH, MIN_TILES, BLOCK_TOKENS, BLOCK_N
+    )
+    is_whole = end_tile - first_tile <= tiles_per_split
+    first_tile += split * tiles_per_split
+    # The first split always writes, so that an empty context yields zeros.
+    if (split > 0) & (first_tile >= end_tile):
+        return
+    end_tile = tl.minimum(first_tile + tiles_per_split, end_tile)
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
@@ -98,13 +152,11 @@ def chunk_attention_kernel(
 
     # Tiles in three runs: those that the window cuts, those that every row sees in full, those on the diagonal and
     # those before it that masks speak of.
-    first_position = context_len - query_len + first_token
-    last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
-    end_tile = last_position // BLOCK_N + 1
-    full_tile = 0
+    full_tile = first_tile
     if SLIDING_WINDOW > 0:
-        first_tile = tl.maximum(first_position - REACH + 1, 0) // BLOCK_N
-        full_tile = tl.minimum(tl.cdiv(tl.maximum(last_position - SLIDING_WINDOW + 1, 0), BLOCK_N), end_tile)
+        last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
+        full_tile = tl.cdiv(tl.maximum(last_position - SLIDING_WINDOW + 1, 0), BLOCK_N)
+        full_tile = tl.minimum(tl.maximum(full_tile, first_tile), end_tile)
         accumulator, row_max, row_sum = attend_tiles(
             query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, first_tile, full_tile,
             row_positions, hidden, context_len, score_scale, True, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
@@ -113,7 +165,7 @@ def chunk_attention_kernel(
     first_hidden = first_position + 1
     if hidden is not None:
         first_hidden = tl.maximum(first_hidden - MASK_BITS, 0)
-    diagonal_tile = tl.maximum(first_hidden // BLOCK_N, full_tile)
+    diagonal_tile = tl.minimum(tl.maximum(first_hidden // BLOCK_N, full_tile), end_tile)
     accumulator, row_max, row_sum = attend_tiles(
         query, accumulator, row_max, row_sum, key_ptr, value_ptr, scales_ptr, table_ptr, full_tile, diagonal_tile,
         row_positions, hidden, context_len, score_scale, False, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
@@ -126,5 +178,62 @@ def chunk_attention_kernel(
     )  # fmt: skip
 
     accumulator = finish_rows(accumulator, row_sum, scales_ptr)
-    result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
-    tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)
+    if is_whole:
+        result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
+        tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)
+    else:
+        block = query_block.to(tl.int64) * NUM_KV_HEADS + kv_head
+        partial_row = (block * num_splits + split) * BLOCK_M + rows
+        tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], accumulator, mask=mask)
+        tl.store(partial_lse_ptr + partial_row, log_sum(row_max, row_sum), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_splits"])
+def reduce_chunk_splits_kernel(
+    result_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    num_seqs,
+    num_splits,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MIN_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    REACH: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Combine the splits of one packed query row, `grid: (NUM_KV_HEADS * BLOCK_M, query blocks)`."""
+    BLOCK_TOKENS: tl.constexpr = BLOCK_M // GROUP
+    kv_head, row, query_block = tl.program_id(0) // BLOCK_M, tl.program_id(0) % BLOCK_M, tl.program_id(1)
+    _, first_row, query_len, context_len, first_token = find_block(
+        query_starts_ptr, context_lens_ptr, query_block, num_seqs, BLOCK_TOKENS
+    )
+    token = first_token + row // GROUP
+    if (query_len < MIN_QUERY_LEN) | (token >= query_len) | (row >= BLOCK_TOKENS * GROUP):
+        return
+    first_tile, end_tile, tiles_per_split = block_tiles(
+        context_len - query_len + first_token, context_len, num_splits, REACH, MIN_TILES, BLOCK_TOKENS, BLOCK_N
+    )
+    if end_tile - first_tile <= tiles_per_split:
+        return
+    block = query_block.to(tl.int64) * NUM_KV_HEADS + kv_head
+    combined = combine_splits(
+        partial_ptr,
+        partial_lse_ptr,
+        block * num_splits * BLOCK_M + row,
+        BLOCK_M,
+        tl.cdiv(end_tile - first_tile, tiles_per_split),
+        HEAD_DIM,
+        BLOCK_S,
+        BLOCK_D,
+    )
+    head = kv_head * GROUP + row % GROUP
+    result_row = (first_row + token).to(tl.int64) * NUM_KV_HEADS * GROUP + head
+    dims = tl.arange(0, BLOCK_D)
+    tl.store(result_ptr + result_row * HEAD_DIM + dims, combined.to(result_ptr.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels.gpu_config import GpuGeneration
-from kernels.paged_attention.launch_table import CHUNK_ATTENTION, SPLIT_ATTENTION
+from kernels.paged_attention.launch_table import CHUNK_ATTENTION, SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT
 
-# The reduction holds all splits of a row in registers.
+# The reductions hold all splits of a row in registers.
 MAX_SPLITS = 64
+MAX_CHUNK_SPLITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class SplitConfig:
     Attributes:
         block_n: Cached tokens a tile.
         num_warps: Of a program.
-        num_stages: Of the pipeline; the block table takes every second one.
+        num_stages: Of the pipeline, odd. The block table's entry of a tile takes two of them ahead of its keys and
+            values: 3, 5 and 7 keep one, two and three tiles in flight, and 4 compiles to the same code as 3.
         programs_per_multiprocessor: Enough to even out contexts of different length, few enough that what the splits
             write stays small beside what they read.
         min_split_tokens: A shorter split would spend more on its reduction than it saves.
@@ -35,19 +37,33 @@ class SplitConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChunkConfig:
-    """How the kernel for many query tokens is launched: `block_m` packed query rows, `block_n` cached tokens a tile."""
+    """How the kernel for many query tokens is launched.
+
+    Attributes:
+        block_m: Packed query rows of a program.
+        block_n: Cached tokens a tile.
+        num_warps: Of a program.
+        num_stages: As in `SplitConfig`.
+        programs_per_multiprocessor: What splits may come to, where blocks of queries are too few to fill the GPU.
+        min_split_tokens: A shorter split would write and read as many bytes of partial results as of the cache.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    programs_per_multiprocessor: int = 2
+    min_split_tokens: int = 512
 
 
 # By padded head size; a smaller one uses the first entry that holds it.
-_SPLIT = {
-    GpuGeneration[name]: {size: SplitConfig(**entry) for size, entry in entries.items()}
-    for name, entries in SPLIT_ATTENTION.items()
-}
+_SPLIT, _SPLIT_8BIT = (
+    {
+        GpuGeneration[name]: {size: SplitConfig(**entry) for size, entry in entries.items()}
+        for name, entries in table.items()
+    }
+    for table in (SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT)
+)
 _CHUNK = {
     GpuGeneration[name]: {size: ChunkConfig(**entry) for size, entry in entries.items()}
     for name, entries in CHUNK_ATTENTION.items()
@@ -57,11 +73,16 @@ _FP32_SPLIT = SplitConfig(16, 4, 1)
 _FP32_CHUNK = ChunkConfig(16, 16, 4, 1)
 
 
-def split_config(generation: GpuGeneration, padded_head_dim: int, dtype: torch.dtype) -> SplitConfig:
-    """Return the launch of the split-KV kernel."""
+def split_config(
+    generation: GpuGeneration, padded_head_dim: int, dtype: torch.dtype, is_8bit_cache: bool = False
+) -> SplitConfig:
+    """Return the launch of the split-KV kernel for queries of `dtype`.
+
+    A cache in eight bits has launches of its own: its tiles are half as large, and converting them takes registers.
+    """
     if dtype == torch.float32:
         return _FP32_SPLIT
-    return _SPLIT[generation][max(padded_head_dim, 64)]
+    return (_SPLIT_8BIT if is_8bit_cache else _SPLIT)[generation][max(padded_head_dim, 64)]
 
 
 def chunk_config(generation: GpuGeneration, padded_head_dim: int, dtype: torch.dtype) -> ChunkConfig:
@@ -87,3 +108,20 @@ def choose_num_splits(
     """
     wanted = -(-config.programs_per_multiprocessor * num_multiprocessors // (num_seqs * num_kv_heads))
     return max(1, min(wanted, MAX_SPLITS, -(-capacity // config.min_split_tokens)))
+
+
+def choose_num_chunk_splits(config: ChunkConfig, num_programs: int, capacity: int, num_multiprocessors: int) -> int:
+    """Return into how many programs the cached tokens of a block of queries are divided, at most.
+
+    A batch with programs for every multiprocessor is not divided: it is bound by its products.
+
+    Args:
+        config: Of the launch.
+        num_programs: Without splitting.
+        capacity: Tokens that a row of the block table can address.
+        num_multiprocessors: Of the GPU.
+    """
+    if num_programs >= num_multiprocessors:
+        return 1
+    wanted = config.programs_per_multiprocessor * num_multiprocessors // num_programs
+    return max(1, min(wanted, MAX_CHUNK_SPLITS, -(-capacity // config.min_split_tokens)))

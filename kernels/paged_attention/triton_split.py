@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_tiles import attend_tiles, finish_rows, load_hidden
+from kernels.paged_attention.triton_tiles import attend_tiles, combine_splits, finish_rows, load_hidden, log_sum
 
 
 @triton.jit
@@ -133,8 +133,7 @@ def split_attention_kernel(
         ROWS: tl.constexpr = GROUP * MAX_QUERY_LEN
         partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits + split) * ROWS + rows
         tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], accumulator, mask=mask)
-        lse = tl.where(row_sum > 0, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), float("-inf"))
-        tl.store(partial_lse_ptr + partial_row, lse, mask=is_row)
+        tl.store(partial_lse_ptr + partial_row, log_sum(row_max, row_sum), mask=is_row)
     else:
         result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)
@@ -169,17 +168,11 @@ def reduce_splits_kernel(
     first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, REACH, MIN_TILES, BLOCK_N)
     num_written = tl.maximum(tl.cdiv(end_tile - first_tile, tiles_per_split), 1)
 
-    splits = tl.arange(0, BLOCK_S)
+    sequence_row = (sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits * ROWS
+    combined = combine_splits(
+        partial_ptr, partial_lse_ptr, sequence_row + row, ROWS, num_written, HEAD_DIM, BLOCK_S, BLOCK_D
+    )
     dims = tl.arange(0, BLOCK_D)
-    is_written = splits < num_written
-    partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits + splits) * ROWS + row
-    lse = tl.load(partial_lse_ptr + partial_row, mask=is_written, other=float("-inf"))
-    mask = is_written[:, None] & (dims < HEAD_DIM)[None, :]
-    partial = tl.load(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
-    top = tl.max(lse, 0)
-    weights = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weights, 0)
-    combined = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
     head = kv_head * GROUP + row % GROUP
     result_row = (first_row + row // GROUP).to(tl.int64) * NUM_KV_HEADS * GROUP + head
     tl.store(result_ptr + result_row * HEAD_DIM + dims, combined.to(result_ptr.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -180,3 +180,45 @@ def finish_rows(accumulator, row_sum, scales_ptr):
     if scales_ptr is not None:
         accumulator *= 1.0 / WEIGHT_UNITS
     return accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+
+
+@triton.jit
+def log_sum(row_max, row_sum):
+    """Return log2 of each row's sum of exponentials; -inf for a row that sees no token."""
+    return tl.where(row_sum > 0, row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0)), float("-inf"))
+
+
+@triton.jit
+def combine_splits(
+    partial_ptr,
+    partial_lse_ptr,
+    first_row,
+    row_stride,
+    num_written,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Return a row's result `[BLOCK_D]`, its splits weighted by their sums of exponentials.
+
+    Args:
+        partial_ptr: Results of splits, fp32, HEAD_DIM elements a row.
+        partial_lse_ptr: What `log_sum` returned of them.
+        first_row: Where the first split's row lies.
+        row_stride: Rows from one split to the next.
+        num_written: Splits that there are, at most BLOCK_S.
+        HEAD_DIM: Elements of a head, at most BLOCK_D.
+        BLOCK_S: Power of two.
+        BLOCK_D: Power of two.
+    """
+    splits = tl.arange(0, BLOCK_S)
+    dims = tl.arange(0, BLOCK_D)
+    is_written = splits < num_written
+    rows = first_row + splits.to(tl.int64) * row_stride
+    lse = tl.load(partial_lse_ptr + rows, mask=is_written, other=float("-inf"))
+    mask = is_written[:, None] & (dims < HEAD_DIM)[None, :]
+    partial = tl.load(partial_ptr + rows[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+    top = tl.max(lse, 0)
+    weights = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weights, 0)
+    return tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)

@@ -9,6 +9,7 @@ import torch
 
 from kernels.gpu_config import Gpu
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
 from kernels.quantized_kv import is_quantized, scales_shape
 
 
@@ -23,6 +24,8 @@ def launch(
     block_size: int = 16,
     cache_dtype: torch.dtype = torch.bfloat16,
     has_trees: bool = False,
+    split: SplitConfig | None = None,
+    chunk: ChunkConfig | None = None,
 ) -> torch.Tensor:
     """Launch attention over caches that are never read, of as few blocks as will do."""
     cache = torch.empty(2, block_size, num_kv_heads, head_dim, dtype=cache_dtype)
@@ -38,7 +41,7 @@ def launch(
         else None,
         torch.empty(num_seqs * query_len, dtype=torch.int64) if has_trees else None,
     )
-    return paged_attention_triton(batch, query_len, head_dim**-0.5, sliding_window, soft_cap, gpu)
+    return paged_attention_triton(batch, query_len, head_dim**-0.5, sliding_window, soft_cap, gpu, split, chunk)
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:

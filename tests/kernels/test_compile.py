@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
@@ -71,7 +73,7 @@ def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
 
 
 def test_fp8_is_converted_by_instruction(quantized: list[CompiledKernel]) -> None:
-    converting = [kernel for kernel in quantized if "fp8" in kernel.launch and kernel.kernel != "reduce_splits_kernel"]
+    converting = [kernel for kernel in quantized if "fp8" in kernel.launch and not kernel.kernel.startswith("reduce")]
     assert len(converting) == 11
     for kernel in converting:
         wanted = (
@@ -90,7 +92,7 @@ def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[C
 
 
 def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[CompiledKernel]) -> None:
-    readers = [kernel for kernel in attention if kernel.kernel != "reduce_splits_kernel"]
+    readers = [kernel for kernel in attention if not kernel.kernel.startswith("reduce")]
     assert len(readers) == 32
     for kernel in readers:
         assert kernel.count(COPY_16) >= 16, str(kernel)
@@ -103,6 +105,25 @@ def test_decodes_with_one_split_need_no_reduction(attention: list[CompiledKernel
     launched = {launch: {k.kernel for k in attention if k.launch == launch} for launch in ("decode_one", "decode_many")}
     assert launched["decode_one"] == {"split_attention_kernel", "reduce_splits_kernel"}
     assert launched["decode_many"] == {"split_attention_kernel"}
+
+
+def test_chunks_on_a_long_context_are_split_among_programs(attention: list[CompiledKernel]) -> None:
+    launched = {kernel.kernel for kernel in attention if kernel.launch == "chunk_128"}
+    assert launched == {"chunk_attention_kernel", "reduce_chunk_splits_kernel"}
+
+
+@pytest.mark.slow
+def test_candidates_of_the_tuner_fit_and_differ_in_shared_memory(tmp_path: Path) -> None:
+    compiled = compile_launches("tests.kernels.attention_candidates", (90,), tmp_path / "candidates.json")
+    seen: dict[tuple[str, int, int], str] = {}
+    for kernel in compiled:
+        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
+        assert kernel.stack_bytes == 0, f"{kernel} spills registers"
+        if not kernel.kernel.startswith("reduce"):
+            table = kernel.launch.partition(" ")[0]
+            twin = seen.setdefault((table, kernel.num_warps, kernel.shared_bytes), kernel.launch)
+            assert twin == kernel.launch, f"{kernel.launch} compiles to the buffers of {twin}"
+    assert len(seen) == 87
 
 
 def test_elementwise_kernels_access_16_bytes(elementwise: list[CompiledKernel]) -> None:

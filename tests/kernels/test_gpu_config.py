@@ -8,7 +8,7 @@ from kernels.linear.dense.small_gemm import launch_table as small_gemm_table
 from kernels.linear.dense.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_launch
 from kernels.linear.split_k import MIN_BLOCK_N
 from kernels.paged_attention import launch_table as attention_table
-from kernels.paged_attention.triton_config import chunk_config, split_config
+from kernels.paged_attention.triton_config import SplitConfig, chunk_config, split_config
 from kernels.sampling import launch_table as sampling_table
 from kernels.sampling.config import sampling_config
 
@@ -35,7 +35,8 @@ def test_capability_belongs_to_generation(
 
 
 def test_tables_have_an_entry_for_every_generation_and_size() -> None:
-    for table in (attention_table.SPLIT_ATTENTION, attention_table.CHUNK_ATTENTION):
+    attention = attention_table.SPLIT_ATTENTION, attention_table.SPLIT_ATTENTION_8BIT, attention_table.CHUNK_ATTENTION
+    for table in attention:
         assert table.keys() == GENERATIONS
         assert all(entries.keys() == {64, 128, 256} for entries in table.values())
     assert small_gemm_table.SMALL_GEMM.keys() == GENERATIONS
@@ -50,8 +51,11 @@ def test_tables_have_an_entry_for_every_generation_and_size() -> None:
 def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
     name = generation.name
     split, chunk = attention_table.SPLIT_ATTENTION[name], attention_table.CHUNK_ATTENTION[name]
+    eight_bits = attention_table.SPLIT_ATTENTION_8BIT[name]
     for padded_head_dim, size in ((16, 64), (64, 64), (128, 128), (256, 256)):
         assert split_config(generation, padded_head_dim, torch.bfloat16).block_n == split[size]["block_n"]
+        chosen = split_config(generation, padded_head_dim, torch.bfloat16, is_8bit_cache=True)
+        assert chosen == SplitConfig(**eight_bits[size])
         assert chunk_config(generation, padded_head_dim, torch.float16).block_m == chunk[size]["block_m"]
     for num_rows, max_rows in ((1, 16), (16, 16), (17, 32), (64, 64)):
         config = small_gemm_launch(generation, num_rows)

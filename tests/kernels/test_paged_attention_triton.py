@@ -11,7 +11,14 @@ from kernels.gpu_config import Gpu, GpuGeneration, gpu_of
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, can_run, paged_attention_triton
-from kernels.paged_attention.triton_config import MAX_SPLITS, ChunkConfig, SplitConfig, choose_num_splits
+from kernels.paged_attention.triton_config import (
+    MAX_CHUNK_SPLITS,
+    MAX_SPLITS,
+    ChunkConfig,
+    SplitConfig,
+    choose_num_chunk_splits,
+    choose_num_splits,
+)
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.token_trees import AnyMasks, Tree, attend_to_paths, deep_tree, random_tree, tree_batch
@@ -20,7 +27,9 @@ from tests.kernels.tolerances import assert_close
 # With one multiprocessor a sequence is not divided; with 64, as often as its shortest splits allow.
 ONE_SPLIT, SPLITS = Gpu(GpuGeneration.HOPPER, 1), Gpu(GpuGeneration.HOPPER, 64)
 SPLIT = SplitConfig(block_n=16, num_warps=4, num_stages=2, programs_per_multiprocessor=1, min_split_tokens=32)
-CHUNK = ChunkConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
+CHUNK = ChunkConfig(
+    block_m=16, block_n=16, num_warps=4, num_stages=2, programs_per_multiprocessor=2, min_split_tokens=32
+)
 SHAPES = [
     Shape(4, 2, 64, 16),
     Shape(6, 2, 80, 16),
@@ -169,6 +178,29 @@ def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.dev
     check(batch_of(SMALL, [20, 30, 40], [8, 9, 33]), device)
 
 
+@pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
+@pytest.mark.parametrize("shape", [SMALL, SHAPES[1], SHAPES[3], INT8, FP8], ids=str)
+def test_few_new_tokens_on_a_long_context_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -> None:
+    # Contexts of many splits, of one, of a part of one, and without a query; new tokens of one block and of several.
+    batch = batch_of(shape, [210, 150, 25, 20, 90], [17, 33, 9, 20, 1])
+    batch.context_lens = torch.cat((batch.context_lens, torch.zeros(1, dtype=torch.int32)))
+    batch.query_starts = torch.cat((batch.query_starts, batch.query_starts[-1:]))
+    batch.block_tables = torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables[:1])))
+    check(batch, device, gpu=gpu)
+
+
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(1, None), (40, 2.0), (100, None)])
+def test_windows_of_split_chunks_equal_reference(
+    sliding_window: int, soft_cap: float | None, device: torch.device
+) -> None:
+    check(batch_of(SMALL, [210, 61, 9], [17, 20, 9]), device, sliding_window, soft_cap)
+
+
+def test_trees_of_split_chunks_equal_sequences_of_their_own(device: torch.device) -> None:
+    check_trees([random_tree(200, 20, seed=6), AnyMasks(150, num_before=20)], SMALL, device)
+    check_trees([random_tree(200, 20, seed=7), AnyMasks(150, num_before=20)], SMALL, device, 64)
+
+
 def test_one_long_chunk_equals_reference(device: torch.device) -> None:
     check(batch_of(SMALL, [75], [60]), device)
 
@@ -267,6 +299,16 @@ def test_splits_fill_the_gpu_but_stay_long() -> None:
     assert choose_num_splits(config, 4, 8, 131072, 132) == 17
     assert choose_num_splits(config, 1, 8, 131072, 132) == MAX_SPLITS
     assert choose_num_splits(config, 1, 8, 1000, 132) == 8
+
+
+def test_chunks_are_split_where_programs_are_too_few() -> None:
+    config = ChunkConfig(128, 64, 8, 3, programs_per_multiprocessor=2, min_split_tokens=512)
+    # 17 and 128 tokens of Llama-3-8B on a context of 32k, a prompt of 512, one of 8192.
+    assert choose_num_chunk_splits(config, 8 * 1, 32_768, 132) == MAX_CHUNK_SPLITS
+    assert choose_num_chunk_splits(config, 8 * 5, 32_768, 132) == 6
+    assert choose_num_chunk_splits(config, 8 * 5, 1024, 132) == 2
+    assert choose_num_chunk_splits(config, 8 * 17, 32_768, 132) == 1
+    assert choose_num_chunk_splits(config, 8 * 257, 32_768, 132) == 1
 
 
 def test_unsupported_shapes_are_refused() -> None:

@@ -21,9 +21,10 @@ from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, multiply
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
-from ops.bench.gpu.tune.__main__ import main, tune
+from ops.bench.gpu.tune.__main__ import main, tune_tables
 from ops.bench.gpu.tune.choice import Entry, Problem, Tuning, choose
 from ops.bench.gpu.tune.table_file import TableFile
+from ops.bench.gpu.tune.table_process import tune
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
 from tests.ops.bench.bare_machine import run_without
 
@@ -181,6 +182,17 @@ def test_rewritten_file_is_valid_and_formatted(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+def test_attention_candidates_are_all_different_code() -> None:
+    """An even number of stages compiles to the code of the odd one below it (`test_compile` looks at the code)."""
+    for tuning in (*attention.SPLIT_ATTENTION, *attention.SPLIT_ATTENTION_8BIT, *attention.CHUNK_ATTENTION):
+        assert len({tuple(entry.items()) for entry in tuning.candidates}) == len(tuning.candidates)
+        stages = {entry["num_stages"] for entry in tuning.candidates}
+        assert stages <= {2, 3, 5, 7}
+        # Two tiles in flight at the tile of the table.
+        table_tile = 8192 // (tuning.key or 0)
+        assert any(entry["num_stages"] == 5 and entry["block_n"] == table_tile for entry in tuning.candidates)
+
+
 def test_table_file_with_code_in_it_is_refused() -> None:
     with pytest.raises(ValueError, match="line 3 is not `name: type = literal`: print"):
         TableFile('"""Doc."""\n\nprint(1)\n')
@@ -207,6 +219,25 @@ REAL_TUNINGS: dict[str, Tuning] = {
         attention.SPLIT_ATTENTION[0].candidates[:2],
         partial(attention.make_checks, attend=attention.attend_split, model=TINY, lengths={"two": [(1, 40), (1, 3)]}),
         partial(attention.make_problems, attend=attention.attend_split, model=TINY, lengths={"two": [(1, 40)] * 2}),
+    ),
+    "split_8bit": Tuning(
+        "SPLIT_ATTENTION_8BIT",
+        64,
+        attention.SPLIT_ATTENTION_8BIT[0].candidates[:2],
+        partial(
+            attention.make_checks,
+            attend=attention.attend_split,
+            model=TINY,
+            lengths={"two": [(1, 40), (1, 3)]},
+            cache_dtypes=attention.EIGHT_BITS,
+        ),
+        partial(
+            attention.make_problems,
+            attend=attention.attend_split,
+            model=TINY,
+            lengths={"two": [(1, 40)] * 2},
+            cache_dtype=torch.float8_e4m3fn,
+        ),
     ),
     "chunk": Tuning(
         "CHUNK_ATTENTION",
@@ -335,6 +366,15 @@ def test_candidates_fit_the_configurations_that_they_are_for() -> None:
 def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "sampling"]) == 2
     assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_table_whose_process_dies_leaves_the_files_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not tune_tables(["sampling"], tmp_path, limit_s=60.0)
+    assert "sampling: its process ended with exit code 1; its other entries stay as they are" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_tuning_needs_only_torch() -> None:

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
-from kernels.quantized_kv import quantize_heads
+from kernels.quantized_kv import is_quantized, quantize_heads
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
@@ -50,8 +50,10 @@ class Batch:
         tensors_and_sizes = (getattr(self, name) for name in Batch.__slots__[:-1])
         return attend(*tensors_and_sizes, sliding_window, soft_cap, self.kv_scales)
 
-    def quantized(self, dtype: torch.dtype) -> Batch:
-        """Return the same batch on a KV cache in eight bits."""
+    def with_cache_in(self, dtype: torch.dtype) -> Batch:
+        """Return the same batch on a KV cache of another type: quantized where that has eight bits."""
+        if not is_quantized(dtype):
+            return replace(self, key_cache=self.key_cache.to(dtype), value_cache=self.value_cache.to(dtype))
         (keys, key_scales), (values, value_scales) = (
             quantize_heads(cache, dtype) for cache in (self.key_cache, self.value_cache)
         )
@@ -97,9 +99,7 @@ def attention_error(
     cache_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
     """Compare with the reference, which computes in float32 what it reads."""
-    batch = make_batch(device, model, lengths)
-    if cache_dtype != torch.bfloat16:
-        batch = batch.quantized(cache_dtype)
+    batch = make_batch(device, model, lengths).with_cache_in(cache_dtype)
     actual = batch.attend(sliding_window, soft_cap)
     return relative_error(actual, batch.attend_by_reference(sliding_window, soft_cap))
 
@@ -135,7 +135,7 @@ def eight_bit_case(device: torch.device, model: ModelShape, lengths: list[tuple[
     plain = [make_batch(device, model, lengths) for _ in range(num_sets)]
     batches = {f"{OURS}/bf16": plain}
     for name, dtype in ((OURS, torch.float8_e4m3fn), (f"{OURS}/int8", torch.int8)):
-        batches[name] = [batch.quantized(dtype) for batch in plain]
+        batches[name] = [batch.with_cache_in(dtype) for batch in plain]
     candidates = {name: partial(_attend_one, sets) for name, sets in batches.items()}
     num_bytes = cache_bytes + 2 * queries * model.num_heads * model.head_dim * 2
     return Case(num_bytes, 4 * contexts * model.num_heads * model.head_dim, num_sets, candidates)
@@ -241,12 +241,16 @@ CHUNK_ATTENTION = OpSuite(
             "whole prompt": [(1000, 1000)],
             "chunk": [(333, 2000)],
             "mixed": [(1, 700), (200, 200), (1, 33), (65, 1000), (1, 1)],
+            "cache hits": [(17, 9001), (128, 5000), (1, 3000)],
         },
     ),
     (
         _chunk(LLAMA3_8B, 8192, 8192),
         _chunk(LLAMA3_8B, 2048, 8192),
         _chunk(LLAMA3_8B, 512, 2048, 63),
+        # What a hit in the prefix cache leaves to compute.
+        _chunk(LLAMA3_8B, 17, 32_768),
+        _chunk(LLAMA3_8B, 128, 32_768),
         _chunk(QWEN3_06B, 8192, 8192),
         _chunk(QWEN3_32B, 8192, 8192),
     ),

@@ -45,6 +45,7 @@ _ATTENTION = _table_of("paged_attention")
 ALL_TABLES = (
     TunedTable("split_attention", _ATTENTION, attention.SPLIT_ATTENTION),
     TunedTable("small_gemm", _table_of("linear/dense/small_gemm"), small_gemm.SMALL_GEMM, _preferred),
+    TunedTable("split_attention_8bit", _ATTENTION, attention.SPLIT_ATTENTION_8BIT),
     TunedTable("chunk_attention", _ATTENTION, attention.CHUNK_ATTENTION),
     TunedTable("sampling", _table_of("sampling"), sampling.SAMPLING),
     TunedTable(
