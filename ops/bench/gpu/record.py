@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,17 +22,10 @@ _PACKAGES = ("torch", "triton", "transformers", "flash_attn_3", "flash_attn", "f
 class RunRecord:
     """Appends to the file as results come, so that a run that is cut short keeps what it has measured."""
 
-    def __init__(self, directory: Path, device: torch.device, ceilings: Ceilings | None) -> None:
+    def __init__(self, directory: Path, device: torch.device, ceilings: Ceilings | None, command: str) -> None:
         """Write to `gpu.jsonl` in `directory`, which is made if need be."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / FILE_NAME
-        self._common: dict[str, object] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "commit": current_commit(),
-            "machine": _machine(device),
-            "versions": {"python": platform.python_version()} | installed_versions(_PACKAGES),
-            "command": " ".join(["python", "-m", "ops.bench.gpu", *sys.argv[1:]]),
-        }
+        self._path = directory / FILE_NAME
+        self._common = _origin(command) | {"machine": _machine(device)}
         if ceilings is not None:
             rates = {"bytes_per_s": ceilings.bandwidth, "matmul_flop_per_s": ceilings.matmul_rate}
             self._common["ceilings"] = rates
@@ -42,13 +34,32 @@ class RunRecord:
         """Append one line a check."""
         self._append([check_row(check) for check in checks])
 
-    def append_case(self, case: CaseResult) -> None:
-        """Append the line of a case."""
-        self._append([case_row(case)])
+    def append_case(self, case: CaseResult, is_right: bool) -> None:
+        """Append the line of a case, and whether its op passed all checks."""
+        self._append([case_row(case) | {"is_right": is_right}])
 
     def _append(self, rows: list[dict[str, object]]) -> None:
-        with self.path.open("a") as file:
-            file.writelines(json.dumps({**self._common, **row}) + "\n" for row in rows)
+        _append(self._path, [self._common | row for row in rows])
+
+
+def append_failure(directory: Path, command: str, suite: str, reason: str) -> None:
+    """Append that the process of a suite ended before its suite did, as a check that failed."""
+    _append(directory / FILE_NAME, [_origin(command) | check_row(CheckResult(suite, "process", None, 0.0, reason))])
+
+
+def _append(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _origin(command: str) -> dict[str, object]:
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": current_commit(),
+        "versions": {"python": platform.python_version()} | installed_versions(_PACKAGES),
+        "command": command,
+    }
 
 
 def check_row(result: CheckResult) -> dict[str, object]:

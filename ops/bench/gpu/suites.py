@@ -1,9 +1,22 @@
-"""All suites, in the order in which they run."""
+"""All suites, in the order in which they run, and what they run on."""
 
 from __future__ import annotations
 
+import torch
+
 from ops.bench.gpu.case import OpSuite
 from ops.bench.gpu.cases import attention, elementwise, logits, quantized_linear, rotation, small_gemm, steps
+from ops.bench.gpu.timer import CudaTimer, Timer
+
+
+def device() -> torch.device:
+    """Return the GPU."""
+    return torch.device("cuda", 0)
+
+
+def timer() -> Timer:
+    """Return what calls on the GPU are timed with."""
+    return CudaTimer()
 
 
 def all_suites() -> tuple[OpSuite, ...]:
@@ -16,7 +29,10 @@ def all_suites() -> tuple[OpSuite, ...]:
         steps.PREFILL_8B,
         steps.VERIFICATION,
         attention.CHUNK_ATTENTION,
+        quantized_linear.INT4_LINEAR,
+        quantized_linear.FP8_LINEAR,
         logits.SAMPLING,
+        quantized_linear.INT8_LINEAR,
         steps.THROUGHPUT,
         steps.PREFIX_CACHE,
         steps.DECODE_06B,
@@ -28,7 +44,4 @@ def all_suites() -> tuple[OpSuite, ...]:
         steps.PREFILL_06B,
         steps.PREFILL_4B,
         logits.LOGITS_BITMASK,
-        quantized_linear.INT4_LINEAR,
-        quantized_linear.FP8_LINEAR,
-        quantized_linear.INT8_LINEAR,
     )

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.bench.gpu import ceilings
-from ops.bench.gpu.__main__ import main, run_bench
+from ops.bench.gpu import ceilings, plan
+from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
+from ops.bench.gpu.plan import Plan, Verdicts, run_plan
+from ops.bench.gpu.record import RunRecord
 from ops.bench.gpu.run import poisoned_memory
+from ops.bench.gpu.suite_process import run_suite
 from ops.bench.gpu.timer import Timing
 from tests.ops.bench.bare_machine import run_without
 
@@ -55,14 +58,22 @@ def make_suite(name: str, *errors: float | Callable[[], float], build: Callable[
     return OpSuite(name, lambda device: checks, (CaseSpec(f"{name} shape", build or build_case),))
 
 
-def run(suites: list[OpSuite], directory: Path, limit_s: float = 60.0) -> tuple[int, list[dict]]:
-    status = run_bench(suites, CPU, ToldTimer(), directory, time.monotonic() + limit_s)
-    return status, [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]
+def run(
+    suites: list[OpSuite], directory: Path, deadline: float = math.inf, time_anyway: bool = False
+) -> tuple[list[bool], list[dict]]:
+    measured = ceilings.measure_ceilings(ToldTimer(), CPU)
+    record = RunRecord(directory, CPU, measured, "a command")
+    are_right = [run_suite(suite, CPU, ToldTimer(), measured, record, deadline, time_anyway) for suite in suites]
+    return are_right, read_records(directory)
+
+
+def read_records(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]
 
 
 def test_right_op_is_timed_beside_its_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, records = run([make_suite("op", 0.0, 0.1)], tmp_path / "results")
-    assert status == 0
+    are_right, records = run([make_suite("op", 0.0, 0.1)], tmp_path / "results")
+    assert are_right == [True]
     assert [record.get("check") or record["op"] for record in records] == ["op", "op", "op"]
     case = records[2]
     # One byte at 2000 bytes a second.
@@ -85,29 +96,80 @@ def test_wrong_op_is_not_timed_and_the_others_are(
     error: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = (lambda: error(None)) if callable(error) else error
-    status, records = run([make_suite("wrong", 0.0, wrong), make_suite("right", 0.0)], tmp_path)
-    assert status == 1
+    are_right, records = run([make_suite("wrong", 0.0, wrong), make_suite("right", 0.0)], tmp_path)
+    assert are_right == [False, True]
     assert [record["op"] for record in records if "op" in record] == ["right"]
     assert [record["is_right"] for record in records if "check" in record] == [True, False, True]
-    output = capsys.readouterr().out
-    assert "WRONG wrong            check 1" in output
-    assert "wrong, not timed: wrong" in output
+    assert "WRONG wrong            check 1" in capsys.readouterr().out
+
+
+def test_wrong_op_is_timed_anyway_where_that_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, records = run([make_suite("wrong", 0.5), make_suite("right", 0.0)], tmp_path, time_anyway=True)
+    cases = {
+        record["op"]: (record["candidates"][OURS]["us"], record["is_right"]) for record in records if "op" in record
+    }
+    assert cases == {"wrong": (2.0, False), "right": (2.0, True)}
+    assert capsys.readouterr().out.count("WRONG RESULTS") == 1
 
 
 def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, records = run([make_suite("big", 0.0, build=fail), make_suite("op", 0.0)], tmp_path)
-    assert status == 0
+    _, records = run([make_suite("big", 0.0, build=fail), make_suite("op", 0.0)], tmp_path)
     assert records[1]["not_run"][OURS].startswith("ValueError: this shape is not supported")
     assert records[1]["speedup"] is None
     assert "this shape is not supported" in capsys.readouterr().out
     assert records[3]["speedup"] == 1.5
 
 
-def test_no_suite_starts_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = run_bench([make_suite("op", 0.0)], CPU, ToldTimer(), tmp_path, time.monotonic() - 1)
-    assert status == 0
-    assert not (tmp_path / "gpu.jsonl").exists()
-    assert "no time was left for: op" in capsys.readouterr().out
+def run_breaking(directory: Path, suites: list[str], **limits: float | bool) -> tuple[Verdicts, list[dict]]:
+    options = {"limit_s": 100.0, "suite_limit_s": 100.0} | limits
+    verdicts = run_plan(Plan(suites, "tests.ops.bench.breaking_suites", directory, "a command", **options))
+    return verdicts, read_records(directory) if (directory / "gpu.jsonl").exists() else []
+
+
+def timed(records: list[dict]) -> list[str]:
+    return [record["shape"] for record in records if "op" in record and OURS in record["candidates"]]
+
+
+def test_suites_that_crash_or_poison_their_process_leave_the_results_of_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    verdicts, records = run_breaking(tmp_path, ["crashing", "poisoned", "right"])
+    assert timed(records) == ["right first", "right second"]
+    assert verdicts.failed == {"crashing": "its process was ended by SIGSEGV"}
+    assert not verdicts.is_good
+    [failed] = [record for record in records if record.get("check") == "crashing" and record["shape"] == "process"]
+    assert (failed["is_right"], failed["failure"]) == (False, "its process was ended by SIGSEGV")
+    reasons = [record["not_run"][OURS] for record in records if record.get("op") == "poisoned"]
+    assert len(reasons) == 2
+    assert all("illegal memory access" in reason for reason in reasons)
+    assert "FAILED crashing: its process was ended by SIGSEGV" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_suite_that_hangs_is_killed_and_leaves_the_results_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "GRACE_S", 0.0)
+    # Long enough for a process to import torch on a busy machine.
+    verdicts, records = run_breaking(tmp_path, ["hanging", "wrong", "right"], suite_limit_s=20.0)
+    assert verdicts.failed == {"hanging": "killed: it ran longer than 20 s"}
+    assert verdicts.wrong == ["wrong"]
+    assert timed(records) == ["right first", "right second"]
+    assert str(verdicts) == "wrong: wrong; hanging did not finish (killed: it ran longer than 20 s)"
+
+
+def test_checks_alone_time_nothing(tmp_path: Path) -> None:
+    verdicts, records = run_breaking(tmp_path, ["crashing"], checks_only=True)
+    assert verdicts.is_good
+    assert [(record["check"], record["is_right"]) for record in records] == [("crashing", True)]
+
+
+def test_no_suite_starts_after_the_limit(tmp_path: Path) -> None:
+    verdicts, records = run_breaking(tmp_path, ["wrong", "right"], limit_s=0.0)
+    assert verdicts.late == ["wrong", "right"]
+    assert verdicts.is_good
+    assert records == []
+    assert str(verdicts) == "no op was wrong; no time was left for: wrong, right"
 
 
 def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path) -> None:
@@ -119,8 +181,7 @@ def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path) -> None:
 
     suite = make_suite("op", 0.0, build=build_late)
     suite = replace(suite, cases=(suite.cases[0], replace(suite.cases[0], label="second")))
-    run_bench([suite], CPU, ToldTimer(), tmp_path, deadline)
-    records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    _, records = run([suite], tmp_path, deadline)
     assert records[1]["candidates"][OURS]["us"] == 2.0
     assert records[1]["not_run"] == {"slow": "out of time"}
     assert records[2]["not_run"] == {OURS: "out of time"}
@@ -143,16 +204,6 @@ def test_whole_step_reports_tokens_and_idle_share(tmp_path: Path, capsys: pytest
     assert records[1]["tokens_per_s"] == 2e6
     assert (records[1]["best_baseline"], records[1]["speedup"]) == ("slow", 0.889)
     assert "2000000 tokens/s, device idle 77.8%, slow 8.0*" in capsys.readouterr().out
-
-
-def test_records_of_suites_before_a_crash_are_kept(tmp_path: Path) -> None:
-    def crash(device: torch.device) -> Case:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run([make_suite("op", 0.0), make_suite("crashing", 0.0, build=crash)], tmp_path)
-    records = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
-    assert [record.get("check") or record["op"] for record in records] == ["op", "op", "crashing"]
 
 
 def test_records_are_appended(tmp_path: Path) -> None:

@@ -7,20 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
 
-from kernels.gpu_config import GpuGeneration, gpu_of
-from ops.bench.gpu.timer import CudaTimer, Timer
-from ops.bench.gpu.tune.choice import Choice, Tuning, choose
-from ops.bench.gpu.tune.table_file import TableFile
-from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
+from ops.bench.gpu.plan import GRACE_S
+from ops.bench.gpu.prepared_process import JobFailedError, prepared_processes
+from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT
 
 _EPILOG = """\
 On a bare machine with a GPU, which needs torch and triton only, from the root of the repository:
 
-  PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu.tune --limit-s 540
+  PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu.tune --limit-s 500
 
 An entry that no time is left for stays as it is; --only takes one table at a time. With OUT set, the changed tables
 are written below that folder and not in place: copy them over the tree, read the difference, and run the bench before
@@ -38,94 +37,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [table.name for table in ALL_TABLES]
     parser.add_argument("--only", action="append", choices=names, help="a table to tune; may be given again")
     parser.add_argument("--out", metavar="DIR", help="write below this folder (default: OUT, else the source tree)")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="start no entry after this many seconds")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="start no entry after this many seconds")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("Nothing was tuned: torch finds no CUDA device.", file=sys.stderr)
         return 2
-    device = torch.device("cuda", 0)
-    tables = [table for table in ALL_TABLES if not options.only or table.name in options.only]
+    tables = [name for name in names if not options.only or name in options.only]
     target = Path(options.out or os.environ.get("OUT") or ROOT)
-    measured_on = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
-    deadline = time.monotonic() + options.limit_s
-    return tune(tables, device, gpu_of(device).generation, CudaTimer(), target, measured_on, deadline)
+    return 0 if tune_tables(tables, target, options.limit_s) else 1
 
 
-def tune(
-    tables: Sequence[TunedTable],
-    device: torch.device,
-    generation: GpuGeneration,
-    timer: Timer,
-    target: Path,
-    measured_on: str,
-    deadline: float,
-) -> int:
-    """Decide the entries of a generation, and write each as soon as it is decided.
+def tune_tables(tables: Sequence[str], target: Path, limit_s: float) -> bool:
+    """Tune each table in a process of its own; return whether all entries were decided.
 
     Args:
-        tables: To tune.
-        device: To measure on, which is of `generation`.
-        generation: Whose entries are rewritten.
-        timer: To measure with.
+        tables: Their names.
         target: Folder that the paths of tables are below.
-        measured_on: What is written down about it.
-        deadline: On the monotonic clock; later entries stay as they are.
+        limit_s: After these seconds nothing is started, and `GRACE_S` later what still runs is killed.
     """
     is_complete = True
-    for table in tables:
-        # An earlier table may have written the same file there already.
-        path = target / table.path
-        file = TableFile.read(path if path.exists() else ROOT / table.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for tuning in table.tunings:
-            if time.monotonic() > deadline:
-                print(f"{tuning.label}: out of time, stays as it is")
+    deadline = time.monotonic() + limit_s
+    with closing(prepared_processes("ops.bench.gpu.tune.table_process", len(tables))) as processes:
+        for table, process in zip(tables, processes, strict=True):
+            left_s = max(0.0, deadline - time.monotonic())
+            job = {"table": table, "target": str(target), "limit_s": left_s}
+            try:
+                is_complete &= process.run(job, left_s + GRACE_S)["is_complete"]
+            except JobFailedError as error:
+                print(f"{table}: {error}; its other entries stay as they are", flush=True)
                 is_complete = False
-            else:
-                is_complete &= _tune_entry(tuning, file, device, generation, timer, measured_on)
-                path.write_text(file.text())
-        if table.derive is not None and time.monotonic() <= deadline:
-            entries = file.tables[table.tunings[0].table][generation.name]
-            for name, value in table.derive(device, timer, entries).items():
-                print(f"{name}: {value}")
-                file.tables[name][generation.name] = value
-                file.tables["MEASURED"][f"{name} {generation.name}"] = measured_on
-            path.write_text(file.text())
-        print(f"wrote {path}", flush=True)
-    return 0 if is_complete else 1
-
-
-def _tune_entry(
-    tuning: Tuning, file: TableFile, device: torch.device, generation: GpuGeneration, timer: Timer, measured_on: str
-) -> bool:
-    """Decide one entry and put it into the file; return False where no entry was right."""
-    entries = file.tables[tuning.table]
-    present = entries[generation.name] if tuning.key is None else entries[generation.name][tuning.key]
-    try:
-        choice = choose(tuning, present, device, timer)
-    except RuntimeError as error:
-        print(error, flush=True)
-        return False
-    print("\n".join(_lines(tuning, choice)), flush=True)
-    if tuning.key is None:
-        entries[generation.name] = dict(choice.entry)
-    else:
-        entries[generation.name][tuning.key] = dict(choice.entry)
-    file.tables["MEASURED"][f"{tuning.label} {generation.name}"] = measured_on
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return True
-
-
-def _lines(tuning: Tuning, choice: Choice) -> list[str]:
-    """Return the trials, the best first, those that are out last."""
-    lines = [f"{tuning.label}: time over the best, then µs by problem"]
-    for trial in sorted(choice.trials, key=lambda trial: trial.score):
-        mark = "chosen" if trial.entry == choice.entry else "present" if trial is choice.trials[0] else ""
-        entry = " ".join(f"{name}={value}" for name, value in trial.entry.items())
-        times = " ".join(f"{seconds * 1e6:.1f}" for seconds in trial.seconds)
-        lines.append(f"  {mark:<8}{trial.score:>7.3f}  {entry}: {trial.failure or times}")
-    return lines
+    return is_complete
 
 
 if __name__ == "__main__":

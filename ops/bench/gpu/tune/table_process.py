@@ -1,0 +1,108 @@
+"""The process that tunes one table: a launch that breaks the device costs the entries of its own table only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kernels.gpu_config import GpuGeneration, gpu_of
+from ops.bench.gpu.prepared_process import Json, serve_one_job
+from ops.bench.gpu.timer import CudaTimer, Timer
+from ops.bench.gpu.tune.choice import Choice, Tuning, choose
+from ops.bench.gpu.tune.table_file import TableFile
+from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
+
+
+def run_job(job: Json) -> Json:
+    """Tune the table that is named, and answer whether all its entries were decided."""
+    deadline = time.monotonic() + job["limit_s"]
+    device = torch.device("cuda", 0)
+    tables = [table for table in ALL_TABLES if table.name == job["table"]]
+    measured_on = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    generation = gpu_of(device).generation
+    status = tune(tables, device, generation, CudaTimer(), Path(job["target"]), measured_on, deadline)
+    return {"is_complete": status == 0}
+
+
+def tune(
+    tables: Sequence[TunedTable],
+    device: torch.device,
+    generation: GpuGeneration,
+    timer: Timer,
+    target: Path,
+    measured_on: str,
+    deadline: float,
+) -> int:
+    """Decide the entries of a generation, and write each as soon as it is decided.
+
+    Args:
+        tables: To tune.
+        device: To measure on, which is of `generation`.
+        generation: Whose entries are rewritten.
+        timer: To measure with.
+        target: Folder that the paths of tables are below.
+        measured_on: What is written down about it.
+        deadline: On the monotonic clock; later entries stay as they are.
+    """
+    is_complete = True
+    for table in tables:
+        # An earlier table may have written the same file there already.
+        path = target / table.path
+        file = TableFile.read(path if path.exists() else ROOT / table.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for tuning in table.tunings:
+            if time.monotonic() > deadline:
+                print(f"{tuning.label}: out of time, stays as it is")
+                is_complete = False
+            else:
+                is_complete &= _tune_entry(tuning, file, device, generation, timer, measured_on)
+                path.write_text(file.text())
+        if table.derive is not None and time.monotonic() <= deadline:
+            entries = file.tables[table.tunings[0].table][generation.name]
+            for name, value in table.derive(device, timer, entries).items():
+                print(f"{name}: {value}")
+                file.tables[name][generation.name] = value
+                file.tables["MEASURED"][f"{name} {generation.name}"] = measured_on
+            path.write_text(file.text())
+        print(f"wrote {path}", flush=True)
+    return 0 if is_complete else 1
+
+
+def _tune_entry(
+    tuning: Tuning, file: TableFile, device: torch.device, generation: GpuGeneration, timer: Timer, measured_on: str
+) -> bool:
+    """Decide one entry and put it into the file; return False where no entry was right."""
+    entries = file.tables[tuning.table]
+    present = entries[generation.name] if tuning.key is None else entries[generation.name][tuning.key]
+    try:
+        choice = choose(tuning, present, device, timer)
+    except RuntimeError as error:
+        print(error, flush=True)
+        return False
+    print("\n".join(_lines(tuning, choice)), flush=True)
+    if tuning.key is None:
+        entries[generation.name] = dict(choice.entry)
+    else:
+        entries[generation.name][tuning.key] = dict(choice.entry)
+    file.tables["MEASURED"][f"{tuning.label} {generation.name}"] = measured_on
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return True
+
+
+def _lines(tuning: Tuning, choice: Choice) -> list[str]:
+    """Return the trials, the best first, those that are out last."""
+    lines = [f"{tuning.label}: time over the best, then µs by problem"]
+    for trial in sorted(choice.trials, key=lambda trial: trial.score):
+        mark = "chosen" if trial.entry == choice.entry else "present" if trial is choice.trials[0] else ""
+        entry = " ".join(f"{name}={value}" for name, value in trial.entry.items())
+        times = " ".join(f"{seconds * 1e6:.1f}" for seconds in trial.seconds)
+        lines.append(f"  {mark:<8}{trial.score:>7.3f}  {entry}: {trial.failure or times}")
+    return lines
+
+
+if __name__ == "__main__":
+    serve_one_job(run_job)
