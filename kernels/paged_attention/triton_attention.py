@@ -117,10 +117,11 @@ def paged_attention_triton(
 def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, gpu: Gpu) -> ChunkConfig:
     """Return the table's entry, with smaller tiles where eight bits are converted and registers would not be enough."""
     config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
-    is_roomy = gpu.generation is GpuGeneration.HOPPER and padded_head_dim < MAX_HEAD_DIM
-    if batch.kv_scales is None or is_roomy:
+    is_hopper, is_large = gpu.generation is GpuGeneration.HOPPER, padded_head_dim == MAX_HEAD_DIM
+    if batch.kv_scales is None or (is_hopper and not is_large):
         return config
-    return replace(config, block_n=max(config.block_n // 2, _MIN_ROWS))
+    block_m = config.block_m // 2 if is_hopper else config.block_m
+    return replace(config, block_m=block_m, block_n=max(config.block_n // 2, _MIN_ROWS))
 
 
 def _constants(
