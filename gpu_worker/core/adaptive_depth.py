@@ -47,14 +47,19 @@ class AdaptiveDepth:
         self._num_sequences = self._num_backing_off = self._num_exploring = self._explored = self._num_explorations = 0
         self._is_changing = self._is_exploration = False
 
+    @property
+    def is_backing_off(self) -> bool:
+        """Say whether the next step drafts nothing."""
+        return self._num_backing_off > 0
+
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
-        """Say no while the policy backs off, which ends when the batch changes."""
-        self._is_changing, self._is_exploration = is_changing, False
-        if is_changing or num_sequences != self._num_sequences:
+        """Say no while the policy backs off, which ends when more or fewer sequences decode."""
+        if num_sequences != self._num_sequences:
             self._switch_to(num_sequences)
         if self._num_backing_off:
             self._num_backing_off -= 1
             return False
+        self._is_changing, self._is_exploration = is_changing, False
         return num_sequences > 0 and self._costs[num_sequences.bit_length()].is_known
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
@@ -71,6 +76,9 @@ class AdaptiveDepth:
             self._explore(costs, _mean(best), _mean(self._best_depths(optimistic, costs.all(is_exploration=True))))
         self._num_exploring -= 1
         self._is_exploration = True
+        if not self._explored:
+            # Without drafts steps follow one another as in a back-off, and are to be timed so.
+            self._num_backing_off, self._num_exploring = self._num_exploring, 0
         return [min(self._explored, max(0, limit)) for limit in limits]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:

@@ -223,7 +223,8 @@ class Planner:
         departed = self._running.take_departed() if scheduled else []
         if self._policy is not None:
             is_changing = num_decodes < len(scheduled) or bool(departed)
-            if self._policy.may_draft(num_decodes, is_changing=is_changing):
+            # The batch may have changed behind a step in flight, whose tokens drafts would have to follow.
+            if self._policy.may_draft(num_decodes, is_changing=is_changing) and not self._in_flight:
                 limits = _draft_limits(scheduled[:num_decodes], is_throttled=is_throttled)
                 self._add_drafts(self._policy, scheduled, limits, left)
         num_tokens = self._config.max_num_batched_tokens - left

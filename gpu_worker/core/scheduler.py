@@ -9,7 +9,8 @@ planned: `schedule` gives a decode its next block before its token is known. Wha
 step lands: the end of the sequence, and blocks that others may find. So a sequence can end while a later step computes
 for it. That step's tokens are dropped, and the blocks go back when the last step that names the sequence lands.
 
-With speculation one step is in flight at a time, since only its result says how many tokens the next starts from.
+A step that verifies drafts is in flight alone, since only its result says how many tokens the next starts from, and so
+is one that may draft: drafts follow known tokens. While the policy backs off, steps follow one another as without it.
 """
 
 from __future__ import annotations
@@ -169,10 +170,11 @@ class Scheduler:
             A plan, which is now in flight; one without any sequence when there is nothing to compute at all. None when
             a step in flight has to land first.
         """
-        assert self.speculation is None or not self._in_flight, "the step in flight makes an unknown number of tokens"
         for sequence in self._deadlines.pop_expired(now):
             self._finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
+        if self._in_flight and self.speculation is not None and not self.speculation.policy.is_backing_off:
+            return None
         plan = self._planner.plan(self._num_planned + 1, now)
         if plan is None or (self._in_flight and not plan.scheduled):
             return None

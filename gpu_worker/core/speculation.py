@@ -15,12 +15,17 @@ from gpu_worker.core.sequence import Sequence
 class DraftPolicy(Protocol):
     """Chooses depths, and learns from what they brought."""
 
+    @property
+    def is_backing_off(self) -> bool:
+        """Say whether the next step drafts nothing for certain, nor did the last one: it may be planned behind that."""
+        ...
+
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
         """Say whether `depths` is to be asked in this step; called once a step.
 
         Args:
             num_sequences: That it decodes; none is no reason to ask.
-            is_changing: It computes prompts too, or a sequence has left since the last step.
+            is_changing: It computes prompts too, or a sequence has left since the last step: its time tells nothing.
         """
         ...
 

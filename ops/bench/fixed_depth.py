@@ -13,6 +13,11 @@ class FixedDepth:
 
     depth: int
 
+    @property
+    def is_backing_off(self) -> bool:
+        """Say so where it is none."""
+        return self.depth == 0
+
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
         """Say so unless it is none."""
         return self.depth > 0 and num_sequences > 0

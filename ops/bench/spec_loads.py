@@ -125,6 +125,10 @@ class _Counts:
         self.depths = policy.depths
         self.time = policy.time
 
+    @property
+    def is_backing_off(self) -> bool:
+        return self._policy.is_backing_off
+
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         self._learned.append((num_drafted, len(accepted)))
         self._policy.learn(sequence, num_drafted, accepted)

@@ -263,9 +263,11 @@ def test_exploration_waits_after_steps_of_another_size() -> None:
     assert [0] not in world.depths[-30:]
 
 
-def test_back_off_ends_when_the_batch_changes() -> None:
+def test_back_off_ends_when_more_sequences_decode() -> None:
     world = World(compute_bound, [0.1] * 6)
     world.run(500)
     while world.policy.may_draft(6, is_changing=False):
         world.run(1)
-    assert world.policy.may_draft(6, is_changing=True)
+    assert world.policy.is_backing_off
+    assert world.policy.may_draft(7, is_changing=False)
+    assert not world.policy.is_backing_off

@@ -32,23 +32,36 @@ prompts = st.builds(
 
 
 class RandomDrafts:
-    """Any depth for anybody at any time; each guess is right with a set probability."""
+    """Any depth for anybody at any time, or none for some steps; each draft is right with a set probability."""
 
     def __init__(self, seed: int, share_right: float) -> None:
         self._random = random.Random(seed)
         self._share_right = share_right
         self.num_accepted = 0
+        self._num_backing_off = 0
+
+    @property
+    def is_backing_off(self) -> bool:
+        return self._num_backing_off > 0
 
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
+        if self._random.random() < 0.1:
+            self._num_backing_off = 0
+        if self._num_backing_off:
+            self._num_backing_off -= 1
+            return False
         return True
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         assert len(sequences) == len(limits)
+        if self._random.random() < 0.3:
+            self._num_backing_off = self._random.randint(0, 6)
+            return [0] * len(sequences)
         return [self._random.randint(0, 12) for _ in sequences]
 
-    def guess(self, right: list[int]) -> list[int]:
-        guesses = [t if self._random.random() < self._share_right else self._random.randrange(50) for t in right]
-        return guesses[: self._random.randint(0, len(guesses))]
+    def draft(self, right: list[int]) -> list[int]:
+        drafts = [t if self._random.random() < self._share_right else self._random.randrange(50) for t in right]
+        return drafts[: self._random.randint(0, len(drafts))]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         assert 0 <= len(accepted) <= num_drafted
@@ -91,9 +104,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             headroom_tokens=headroom,
             vocab_size=VOCAB_SIZE,
-            max_steps_in_flight=max_steps_in_flight if drafts is None else 1,
+            max_steps_in_flight=max_steps_in_flight,
             policy=drafts,
-            drafter=None if drafts is None else drafts.guess,
+            drafter=None if drafts is None else drafts.draft,
             cost=cost,
         )
         self.scheduler = self.harness.scheduler

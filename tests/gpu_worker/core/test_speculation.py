@@ -147,6 +147,68 @@ def test_expired_sequence_keeps_the_tokens_it_got() -> None:
     assert harness.output[sequence.id] == harness.reference(sequence)[0][:5]
 
 
+class BackingOff:
+    """Drafts in one step, and then in none for some steps."""
+
+    def __init__(self, depth: int, num_steps: int) -> None:
+        self.depth, self.num_steps, self.num_left = depth, num_steps, 0
+        self.is_drafting = False
+
+    @property
+    def is_backing_off(self) -> bool:
+        return self.num_left > 0
+
+    def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
+        if self.num_left:
+            self.num_left -= 1
+            return False
+        return num_sequences > 0
+
+    def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+        self.is_drafting = not self.is_drafting
+        if not self.is_drafting:
+            self.num_left = self.num_steps
+            return [0] * len(sequences)
+        return [min(self.depth, limit) for limit in limits]
+
+    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+        pass
+
+    def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("drafter", [right, wrong])
+def test_steps_follow_one_another_while_nothing_is_drafted_and_a_step_with_drafts_is_alone(drafter) -> None:  # type: ignore[no-untyped-def]
+    harness = Harness(policy=BackingOff(3, 5), drafter=drafter, max_steps_in_flight=2)
+    sequences = [make_sequence([i] * 5, max_tokens=30, ignore_eos=True) for i in range(3)]
+    harness.add(*sequences)
+    in_flight = {True: set[int](), False: set[int]()}
+    while harness.scheduler.has_work():
+        while harness.can_submit() and (plan := harness.try_schedule()) is not None and plan.scheduled:
+            drafts = [item.num_draft_tokens > 0 for plan, _ in harness.in_flight for item in plan.scheduled]
+            in_flight[any(drafts)].add(len(harness.in_flight))
+        harness.land()
+        harness.scheduler.check_integrity()
+    harness.assert_reference(*sequences)
+    assert in_flight == {True: {1}, False: {1, 2}}
+    speculation = harness.scheduler.speculation
+    assert speculation is not None
+    assert speculation.num_draft_tokens > 0
+
+
+def test_policy_that_never_drafts_costs_no_step_in_flight() -> None:
+    harness = Harness(policy=FixedDepth(0), max_steps_in_flight=2)
+    sequence = make_sequence(6, max_tokens=20, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    while len(harness.output[sequence.id]) < 18:
+        assert len(harness.in_flight) == 1
+        harness.step()
+    harness.run()
+    harness.assert_reference(sequence)
+
+
 def test_blocks_filled_by_accepted_drafts_are_found_by_the_next_prompt() -> None:
     harness = drafting_harness(depth=4)
     first = make_sequence(6, max_tokens=14, ignore_eos=True)
