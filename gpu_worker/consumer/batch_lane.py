@@ -92,7 +92,7 @@ class BatchLane:
             return
         if current is not None:
             # Published twice; the first answers both.
-            self._outbox.acknowledge(message)
+            self._outbox.answer(message)
             return
         if self._results.has(key, message):
             return

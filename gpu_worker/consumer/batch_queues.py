@@ -11,25 +11,19 @@ turn of the event loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, tell
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
-from shared.errors import DependencyError
-from shared.nats_connection import SEND_ERRORS
 from shared.streams import StreamLimits, ensure_consumer
+from shared.task_supervisor import TaskSupervisor
 
 SEARCH_INTERVAL_S = 2.0
 EXPIRY_INTERVAL_S = 30.0
-
-_RETRIED: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
-
-_log = logging.getLogger(__name__)
 
 
 class BatchQueues:
@@ -42,6 +36,7 @@ class BatchQueues:
         limits: StreamLimits,
         appetite: Callable[[], int],
         take: Callable[[QueuedMessage], None],
+        tasks: TaskSupervisor,
     ) -> None:
         """Pull jobs of `model`; nothing happens before `start`.
 
@@ -51,6 +46,7 @@ class BatchQueues:
             limits: Of consumers that are made.
             appetite: How many batch requests there is room for now, those pulled for included.
             take: Receives each message, on the event loop; must not raise.
+            tasks: Runs the loops of the queues.
         """
         self._nats = nats
         self._js = nats.jetstream()
@@ -61,19 +57,19 @@ class BatchQueues:
         self._queues: dict[str, PullQueue] = {}
         self._arrived: deque[QueuedMessage] = deque()
         self._expiry = BatchExpiry(nats)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks
+        self._periodic: list[asyncio.Task[None]] = []
 
     @property
     def outstanding(self) -> int:
         """Messages pulled for that have not been taken yet, those included that the server may still send."""
         return sum(queue.outstanding for queue in self._queues.values()) + len(self._arrived)
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Begin to pull, from queues that are there or appear later."""
-        await self._attempt(self.search)
-        self._tasks = [
-            asyncio.create_task(self._repeat(SEARCH_INTERVAL_S, self.search), name="batch queues"),
-            asyncio.create_task(self._repeat(EXPIRY_INTERVAL_S, self._expire), name="batch expiry"),
+        self._periodic = [
+            self._tasks.every(SEARCH_INTERVAL_S, self.search, "search for batch queues"),
+            self._tasks.every(EXPIRY_INTERVAL_S, self._expire, "batch expiry"),
         ]
 
     def wake(self) -> None:
@@ -88,9 +84,7 @@ class BatchQueues:
 
     async def drain(self) -> None:
         """Stop pulling. Messages that are on their way go back to their queues at once."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop(*self._periodic)
         await asyncio.gather(*(queue.drain() for queue in self._queues.values()))
         while self._arrived:
             tell(self._nats, self._arrived.popleft(), REDELIVER)
@@ -116,7 +110,7 @@ class BatchQueues:
         def share() -> int:
             return self._share(queue)
 
-        queue = PullQueue(self._nats, batch_stream(tenant), ensure, share, self._receive)
+        queue = PullQueue(self._nats, batch_stream(tenant), ensure, share, self._receive, self._tasks)
         return queue
 
     def _receive(self, message: QueuedMessage) -> None:
@@ -143,14 +137,3 @@ class BatchQueues:
     async def _expire(self) -> None:
         for tenant in list(self._queues):
             await self._expiry.expire(tenant)
-
-    async def _repeat(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            await self._attempt(action)
-
-    async def _attempt(self, action: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await action()
-        except _RETRIED as error:
-            _log.warning("batch queues not looked after", extra={"error": repr(error)})

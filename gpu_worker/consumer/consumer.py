@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 from nats.aio.msg import Msg
@@ -36,6 +34,7 @@ from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream, ensure_streams
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
+from shared.task_supervisor import TaskSupervisor
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
@@ -44,11 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """One worker's side of the queues.
-
-    Attributes:
-        has_failed: Set when the engine or the connection has failed for good.
-    """
+    """One worker's side of the queues."""
 
     def __init__(
         self,
@@ -62,6 +57,7 @@ class Consumer:
         interactive: InteractiveLane,
         batch: BatchLane,
         limits: StreamLimits,
+        tasks: TaskSupervisor,
     ) -> None:
         """Join the parts; nothing happens before `start`."""
         self._log_limit = LogLimit(_log)
@@ -77,14 +73,13 @@ class Consumer:
         self._batch = batch
         self._limits = limits
         self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks
         self._is_closed = False
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queue = PullQueue(
-            nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_appetite, interactive.take
+            nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_appetite, interactive.take, tasks
         )
-        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_appetite, batch.take)
-        self.has_failed = asyncio.Event()
+        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_appetite, batch.take, tasks)
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
 
@@ -100,15 +95,13 @@ class Consumer:
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
-        self._tasks = [
-            asyncio.create_task(_every(INTERVAL_S, self.send_heartbeat), name="heartbeat"),
-            asyncio.create_task(_every(self._limits.ack_wait_s / 3, self._report_progress), name="progress"),
-            asyncio.create_task(_every(PROGRESS_INTERVAL_S, self._batch.save_progress), name="batch progress"),
-            asyncio.create_task(_every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways), name="gateways"),
-            asyncio.create_task(self._ensure_records(), name="streams"),
-        ]
+        self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
+        self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
+        self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
+        self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
+        self._tasks.start(self._ensure_records(), "streams of batch results")
         await wait_for(queue, self._interactive_queue.start)
-        await self._batch_queue.start()
+        self._batch_queue.start()
 
     def accept(self, outcome: StepOutcome) -> None:
         """Pass on what a step did. The hot path: once per step."""
@@ -135,7 +128,7 @@ class Consumer:
             self._interactive_queue.wake()
             self._batch_queue.wake()
         if outcome.stats.is_fatal:
-            self.has_failed.set()
+            self._tasks.has_failed.set()
 
     async def send_heartbeat(self) -> None:
         """Publish the worker's state."""
@@ -152,7 +145,7 @@ class Consumer:
         """Take note that NATS will not have us again, unless we left it ourselves."""
         if not self._is_closed:
             _log.error("NATS has closed the connection for good")
-            self.has_failed.set()
+            self._tasks.has_failed.set()
 
     def reconnected(self) -> None:
         """Start over with the queues, which NATS may have lost."""
@@ -178,9 +171,7 @@ class Consumer:
     async def close(self) -> None:
         """Send what is left, and stop."""
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._batch.close()
         await self._outbox.close()
 
@@ -267,13 +258,3 @@ class Consumer:
         else:
             self._interactive.drop_for_silent_gateways(now)
             self._interactive_queue.wake()
-
-
-async def _every(interval_s: float, action: Callable[[], Awaitable[Any]]) -> None:
-    """Run an action periodically, the first time at once; a connection that is away does not end it."""
-    while True:
-        try:
-            await action()
-        except SEND_ERRORS as error:
-            _log.warning("not sent", extra={"error": repr(error)})
-        await asyncio.sleep(interval_s)

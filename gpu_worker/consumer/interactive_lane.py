@@ -62,12 +62,12 @@ class InteractiveLane:
             return
         if request.reply is None or not _FRAME_SUBJECT.fullmatch(request.reply):
             _log.warning("request without a gateway's reply subject", extra=log_fields(request))
-            self._outbox.acknowledge(message)
+            self._outbox.answer(message)
             return
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return
         if request.probation and self._suspect is not None:
-            self._outbox.acknowledge(message, REDELIVER_SOON)
+            self._outbox.answer(message, REDELIVER_SOON)
             return
         request = msgspec.structs.replace(request, lane="interactive")
         held = HeldRequest(request.id, request, message, probation=request.probation)
@@ -93,7 +93,7 @@ class InteractiveLane:
     def drop(self, held: HeldRequest) -> None:
         """Stop working on a request that nobody waits for."""
         self._remove(held)
-        self._outbox.acknowledge(held.message)
+        self._outbox.answer(held.message)
 
     def drop_for_silent_gateways(self, now: float) -> None:
         """Find out which gateways are silent, and stop working on their requests. `now` is monotonic seconds.
@@ -109,7 +109,7 @@ class InteractiveLane:
             _log.warning("dropped request of a silent gateway", extra=log_fields(held.request))
             self._put(held, ending(held, Finish("handoff")))
             self._remove(held)
-            self._outbox.acknowledge(held.message, REDELIVER_LATER)
+            self._outbox.answer(held.message, REDELIVER_LATER)
 
     def abandon(self, held: HeldRequest) -> None:
         """Stop working on a request without acknowledging it: the queue delivers it again, after a while."""
@@ -183,10 +183,10 @@ class InteractiveLane:
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
         """Say whether nobody waits for this attempt; it is acknowledged then, and an expired one is told so."""
         if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
-            self._outbox.acknowledge(message)
+            self._outbox.answer(message)
             return True
         if self.gateways.is_silent(reply):
-            self._outbox.acknowledge(message, ACK if self.gateways.is_given_up(reply) else REDELIVER_LATER)
+            self._outbox.answer(message, ACK if self.gateways.is_given_up(reply) else REDELIVER_LATER)
             return True
         if request.deadline is None or request.deadline > time.time():
             return False
@@ -206,14 +206,14 @@ class InteractiveLane:
             # Redelivered because we were slow to say that it is in progress: the last delivery is the one to answer.
             current.message = message
         else:
-            self._outbox.acknowledge(message)
+            self._outbox.answer(message)
         return True
 
     def _refuse_unreadable(self, message: QueuedMessage, error: UnreadableRequestError) -> None:
         envelope = error.envelope
         if envelope is None or envelope.reply is None or not _FRAME_SUBJECT.fullmatch(envelope.reply):
             self._log_limit.warning(message.subject, "message is not a request", extra={"error": str(error)})
-            self._outbox.acknowledge(message)
+            self._outbox.answer(message)
             return
         finish = Finish("failed", error=str(error), error_param=error.param)
         self._outbox.put(envelope.reply, Delta(envelope.id, envelope.epoch, 0, finish=finish), message)

@@ -19,13 +19,14 @@ from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
 from shared.direct_client import DirectClient
 from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
+from shared.task_supervisor import TaskSupervisor
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Parcel:
-    """What goes to one reply subject, and what is acknowledged afterwards."""
+    """What goes to one reply subject, and the messages that are acknowledged afterwards."""
 
     deltas: list[Delta] = field(default_factory=list)
     finished: list[QueuedMessage] = field(default_factory=list)
@@ -40,12 +41,13 @@ class Outbox:
         on_unsent: Called with deltas that could not be sent; their requests must not be acknowledged.
     """
 
-    def __init__(self, nats: DirectClient, worker: str) -> None:
+    def __init__(self, nats: DirectClient, worker: str, tasks: TaskSupervisor) -> None:
         """Send in the name of `worker`; nothing is sent before `start` or `flush`."""
         self._nats = nats
         self._worker = worker
+        self._tasks = tasks
         self._parcels: dict[str, _Parcel] = {}
-        self._acks: list[tuple[QueuedMessage, bytes]] = []
+        self._answers: list[tuple[QueuedMessage, bytes]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_due = False
         self._waiting: asyncio.Task[None] | None = None
@@ -68,22 +70,22 @@ class Outbox:
         if finished is not None:
             parcel.finished.append(finished)
 
-    def acknowledge(self, message: QueuedMessage, answer: bytes = ACK) -> None:
-        """Tell the queue about a message with the next round, after everything that waits to be sent."""
-        self._acks.append((message, answer))
+    def answer(self, message: QueuedMessage, answer: bytes = ACK) -> None:
+        """Answer the queue's delivery of a message in the next round, after everything that waits to be sent."""
+        self._answers.append((message, answer))
         self._send_soon()
 
     async def close(self) -> None:
         """Send what is left and stop."""
-        if self._waiting is not None:
-            self._waiting.cancel()
         self._loop = None
+        if self._waiting is not None:
+            await self._tasks.stop(self._waiting)
         self.flush()
 
     def flush(self) -> None:
         """Send and acknowledge everything put in so far."""
         parcels, self._parcels = self._parcels, {}
-        acks, self._acks = self._acks, []
+        answers, self._answers = self._answers, []
         for reply, parcel in parcels.items():
             try:
                 self._send(reply, parcel.deltas)
@@ -91,8 +93,8 @@ class Outbox:
                 _log.warning("frame not sent", extra={"reply": reply, "error": repr(error)})
                 self.on_unsent(parcel.deltas)
             else:
-                acks += [(message, ACK) for message in parcel.finished]
-        for message, answer in acks:
+                answers += [(message, ACK) for message in parcel.finished]
+        for message, answer in answers:
             tell(self._nats, message, answer)
 
     async def deliver(self) -> None:
@@ -116,7 +118,7 @@ class Outbox:
             self._is_due = False
             self.flush()
         else:
-            self._waiting = self._loop.create_task(self._send_when_writable(), name="outbox")
+            self._waiting = self._tasks.start(self._send_when_writable(), "outbox")
 
     async def _send_when_writable(self) -> None:
         # A connection that is lost meanwhile takes what it can keep until it is back.

@@ -21,6 +21,7 @@ from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
+from shared.task_supervisor import TaskSupervisor
 
 # Shorter than it takes until a frozen worker counts as dead, so that what is moved then does not go back to it.
 PULL_EXPIRES_S = 0.5
@@ -46,6 +47,7 @@ class PullQueue:
         ensure_consumer: Callable[[], Awaitable[str]],
         appetite: Callable[[], int],
         take: Callable[[QueuedMessage], None],
+        tasks: TaskSupervisor,
     ) -> None:
         """Pull from a consumer of `stream`; nothing happens before `start`.
 
@@ -55,12 +57,14 @@ class PullQueue:
             ensure_consumer: Makes stream and consumer if they are missing and returns the consumer's name.
             appetite: How many messages there is room for now, those outstanding included.
             take: Receives each message, on the event loop; must not raise.
+            tasks: Runs the loop that pulls.
         """
         self._nats = nats
         self._stream = stream
         self._ensure_consumer = ensure_consumer
         self._appetite = appetite
         self._take = take
+        self._tasks = tasks
         self._inbox = nats.new_inbox()
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +91,7 @@ class PullQueue:
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{await self._ensure_consumer()}"
         self._is_lost = False
         self._subscription = await self._nats.subscribe_direct(self._inbox, self._receive)
-        self._task = asyncio.create_task(self._run(), name=f"pull {self._stream}")
+        self._task = self._tasks.start(self._run(), f"pull {self._stream}")
         self.wake()
 
     def wake(self) -> None:
@@ -103,7 +107,7 @@ class PullQueue:
         """Stop pulling. Messages that are on their way go back to the queue at once."""
         self._is_draining = True
         if self._task is not None:
-            self._task.cancel()
+            await self._tasks.stop(self._task)
         if self._subscription is not None and self._nats.is_connected:
             await self._subscription.drain()  # type: ignore[no-untyped-call]
         self.outstanding = 0

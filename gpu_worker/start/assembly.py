@@ -26,6 +26,7 @@ from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
 from shared.streams import StreamLimits
+from shared.task_supervisor import TaskSupervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class Worker:
     """All parts of a running worker.
 
     Attributes:
-        consumer: For draining, and for word of reconnects and fatal failure.
+        consumer: Drains, and is told of lost and restored connections.
+        has_failed: Set when the worker cannot go on: the engine broke down, NATS has closed the connection for good, or
+            a task without which it would do only part of its work has died.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Worker:
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         relay = StepRelay(asyncio.get_running_loop())
+        tasks = TaskSupervisor()
+        self.has_failed = tasks.has_failed
         self._engine = EngineThread(setup.engine, relay.deliver)
         sizes = setup.scheduler
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len)
@@ -64,7 +69,7 @@ class Worker:
         )
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer)
         intake = Intake(reader, self._encoder, self._engine, held, appetite)
-        outbox = Outbox(nats, identity.worker)
+        outbox = Outbox(nats, identity.worker, tasks)
         source = HeartbeatSource(
             identity.worker,
             identity.model,
@@ -86,6 +91,7 @@ class Worker:
             interactive=InteractiveLane(intake, self._engine, held, outbox),
             batch=self._batch_lane(identity, nats, limits, intake, held, outbox),
             limits=limits,
+            tasks=tasks,
         )
         relay.handle = self.consumer.accept
 

@@ -114,8 +114,8 @@ async def _run(
     try:
         if await _start(worker, stopping):
             _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
-            await _wait_for_any(stopping, worker.consumer.has_failed)
-        if not worker.consumer.has_failed.is_set():
+            await _wait_for_any(stopping, worker.has_failed)
+        if not worker.has_failed.is_set():
             # A worker that has failed leaves its requests to the queue: it cannot finish them, and who gives a request
             # back is not counted as lost with it, so one that breaks every worker would never be found.
             _log.info("draining", extra={"timeout_s": config.drain_timeout_s})
@@ -125,7 +125,7 @@ async def _run(
     finally:
         await worker.close()
         await nats.close()
-    has_failed = worker.consumer.has_failed.is_set()
+    has_failed = worker.has_failed.is_set()
     _log.info("stopped", extra={"has_failed": has_failed})
     return 1 if has_failed else 0
 
@@ -156,7 +156,7 @@ async def _start(worker: Worker, stopping: asyncio.Event) -> bool:
         HeadraceError: It cannot start.
     """
     starting = asyncio.create_task(worker.start())
-    ending = asyncio.create_task(_wait_for_any(stopping, worker.consumer.has_failed))
+    ending = asyncio.create_task(_wait_for_any(stopping, worker.has_failed))
     await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
     has_started = starting.done()
     for task in (starting, ending):

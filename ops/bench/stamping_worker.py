@@ -23,6 +23,7 @@ from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, deco
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import cancel_subject, worker_subject
+from shared.task_supervisor import TaskSupervisor
 
 NAME = "stamping"
 HEARTBEAT_S = 0.25
@@ -55,7 +56,8 @@ class StampingWorker:
         """Serve until killed."""
         await ensure_streams(self._nats.jetstream(), StreamLimits())
         await self._nats.subscribe(cancel_subject(self._model), cb=self._cancel)
-        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: APPETITE, self._admit)
+        tasks = TaskSupervisor()
+        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: APPETITE, self._admit, tasks)
         await pulling.start()
         await asyncio.gather(self._beat(), self._run(), self._begin_admitted())
 

@@ -14,6 +14,7 @@ from shared.messages import Delta, GatewayHeartbeat, Sampling, encode
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import gateway_subject, request_subject
+from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, start_worker, wait_until
 from tests.servers import NatsServer
 
@@ -162,7 +163,7 @@ async def test_deltas_that_cannot_be_sent_are_reported(
 ) -> None:
     server = start_nats()
     nats = await connect(server.url, role="worker", name="w")
-    outbox = Outbox(nats, "w")
+    outbox = Outbox(nats, "w", TaskSupervisor())
     unsent: list[Delta] = []
     outbox.on_unsent = unsent.extend
     server.kill()

@@ -11,6 +11,7 @@ import pytest
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage
 from shared.messages import Delta, Finish, Frame
+from shared.task_supervisor import TaskSupervisor
 
 MAX_PAYLOAD = 2000
 
@@ -55,7 +56,7 @@ def connection() -> Connection:
 
 @pytest.fixture
 def outbox(connection: Connection) -> Outbox:
-    return Outbox(connection, "w")  # type: ignore[arg-type]
+    return Outbox(connection, "w", TaskSupervisor())  # type: ignore[arg-type]
 
 
 def message(name: str) -> QueuedMessage:
@@ -106,7 +107,7 @@ async def test_delta_that_no_frame_holds_is_reported_and_its_neighbours_are_sent
 
 
 async def test_answers_to_the_queue_follow_the_deltas(outbox: Outbox, connection: Connection) -> None:
-    outbox.acknowledge(message("b"), b"-NAK")
+    outbox.answer(message("b"), b"-NAK")
     outbox.put("hr.tok.a", Delta("b", 0, 0, finish=Finish("handoff")))
     outbox.flush()
     assert [(subject, payload) for subject, payload in connection.sent][-1] == ("ack.b", b"-NAK")

@@ -37,11 +37,14 @@ assert "torch" not in sys.modules
 
 
 @contextlib.asynccontextmanager
-async def _worker_process(**settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _worker_process(*arguments: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
     variables = {f"HEADRACE_{name.upper()}": value for name, value in settings.items()}
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gpu_worker", env=environ | variables, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        *(arguments or ("-m", "gpu_worker")),
+        env=environ | variables,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         yield process
@@ -167,8 +170,32 @@ async def test_broken_engine_is_reported_and_its_requests_are_left_to_others(
     monkeypatch.setattr(SimulatedRunner, "submit", explode)
     worker = await start_worker(nats_url, gateway.model)
     answer = await gateway.publish(gateway.request())
-    await wait_until(worker.worker.consumer.has_failed.is_set)
+    await wait_until(worker.worker.has_failed.is_set)
     await worker.close()
     await gateway.nats.flush()
     assert answer.finish is None
     assert await gateway.num_queued() == 1
+
+
+DYING_TASK = """
+import sys
+from gpu_worker.__main__ import run
+from gpu_worker.consumer.pull_queue import PullQueue
+
+async def pull(self, count):
+    if self._stream == "HR_INTERACTIVE":
+        raise RuntimeError("a bug in pulling")
+
+PullQueue._pull = pull
+sys.exit(run())
+"""
+
+
+async def test_dead_task_ends_the_worker_and_is_named(nats_url: str, gateway: TestGateway) -> None:
+    async with _worker_process("-c", DYING_TASK, **_settings(nats_url, gateway)) as process:
+        assert process.stderr is not None
+        output = (await asyncio.wait_for(process.stderr.read(), 30)).decode()
+        assert await asyncio.wait_for(process.wait(), 10) == 1
+    assert "task 'pull HR_INTERACTIVE' failed" in output
+    assert "a bug in pulling" in output
+    assert "has_failed=True" in output
