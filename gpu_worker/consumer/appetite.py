@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 
 from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.core.scheduler_config import SchedulerConfig
 
-# Output tokens counted for a running request: the same that the scheduler promises at admission.
-EXPECTED_OUTPUT_TOKENS = 128
 _LOOK_AHEAD_SHARE = 8
 _BATCH_LOOK_AHEAD_SHARE = 4
 _MEMORY = 0.1
@@ -21,17 +20,15 @@ _MEMORY = 0.1
 class Appetite:
     """Owns the running estimate of blocks per request."""
 
-    def __init__(self, held: HeldRequests, *, max_num_seqs: int, num_blocks: int, block_size: int) -> None:
-        """Fill an engine of this size."""
+    def __init__(self, held: HeldRequests, config: SchedulerConfig) -> None:
+        """Fill an engine whose scheduler has this configuration."""
         self._held = held
-        self._max_num_seqs = max_num_seqs
-        self._num_blocks = num_blocks
-        self._block_size = block_size
+        self._config = config
         self._mean_blocks = 1.0
 
     def expected_blocks(self, num_tokens: int, max_new_tokens: int) -> int:
         """Return the blocks that a request will probably need, and learn from it."""
-        expected = -(-(num_tokens + min(max_new_tokens, EXPECTED_OUTPUT_TOKENS)) // self._block_size)
+        expected = self._config.expected_blocks(num_tokens, num_tokens + max_new_tokens)
         self._mean_blocks += (expected - self._mean_blocks) * _MEMORY
         return expected
 
@@ -42,7 +39,7 @@ class Appetite:
             backlog: Requests known to be left in the queue.
         """
         held = self._held
-        look_ahead = min(backlog, max(1, self._max_num_seqs // _LOOK_AHEAD_SHARE))
+        look_ahead = min(backlog, max(1, self._config.max_num_seqs // _LOOK_AHEAD_SHARE))
         return max(0, self._room(held.count("interactive"), held.num_blocks("interactive")) + look_ahead)
 
     def batch(self, interactive_backlog: int, max_batch_seqs: int) -> int:
@@ -61,6 +58,6 @@ class Appetite:
 
     def _room(self, num_held: int, num_blocks: int) -> int:
         """Return how many more requests fit beside those held; negative when too many are held already."""
-        by_blocks = math.floor((self._num_blocks - num_blocks) / self._mean_blocks)
-        room = min(self._max_num_seqs - num_held, by_blocks)
+        by_blocks = math.floor((self._config.num_blocks - num_blocks) / self._mean_blocks)
+        room = min(self._config.max_num_seqs - num_held, by_blocks)
         return room if num_held else max(1, room)

@@ -13,8 +13,9 @@ class SchedulerConfig:
         max_num_seqs: Sequences that may run at once.
         max_num_batched_tokens: Token budget of a step; at least `max_num_seqs`, so that every decode fits.
         max_model_len: Prompt and output tokens of a sequence at most.
-        headroom_tokens: Output tokens that admission counts blocks for. The default is long enough that a short answer
-            is never preempted, and short enough that a large `max_tokens` does not empty the batch.
+        headroom_tokens: Output tokens that blocks are counted for, at admission and before a request is pulled. The
+            default is long enough that a short answer is never preempted, and short enough that a large `max_tokens`
+            does not empty the batch.
         batch_slowdown: How much longer batch work may make a step of interactive sequences, as a share of it.
     """
 
@@ -33,6 +34,14 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or running sequences could not all go on in one step"
             )
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def expected_blocks(self, num_tokens: int, max_num_tokens: int) -> int:
+        """Return how many blocks to count for a sequence of `num_tokens` that may grow to `max_num_tokens`."""
+        return self.num_blocks_for(max(num_tokens, min(num_tokens + self.headroom_tokens, max_num_tokens)))
 
     @property
     def max_num_tokens(self) -> int:

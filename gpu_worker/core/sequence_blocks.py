@@ -19,16 +19,12 @@ class SequenceBlocks:
     def __init__(self, config: SchedulerConfig) -> None:
         """Manage the pool that `config` describes."""
         self.pool = BlockPool(config.num_blocks)
+        self._config = config
         self._block_size = config.block_size
-        self._headroom_tokens = config.headroom_tokens
         self._cache = PrefixCache(self.pool, config.block_size) if config.enable_prefix_caching else None
         self._num_promised = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold this many tokens."""
-        return -(-num_tokens // self._block_size)
 
     def admission_shortage(self, sequence: Sequence) -> int:
         """Return how many more blocks would have to be free to admit a waiting sequence; none when not positive.
@@ -47,7 +43,7 @@ class SequenceBlocks:
         """Give the sequence its prefix hits and new blocks for the rest of its tokens."""
         hits = self._match(sequence)
         self.pool.share(hits)
-        missing = self.num_blocks_for(sequence.num_tokens) - len(hits)
+        missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits)
         sequence.block_table = hits + self.pool.allocate(missing)
         sequence.num_findable_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self._block_size
@@ -60,7 +56,7 @@ class SequenceBlocks:
 
     def num_missing(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence lacks for the tokens that it has or is getting."""
-        return self.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        return self._config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
 
     def grow(self, sequence: Sequence) -> None:
         """Give the sequence the blocks that it lacks; the pool has them."""
@@ -73,7 +69,7 @@ class SequenceBlocks:
 
         For one step: `trim` takes back what the sequence did not grow into.
         """
-        missing = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        missing = self._config.num_blocks_for(num_tokens) - len(sequence.block_table)
         count = min(missing, self.pool.num_available)
         if count > 0:
             promised = self._promised(sequence)
@@ -83,7 +79,7 @@ class SequenceBlocks:
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the blocks behind those that the sequence's tokens need."""
-        needed = self.num_blocks_for(sequence.num_tokens)
+        needed = self._config.num_blocks_for(sequence.num_tokens)
         if needed < len(sequence.block_table):
             promised = self._promised(sequence)
             self.pool.release(sequence.block_table[needed:])
@@ -121,9 +117,7 @@ class SequenceBlocks:
         return self._cache.match(sequence) if self._cache else []
 
     def _expected_blocks(self, sequence: Sequence) -> int:
-        return self.num_blocks_for(
-            max(sequence.num_tokens, min(sequence.num_tokens + self._headroom_tokens, sequence.max_num_tokens))
-        )
+        return self._config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)
 
     def _promised(self, sequence: Sequence) -> int:
         return self.num_counted(sequence) - len(sequence.block_table)

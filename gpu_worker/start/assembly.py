@@ -64,9 +64,7 @@ class Worker:
         sizes = setup.scheduler
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len)
         held = HeldRequests()
-        appetite = Appetite(
-            held, max_num_seqs=sizes.max_num_seqs, num_blocks=sizes.num_blocks, block_size=sizes.block_size
-        )
+        appetite = Appetite(held, sizes)
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer)
         intake = Intake(reader, self._encoder, self._engine, held, appetite)
         outbox = Outbox(nats, identity.worker, tasks)

@@ -16,6 +16,7 @@ from gpu_worker.consumer.gateway_watch import GIVE_UP_S, SILENCE_S, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.engine.engine_thread import StepOutcome
 from shared.messages import Lane, Request
 from tests.gpu_worker.consumer.harness import wait_until
@@ -31,7 +32,10 @@ def _hold(held: HeldRequests, key: str, num_blocks: int = 0, lane: Lane = "inter
 
 
 def _appetite(held: HeldRequests, max_num_seqs: int = 16, num_blocks: int = 100) -> Appetite:
-    return Appetite(held, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=16)
+    config = SchedulerConfig(
+        block_size=16, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=2048
+    )
+    return Appetite(held, config)
 
 
 async def test_appetite_is_the_free_slots_and_no_more() -> None:
