@@ -46,8 +46,8 @@ class RecoveryLimits:
         prefill_stall_s: Silence about a claimed request before its first token.
         ack_timeout_s: Wait for the queue's acknowledgement.
         refused_retry_s: Wait until what the queue has refused is published again.
-        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time, but not
-            while a worker is silent or has just died.
+        claim_patience_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
+        disturbed_patience_s: The same while a worker is silent or has just died; doubles up to `claim_patience_s`.
         delivered_patience_s: Wait for a claim of what some worker is known to have been sent; doubles each time.
         suspect_patience_s: Wait for a claim of a suspect, which may have to wait for others; doubles each time.
         tokens_per_patience_s: Prompt tokens that lengthen this patience by a second: tokenizing takes time too.
@@ -63,6 +63,7 @@ class RecoveryLimits:
     ack_timeout_s: float = 3.0
     refused_retry_s: float = 0.5
     claim_patience_s: float = 1.0
+    disturbed_patience_s: float = 0.5
     delivered_patience_s: float = 2.5
     suspect_patience_s: float = 5.0
     tokens_per_patience_s: float = 10_000.0
@@ -232,7 +233,9 @@ class Recovery:
         if flight.probation:
             patience_s = limits.suspect_patience_s * factor
         else:
-            patience_s = limits.claim_patience_s * (1 if is_disturbed else factor)
+            patience_s = limits.claim_patience_s * factor
+            if is_disturbed:
+                patience_s = min(limits.claim_patience_s, limits.disturbed_patience_s * factor)
         return waited_s > patience_s + grace_s and self._fleet.can_claim(flight.request.model)
 
     def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:

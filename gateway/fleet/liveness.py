@@ -1,9 +1,10 @@
 """Which workers are alive, by their heartbeats, their answers to probes, and the progress of their steps.
 
 Owns the state of each worker; the fleet passes heartbeats in. A worker is dead when NATS reports no responders on its
-probe subject, when it has missed four heartbeats and left probes unanswered, or when its step counter stands still
-although it has work. No worker is declared dead while this gateway could receive nothing, because NATS was away or
-this process was paused.
+probe subject, when it is silent and leaves probes unanswered, or when its step counter stands still although it has
+work. How long it may be silent depends on how late its heartbeats have been lately: a worker on a busy machine, or
+heard by a busy gateway, is not taken for dead, while one that is always on time is missed at once. No worker is
+declared dead while this gateway could receive nothing, because NATS was away or this process was paused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _logger = logging.getLogger(__name__)
 # How long a death is remembered: to compare it with others, and to retract it when the worker's heartbeats resume.
 _MEMORY_S = 600.0
 _MAX_REMEMBERED = 1000
+LATENESS_FACTOR = 3.0
+# What is left of a lateness at the next heartbeat: half of it after six seconds.
+_LATENESS_KEPT = 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class FleetLimits:
         probe_interval_s: Time between two probes of one worker.
         answer_s: Time that a worker has to answer a probe.
         silence_s: Silence, probes included, after which a worker is dead although its connection stands.
+        punctual_answer_s, punctual_silence_s: The same for a worker whose heartbeats have all been on time. Each second
+            of lateness counts `LATENESS_FACTOR` times on top.
         stall_s: Time for which a worker's step counter may stand still while it has work.
         reconnect_grace_s: Time after a reconnect to NATS during which no worker is declared dead.
         disturbance_s: Time after a death, an absence of NATS or a pause during which requests may still be lost on
@@ -40,10 +46,12 @@ class FleetLimits:
     """
 
     heartbeat_s: float = 0.25
-    probe_after_s: float = 0.35
+    probe_after_s: float = 0.3
     probe_interval_s: float = 0.2
     answer_s: float = 0.3
     silence_s: float = 1.0
+    punctual_answer_s: float = 0.1
+    punctual_silence_s: float = 0.4
     stall_s: float = 10.0
     reconnect_grace_s: float = 1.5
     disturbance_s: float = 2.5
@@ -54,6 +62,8 @@ class _Worker:
     """What is known of one worker. Times are loop time.
 
     Attributes:
+        beaten_at: When its last heartbeat came; `last_seen_at` counts answers to probes too.
+        lateness_s: How late its heartbeats have come: the greatest lateness, less and less as time goes by.
         unanswered_since: First probe since the last sign of life.
         absent_at: When the probe was sent to which NATS answered that there are no responders.
     """
@@ -61,6 +71,8 @@ class _Worker:
     heartbeat: Heartbeat
     last_seen_at: float
     stepped_at: float
+    beaten_at: float
+    lateness_s: float
     probed_at: float = -math.inf
     unanswered_since: float | None = None
     absent_at: float = -math.inf
@@ -97,6 +109,9 @@ class Liveness:
         self._is_disconnected = False
         self._judge_after = 0.0
         self._disturbed_until = -math.inf
+        # Until then a silence is more likely the end of a pause or an outage than something that a request has caused.
+        self._unsettled_until = -math.inf
+        self._max_lateness_s = (limits.silence_s - limits.punctual_silence_s) / LATENESS_FACTOR
         self._swept_at = -math.inf
         self.on_dead: Callable[[Death], None] = lambda death: None
 
@@ -113,8 +128,11 @@ class Liveness:
             worker = None
         if worker is None:
             self._retract_death(heartbeat)
-            self._workers[name] = _Worker(heartbeat, now, now)
+            self._workers[name] = _Worker(heartbeat, now, now, now, self._max_lateness_s)
             return
+        lateness_s = now - worker.beaten_at - self._limits.heartbeat_s
+        worker.lateness_s = min(self._max_lateness_s, max(lateness_s, _LATENESS_KEPT * worker.lateness_s))
+        worker.beaten_at = now
         if heartbeat.step != worker.heartbeat.step or heartbeat.running == 0:
             worker.stepped_at = now
             if worker.is_stalled:
@@ -141,7 +159,7 @@ class Liveness:
         """Declare workers dead again, after a grace period in which each of them sends a heartbeat."""
         self._is_disconnected = False
         self._judge_after = now + self._limits.reconnect_grace_s
-        self._disturbed_until = now + self._limits.disturbance_s
+        self._disturbed_until = self._unsettled_until = now + self._limits.disturbance_s
 
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
@@ -149,6 +167,10 @@ class Liveness:
             worker.last_seen_at = min(now, worker.last_seen_at + lost_s)
             worker.stepped_at = min(now, worker.stepped_at + lost_s)
             worker.unanswered_since = None
+            worker.beaten_at = now
+            # What paused this process may have paused others, and some of them for a little longer.
+            worker.lateness_s = self._max_lateness_s
+        self._unsettled_until = now + self._limits.disturbance_s
         self._judge_after = max(self._judge_after, now + self._limits.probe_after_s)
         self._disturbed_until = now + self._limits.disturbance_s
 
@@ -172,7 +194,7 @@ class Liveness:
             return False
         causes = [(name, worker, self._cause(worker, now)) for name, worker in self._workers.items()]
         # All are judged before any is removed, because workers that ended together are not blamed.
-        dead = [(name, worker, why, self._is_blamed(worker)) for name, worker, why in causes if why is not None]
+        dead = [(name, worker, why, self._is_blamed(worker, now)) for name, worker, why in causes if why is not None]
         for name, worker, why, is_blamed in dead:
             if now - worker.last_seen_at > self._limits.probe_after_s:
                 del self._workers[name]
@@ -212,7 +234,9 @@ class Liveness:
             # While no other worker is heard, all may have ended, or NATS may be at fault: wait for an answer first.
             is_certain = len(self._workers) == 1 or self._has_survivors(worker) or waited_s > limits.answer_s
             return "it is not there any more" if is_certain else None
-        if silence_s > limits.silence_s and waited_s > limits.answer_s:
+        more_s = LATENESS_FACTOR * worker.lateness_s
+        answer_s = min(limits.answer_s, limits.punctual_answer_s + more_s)
+        if silence_s > limits.punctual_silence_s + more_s and waited_s > answer_s:
             return f"nothing was heard for {silence_s:.1f} s"
         standstill_s = now - worker.stepped_at
         if worker.heartbeat.running > 0 and not worker.is_stalled and standstill_s > limits.stall_s:
@@ -225,7 +249,9 @@ class Liveness:
         others = (other for other in self._workers.values() if other is not worker)
         return any(other.last_seen_at > latest and not other.is_absent for other in others)
 
-    def _is_blamed(self, worker: _Worker) -> bool:
+    def _is_blamed(self, worker: _Worker, now: float) -> bool:
+        if now < self._unsettled_until and not worker.is_absent:
+            return False
         if self._has_survivors(worker):
             return True
         margin_s = 1.1 * self._limits.heartbeat_s

@@ -248,6 +248,22 @@ async def test_patience_with_a_request_that_nobody_claims_doubles(moves: Moves) 
             assert flight.epoch == expected
 
 
+async def test_patience_is_shorter_while_a_worker_may_have_died_and_does_not_grow_beyond_the_usual(
+    moves: Moves,
+) -> None:
+    idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
+    flight = moves.flight("a")
+    for epoch, patience_s in enumerate((LIMITS.disturbed_patience_s, LIMITS.claim_patience_s, LIMITS.claim_patience_s)):
+        for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
+            now = 100.0 + patience_s + seconds
+            flight.published_at, flight.stream_seq = 100.0, 10
+            moves.fleet.note_heartbeat(idle, now)
+            moves.fleet.liveness.discount_pause(0.0, now)
+            moves.recovery.sweep(now)
+            await moves.settle()
+            assert flight.epoch == expected
+
+
 async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
     now = 100.0
     for _ in range(100):

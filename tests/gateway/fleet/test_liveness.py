@@ -79,12 +79,56 @@ def test_worker_that_is_gone_is_dead_within_half_a_second(watched: Watched) -> N
     assert not watched.liveness.is_gone("b")
 
 
-def test_frozen_worker_is_dead_after_four_missed_heartbeats(watched: Watched) -> None:
+def test_frozen_worker_that_is_new_is_dead_after_four_missed_heartbeats(watched: Watched) -> None:
     watched.workers["a"].state = "frozen"
     watched.run(0.7)
     assert watched.dead == []
     watched.run(0.6)
     assert watched.dead == watched.blamed == ["a"]
+
+
+def test_frozen_worker_that_was_always_on_time_is_dead_after_half_a_second(watched: Watched) -> None:
+    watched.run(30)
+    watched.workers["a"].state = "frozen"
+    watched.run(0.55)
+    assert watched.dead == watched.blamed == ["a"]
+
+
+def test_worker_whose_heartbeats_are_late_has_more_time_until_it_is_on_time_again(watched: Watched) -> None:
+    watched.run(30)
+    worker = watched.workers["a"]
+    for _ in range(4):
+        worker.beaten_at += 0.2  # its next heartbeat comes so much later
+        watched.run(0.5)
+    worker.state = "frozen"
+    watched.run(0.7)
+    assert watched.dead == []
+    worker.state = "alive"
+    watched.run(30)
+    worker.state = "frozen"
+    watched.run(0.55)
+    assert watched.dead == ["a"]
+
+
+@pytest.mark.parametrize(("state", "blamed"), [("frozen", []), ("gone", ["a"])])
+def test_worker_that_is_silent_after_a_pause_is_dead_and_blamed_only_if_it_is_gone(
+    watched: Watched, state: str, blamed: list[str]
+) -> None:
+    watched.run(30)
+    watched.now += 7
+    watched.liveness.discount_pause(7, watched.now)
+    watched.workers["a"].state = state
+    watched.run(1.5)
+    assert (watched.dead, watched.blamed) == (["a"], blamed)
+
+
+def test_pause_takes_away_what_was_known_of_punctual_workers(watched: Watched) -> None:
+    watched.run(30)
+    watched.now += 7
+    watched.liveness.discount_pause(7, watched.now)
+    watched.workers["a"].state = "frozen"
+    watched.run(0.7)
+    assert watched.dead == []
 
 
 def test_worker_whose_heartbeats_are_lost_but_who_answers_lives(watched: Watched) -> None:
