@@ -131,9 +131,10 @@ def _tell(config: TrainDraftConfig, training: Training) -> None:
 
 
 def _job(config: TrainDraftConfig, text: tuple[str, ...]) -> TrainDraftJob:
-    from ops.train_draft.job import DraftShape, TrainDraftJob
+    from ops.train_draft.job import TrainDraftJob
     from ops.train_draft.material import MaterialPlan
     from ops.train_draft.optimization import Length
+    from ops.train_draft.sizes import DraftShape
 
     assert config.kind is not None
     assert config.target is not None

@@ -29,9 +29,10 @@ from ops.demo_model.draft_serving import serve_drafts
 from ops.demo_model.export import MODEL_FOLDER, write_text
 from ops.demo_model.heldout import held_out_documents
 from ops.demo_model.tokenizer import END_OF_TEXT
-from ops.train_draft.job import KINDS, DraftShape, TrainDraftJob, Training, train_on
+from ops.train_draft.job import KINDS, TrainDraftJob, Training, train_on
 from ops.train_draft.material import Material, MaterialPlan, prepare
 from ops.train_draft.optimization import Length
+from ops.train_draft.sizes import DraftShape
 
 DRAFT_FOLDERS: Mapping[str, Path] = MappingProxyType(
     {kind: MODEL_FOLDER.parent / name for kind, name in zip(KINDS, DRAFTS, strict=True)}

@@ -18,7 +18,7 @@ from ops.train_draft.material import Material, MaterialPlan, Progress, prepare
 from ops.train_draft.medusa import MedusaStudent
 from ops.train_draft.optimization import Length, train
 from ops.train_draft.rows import Rows
-from ops.train_draft.sizes import check_sizes, num_weights
+from ops.train_draft.sizes import DraftShape, check_sizes, num_weights
 from ops.train_draft.small_model import SmallModelStudent, small_shape
 from ops.train_draft.student import Student
 from ops.train_draft.target import check_target, read_vocabulary
@@ -29,27 +29,6 @@ _TOKENS_PER_STEP = 1024
 _MEASURED_GUESSES = 6
 _SAMPLED_ROWS = 64
 _SHARES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DraftShape:
-    """Sizes of a draft; those of other kinds do not matter.
-
-    Attributes:
-        hidden_size: Of a small model; None is about a quarter of the target's.
-        num_layers: Likewise; None is about an eighth.
-        num_heads: Of Medusa: tokens to guess.
-        head_layers: Of Medusa: residual blocks of a head.
-        shares_head: Of Medusa: heads use the target's vocabulary matrix and have none of their own.
-        num_steps: Of EAGLE: guesses to unroll in training.
-    """
-
-    hidden_size: int | None = None
-    num_layers: int | None = None
-    num_heads: int = 3
-    head_layers: int = 1
-    shares_head: bool = False
-    num_steps: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +19,6 @@ from ops.train_draft.small_model import small_shape
 from ops.train_draft.target import Vocabulary
 from shared.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ops.train_draft.job import DraftShape
-
 _BYTES_PER_WEIGHT = 16
 """In training: a weight, its gradient and, of most, two running means of it, in float32."""
 
@@ -30,6 +27,27 @@ _REMEDIES = {
     "medusa": ("HEADRACE_MEDUSA_NUM_HEADS", "set fewer, or HEADRACE_MEDUSA_SHARED_HEAD"),
     "eagle": ("HEADRACE_KIND", "train another kind, or free some memory"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """Sizes of a draft; those of other kinds do not matter.
+
+    Attributes:
+        hidden_size: Of a small model; None is about a quarter of the target's.
+        num_layers: Likewise; None is about an eighth.
+        num_heads: Of Medusa: tokens to guess.
+        head_layers: Of Medusa: residual blocks of a head.
+        shares_head: Of Medusa: heads use the target's vocabulary matrix and have none of their own.
+        num_steps: Of EAGLE: guesses to unroll in training.
+    """
+
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    num_heads: int = 3
+    head_layers: int = 1
+    shares_head: bool = False
+    num_steps: int = 2
 
 
 def num_weights(module: torch.nn.Module) -> int:

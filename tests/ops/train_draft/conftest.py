@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ops.train_draft.job import DraftShape, TrainDraftJob
+from ops.train_draft.job import TrainDraftJob
 from ops.train_draft.material import MaterialPlan
 from ops.train_draft.optimization import Length
+from ops.train_draft.sizes import DraftShape
 from tests.gpu_worker.models.conftest import one_thread
 from tests.ops.quantize.layer_models import TEXT, save_model
 

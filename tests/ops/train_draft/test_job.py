@@ -22,9 +22,10 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer, check_speculation
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.train_draft.job import KINDS, DraftShape, TrainingDivergedError, check_job, train_draft, train_on
+from ops.train_draft.job import KINDS, TrainingDivergedError, check_job, train_draft, train_on
 from ops.train_draft.material import prepare
 from ops.train_draft.optimization import Length
+from ops.train_draft.sizes import DraftShape
 from ops.train_draft.target import HiddenVectors
 from shared.errors import ConfigError
 from tests.ops.train_draft.conftest import JobMaker, ignore
