@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 import pytest
 
@@ -31,4 +32,4 @@ def test_circle_is_found_and_told_in_order_of_imports() -> None:
     imports = {"a": {"b", "e"}, "b": {"c"}, "c": {"a"}, "e": set()}
     circle = circle_of(imports)
     assert set(circle) == {"a", "b", "c"}
-    assert all(later in imports[earlier] for earlier, later in zip(circle, circle[1:], strict=False))
+    assert all(later in imports[earlier] for earlier, later in pairwise(circle))
