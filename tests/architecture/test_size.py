@@ -21,7 +21,7 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _limit(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    is_kernel = path.parts[-3] == "kernels" and any("jit" in ast.dump(mark) for mark in function.decorator_list)
+    is_kernel = ROOT / "kernels" in path.parents and any("jit" in ast.dump(mark) for mark in function.decorator_list)
     return MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES
 
 
