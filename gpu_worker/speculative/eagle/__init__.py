@@ -48,7 +48,7 @@ class EagleRecipe(Recipe):
         """Load the layer, and allocate its cache."""
         from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
         from gpu_worker.execution.runner_config import choose_draft_dtype
-        from gpu_worker.execution.step_inputs import StepAssembler
+        from gpu_worker.speculative.eagle.entry_rows import EntryRows
         from gpu_worker.speculative.eagle.layer import load_eagle_layer
         from gpu_worker.speculative.eagle.proposer import EagleProposer
 
@@ -61,6 +61,6 @@ class EagleRecipe(Recipe):
             tensor.zero_()
         return EagleProposer(
             layer,
-            StepAssembler(cache, config.max_num_seqs, runner.max_model_len, layer.device),
+            EntryRows(cache, config.max_num_seqs, runner.max_model_len, layer.device),
             max_num_batched_tokens=config.max_num_batched_tokens,
         )

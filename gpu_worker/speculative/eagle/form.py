@@ -12,7 +12,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.vocabulary import LMHead
 
-Place = tuple[list[int], list[float]]
+Candidates = tuple[list[int], list[float]]
 """Tokens that may come next, likely ones first, and their log probabilities given the chain before."""
 
 
@@ -37,7 +37,7 @@ class EagleHead:
     Attributes:
         matrix: `[num_features, hidden_size]`, or the model's own head.
         norm: `[hidden_size]`, applied before it; None is nothing.
-        token_ids: `[num_features]` int32, the tokens that its features stand for; None is their number.
+        token_ids: `[num_features]` int32, the token of each feature; None where features are numbered as tokens.
     """
 
     matrix: Projection | LMHead
@@ -53,7 +53,7 @@ class EagleWeights:
         embedding: `[vocab_size, hidden_size]`.
         inputs: EAGLE and EAGLE-2: from an embedding and a hidden vector, side by side, to the residual stream.
         layer: The rest of the layer.
-        head: What it guesses by.
+        head: What tokens are drafted by.
         eps: Of its normalisations.
         cos_sin: `[max_positions, head_dim]` float32, rotations.
     """
@@ -75,12 +75,15 @@ class EagleStep:
         hidden: `[num_tokens, hidden_size]`, what the layer reads of the model, or what it yielded itself.
         positions: `[num_tokens]` int64, of the hidden vectors.
         context: The batch as attention sees it, over the layer's cache.
+        limits: `[num_drafting]` int64, most draft tokens of each of the first sequences, at least 1; block tables cover
+            them. None where nothing is drafted.
     """
 
     token_ids: torch.Tensor
     hidden: torch.Tensor
     positions: torch.Tensor
     context: AttentionContext
+    limits: torch.Tensor | None = None
 
 
 class EagleForm(Protocol):
@@ -90,18 +93,18 @@ class EagleForm(Protocol):
         """Write the entries into the cache; return what they yield, `[num_tokens, hidden_size]`."""
         ...
 
-    def foretell(
+    def draft(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
-    ) -> list[list[Place]]:
-        """Do the same, and find what follows the first sequences: at each place some candidates, then behind the first.
+    ) -> list[list[Candidates]]:
+        """Do the same, and draft behind the first sequences: some candidates at each depth, all behind the likeliest.
 
         Args:
-            step: Of the first sequences' entries, and of any others.
-            limits: Places to fill behind each of the first sequences, at least 1; block tables cover them.
-            num_candidates: Of a place, at most.
-            least_score: The log probability that a chain must have to go on.
+            step: The entries of the first sequences, and of any others.
+            limits: The step's `limits`, on the host.
+            num_candidates: Of a depth, at most.
+            least_score: The log probability that the chain of the likeliest must have to go on.
 
         Returns:
-            The places of each sequence.
+            By sequence, the candidates of each depth.
         """
         ...

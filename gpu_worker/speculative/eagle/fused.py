@@ -1,7 +1,7 @@
-"""An EAGLE layer and all that it guesses in one call, on CPUs with a compiler.
+"""An EAGLE layer and all that it drafts in one call, on CPUs with a compiler.
 
 In bfloat16 its matrices are rounded to eight bits, and so are what they multiply: reading them is what takes the time,
-and guesses are verified, so they need not be exact.
+and drafts are verified, so they need not be exact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_worker.layers.fused_decoder import stack_step
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
-from gpu_worker.speculative.eagle.form import EagleHead, EagleStep, EagleWeights, PairNorms, Place
+from gpu_worker.speculative.eagle.form import Candidates, EagleHead, EagleStep, EagleWeights, PairNorms
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import (
     ChainHead,
@@ -46,14 +46,14 @@ class FusedEagle:
         """Do what `EagleForm` promises."""
         return self._stack(self._step(step))
 
-    def foretell(
+    def draft(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
-    ) -> list[list[Place]]:
+    ) -> list[list[Candidates]]:
         """Do what `EagleForm` promises."""
         found = self._chain(self._step(step), limits, num_candidates, least_score)
         token_ids, scores = found.token_ids.tolist(), found.scores.tolist()
         return [
-            [(token_ids[place][sequence], scores[place][sequence]) for place in range(count)]
+            [(token_ids[depth][sequence], scores[depth][sequence]) for depth in range(count)]
             for sequence, count in enumerate(found.num_places.tolist())
         ]
 

@@ -1,9 +1,8 @@
-"""The layer of EAGLE: from a token and a hidden vector before it, it foretells the next hidden vector.
+"""The layer of EAGLE: it predicts the next hidden vector from a token and the hidden vector before that.
 
-Entry `i` of its KV cache is made from hidden vector `i` and token `i + 1`, at position `i`; what it yields stands for
-hidden vector `i + 1`, and the head reads token `i + 2` from it. EAGLE and EAGLE-2 read what the model's own head
-reads, and guess by that head; EAGLE-3 reads several layers of the model, which `fc` makes one vector of, and has a
-smaller head.
+Entry `i` of its KV cache is made from hidden vector `i` and token `i + 1`, at position `i`; what it yields predicts
+hidden vector `i + 1`, and the head scores token `i + 2` by it. EAGLE and EAGLE-2 read what the model's own head reads,
+and use that head; EAGLE-3 reads several layers of the model, which `fc` makes one vector of, and has a smaller head.
 
 Read from the layouts of the authors: `fc.weight`, `layers.0.…` without `input_layernorm`, and `embed_tokens.weight`
 where it is not the model's; in EAGLE-3 `midlayer.…` with `hidden_norm`, `norm.weight`, `lm_head.weight` and `d2t`, or
@@ -29,7 +28,7 @@ from gpu_worker.models.decoder import CausalLM, stack_shape
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.speculative.draft_files import open_draft_weights
 from gpu_worker.speculative.eagle.config import EagleConfig, read_eagle_config
-from gpu_worker.speculative.eagle.form import EagleForm, EagleStep, EagleWeights, Place
+from gpu_worker.speculative.eagle.form import Candidates, EagleForm, EagleStep, EagleWeights
 from gpu_worker.speculative.eagle.fused import FusedEagle, can_fuse
 from gpu_worker.speculative.eagle.layered import LayeredEagle
 from gpu_worker.speculative.eagle.weights import take_eagle_weights, take_projection
@@ -76,12 +75,12 @@ class EagleLayer:
         """Write entries into the cache, and return what they yield; `hidden` is as the model's `forward()` returned."""
         return self._form(EagleStep(token_ids, self._read(hidden), positions, context))
 
-    def foretell(
+    def draft(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
-    ) -> list[list[Place]]:
+    ) -> list[list[Candidates]]:
         """Do what `EagleForm` promises, with hidden vectors that the model's `forward()` returned."""
         read = dataclasses.replace(step, hidden=self._read(step.hidden))
-        return self._form.foretell(read, limits, num_candidates, least_score)
+        return self._form.draft(read, limits, num_candidates, least_score)
 
     def _read(self, hidden: torch.Tensor) -> torch.Tensor:
         """Take from the model's vectors what the layer reads."""

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.execution.batch.transfers import Downloads
 from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rms_norm import RMSNorm
 from gpu_worker.layers.vocabulary import LMHead
-from gpu_worker.speculative.eagle.form import EagleStep, EagleWeights, PairNorms, Place
+from gpu_worker.speculative.eagle.form import Candidates, EagleStep, EagleWeights, PairNorms
 from gpu_worker.speculative.eagle.single_steps import SingleSteps
 from kernels.linear import Linear, LinearFactory
 
@@ -70,6 +71,7 @@ class LayeredEagle:
         self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
         self._head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
         self._token_ids = head.token_ids
+        self._downloads = Downloads(self._embedding.device)
 
     def __call__(self, step: EagleStep) -> torch.Tensor:
         """Do what `EagleForm` promises."""
@@ -77,34 +79,28 @@ class LayeredEagle:
         x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
         return stream.add_(self._layer.add_to(stream, x, step.positions, self._cos_sin, step.context))
 
-    def foretell(
+    def draft(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float
-    ) -> list[list[Place]]:
-        """Do what `EagleForm` promises."""
+    ) -> list[list[Candidates]]:
+        """Do what `EagleForm` promises. Nothing waits for the device before all depths have been launched."""
+        assert step.limits is not None
         last = step.context.query_starts[1 : len(limits) + 1].long() - 1
         hidden = self(step)[last]
-        steps = SingleSteps(step.context, len(limits), max(limits) - 1)
-        found: list[list[Place]] = [[] for _ in limits]
-        totals = [0.0] * len(limits)
-        sequences = list(range(len(limits)))
-        while True:
+        steps = SingleSteps(step.context, step.limits, max(limits) - 1)
+        # The candidates of each depth, `[num_drafting, num_candidates]`.
+        found: list[torch.Tensor] = []
+        found_scores: list[torch.Tensor] = []
+        for depth in range(max(limits)):
             token_ids, scores = self._candidates(hidden, num_candidates)
-            kept = []
-            for row, place in enumerate(zip(token_ids.tolist(), scores.tolist(), strict=True)):
-                sequence = sequences[row]
-                found[sequence].append(place)
-                totals[sequence] += place[1][0]
-                if len(found[sequence]) < limits[sequence] and totals[sequence] >= least_score:
-                    kept.append(row)
-            if not kept:
-                return found
-            depth = len(found[sequences[kept[0]]]) - 1
-            sequences = [sequences[row] for row in kept]
-            rows = None if len(kept) == len(limits) else torch.tensor(sequences, device=hidden.device)
-            if len(kept) < len(hidden):
-                chosen = torch.tensor(kept, device=hidden.device)
-                token_ids, hidden = token_ids[chosen], hidden[chosen]
-            hidden = self(EagleStep(token_ids[:, 0].contiguous(), hidden, *steps.step(depth, rows)))
+            found.append(token_ids)
+            found_scores.append(scores)
+            if depth + 1 < max(limits):
+                hidden = self(EagleStep(token_ids[:, 0].contiguous(), hidden, *steps.step(depth)))
+        token_ids, scores = self._downloads.start([torch.stack(found, 1), torch.stack(found_scores, 1)]).wait()
+        by_sequence = zip(token_ids.tolist(), scores.tolist(), limits, strict=True)
+        return [
+            _likely_part(ids[:limit], log_probabilities, least_score) for ids, log_probabilities, limit in by_sequence
+        ]
 
     def _candidates(self, hidden: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return likely tokens and their log probabilities, `[num_rows, num_candidates]`."""
@@ -112,3 +108,15 @@ class LayeredEagle:
         scores, features = logits.topk(min(num_candidates, logits.shape[1]))
         token_ids = features if self._token_ids is None else self._token_ids[features].long()
         return token_ids, scores - logits.logsumexp(dim=-1, keepdim=True)
+
+
+def _likely_part(token_ids: list[list[int]], scores: list[list[float]], least_score: float) -> list[Candidates]:
+    """Return the candidates of a sequence up to the depth where its chain is no longer likely enough to go on."""
+    part: list[Candidates] = []
+    total = 0.0
+    for candidates in zip(token_ids, scores, strict=False):
+        part.append(candidates)
+        total += candidates[1][0]
+        if total < least_score:
+            break
+    return part

@@ -1,4 +1,4 @@
-"""Hidden vectors of a sequence that a layer of EAGLE has not seen yet."""
+"""Hidden vectors of a sequence whose entries have not been computed yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PendingEntries:
     """Owns the vectors, and the sequence as the layer sees it: entry `i` goes with token `i + 1`.
 
     Attributes:
-        shifted: Has that token at place `i`.
+        shifted: Has that token at position `i`.
         start: Position of the first vector.
         count: Vectors that are kept.
         has_prompt: Some came several at a time.

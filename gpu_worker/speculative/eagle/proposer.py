@@ -1,16 +1,16 @@
-"""Guesses by a layer that foretells hidden vectors, whose KV cache has the blocks of the model's own.
+"""Drafts by a layer that predicts hidden vectors, whose KV cache has the blocks of the model's own.
 
 A sequence's entries lie in the blocks of its block table, so what is found in the prefix cache has entries already, and
-preemption and resumption need nothing. Steps leave hidden vectors behind; their entries are computed when guesses are
+preemption and resumption need nothing. Steps leave hidden vectors behind; their entries are computed when drafts are
 asked for next, for all sequences at once, so that a batch that drafts nothing pays next to nothing. An entry that was
-never computed is what memory held, which is a number: guesses get worse by it, no more. So is the last entry of a block
+never computed is what memory held, which is a number: drafts get worse by it, no more. So is the last entry of a block
 that several sequences share, where their next tokens differ.
 
-Drafts are the likeliest chain, and other candidates beside it, which cost no pass of the layer; how far to go on is
+A draft is the likeliest chain, and other candidates beside it, which cost no pass of the layer; how far to go on is
 settled by the layer's own probabilities, and by what a pass costs.
 
 Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, and "EAGLE-2" (arXiv 2406.16858), section 4.2, whose
-trees grow behind several guesses of a depth, where ours go on behind the likeliest only.
+trees grow behind several tokens of a depth, where ours go on behind the likeliest only.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import torch
 
 from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.eagle.form import EagleStep, Place
+from gpu_worker.speculative.eagle.entry_rows import EntryRows
+from gpu_worker.speculative.eagle.form import Candidates, EagleStep
 from gpu_worker.speculative.eagle.pending_entries import PendingEntries
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 
 MAX_CANDIDATES = 8
-"""Of a place in a draft."""
+"""Of a depth of a draft."""
 
 
 class Layer(Protocol):
-    """Foretells hidden vectors."""
+    """Predicts hidden vectors."""
 
     @property
     def relative_cost(self) -> float:
@@ -49,31 +49,10 @@ class Layer(Protocol):
         """Write entries into the cache, and return the next hidden vectors, `[num_tokens, hidden_size]`."""
         ...
 
-    def foretell(
+    def draft(
         self, step: EagleStep, limits: Values[int], num_candidates: int, least_score: float
-    ) -> list[list[Place]]:
+    ) -> list[list[Candidates]]:
         """Do what `EagleForm` promises."""
-        ...
-
-
-class Inputs(Protocol):
-    """What the layer computes at once: tokens, positions, and the batch as attention sees it."""
-
-    @property
-    def token_ids(self) -> torch.Tensor: ...  # noqa: D102
-
-    @property
-    def positions(self) -> torch.Tensor: ...  # noqa: D102
-
-    @property
-    def context(self) -> AttentionContext: ...  # noqa: D102
-
-
-class Assembler(Protocol):
-    """Lays scheduled tokens end to end, over the cache of the layer."""
-
-    def assemble(self, scheduled: Values[ScheduledSequence]) -> Inputs:
-        """Make the inputs of a step."""
         ...
 
 
@@ -85,25 +64,25 @@ class EagleProposer:
     def __init__(
         self,
         layer: Layer,
-        assembler: Assembler,
+        rows: EntryRows,
         *,
         max_num_batched_tokens: int,
         max_num_kept: int = 8192,
     ) -> None:
-        """Guess by `layer`.
+        """Draft by `layer`.
 
         Args:
-            layer: Foretells hidden vectors.
-            assembler: Of steps of that layer, whose cache holds numbers only.
+            layer: Predicts hidden vectors.
+            rows: Over the layer's cache, which holds numbers only.
             max_num_batched_tokens: Entries to compute at once.
-            max_num_kept: Hidden vectors to keep. Of more, those of prompts are computed, and those of decodes, for
-                which no guess was wanted for long, go.
+            max_num_kept: Hidden vectors to keep. Above this limit, entries of prompts are computed at once, and the
+                vectors of decodes are dropped.
         """
         self._layer = layer
-        # Its probabilities are below its chances where tokens are not drawn, and about them where they are: what a pass
-        # costs lies between what is best for either.
+        # When decoding is greedy, the layer's probabilities underestimate the acceptance rate; at temperature 1 they
+        # are about right. What a pass costs lies between what is best for either.
         self._least_chance = min(0.9, layer.relative_cost)
-        self._assembler = assembler
+        self._rows = rows
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_kept = max_num_kept
         self._pending: dict[Sequence, PendingEntries] = {}
@@ -124,15 +103,16 @@ class EagleProposer:
         """Drop a sequence's vectors."""
         if (pending := self._pending.pop(sequence, None)) is not None:
             self._num_kept -= pending.count
+            self._rows.release(pending.shifted)
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return chains of what the layer foretells, with branches where it was in two minds."""
+        """Return the likeliest chains of the layer's tokens, with branches beside them."""
         drafts = [NO_DRAFT] * len(requests)
-        places = [place for place, request in enumerate(requests) if self._reaches_end(request.sequence)]
-        if not places:
+        indices = [index for index, request in enumerate(requests) if self._reaches_end(request.sequence)]
+        if not indices:
             return drafts
-        for place, draft in zip(places, self._drafts([requests[place] for place in places]), strict=True):
-            drafts[place] = draft
+        for index, draft in zip(indices, self._drafts([requests[index] for index in indices]), strict=True):
+            drafts[index] = draft
         return drafts
 
     def _reaches_end(self, sequence: Sequence) -> bool:
@@ -142,20 +122,20 @@ class EagleProposer:
 
     def _drafts(self, requests: list[DraftRequest]) -> list[Draft]:
         """Return the drafts of sequences whose end is pending."""
-        step = self._pending_entries([request.sequence for request in requests])
         limits = [request.num_tokens for request in requests]
+        step = self._pending_entries([request.sequence for request in requests], limits)
         num_candidates = min(max(limits), MAX_CANDIDATES)
-        found = self._layer.foretell(step, limits, num_candidates, math.log(self._least_chance))
-        return [self._draft(limit, places) for limit, places in zip(limits, found, strict=True)]
+        by_sequence = self._layer.draft(step, limits, num_candidates, math.log(self._least_chance))
+        return [self._draft(limit, candidates) for limit, candidates in zip(limits, by_sequence, strict=True)]
 
-    def _draft(self, limit: int, places: list[Place]) -> Draft:
+    def _draft(self, limit: int, candidates: list[Candidates]) -> Draft:
         chain = BranchingChain(limit, self._least_chance)
-        for token_ids, scores in places:
+        for token_ids, scores in candidates:
             if not chain.grow(token_ids, scores):
                 break
         return chain.draft()
 
-    def _pending_entries(self, asked: list[Sequence]) -> EagleStep:
+    def _pending_entries(self, asked: list[Sequence], limits: list[int]) -> EagleStep:
         """Take all entries that are pending; those of the sequences that were asked for come first.
 
         More than may be computed at once are computed here, but for the last of each.
@@ -165,7 +145,7 @@ class EagleProposer:
         if sum(self._pending[sequence].count for sequence in sequences) > self._max_num_batched_tokens:
             self._compute_all_but_last(sequences)
         self._num_kept = 0
-        return self._taken([(sequence, self._pending[sequence].count) for sequence in sequences])
+        return self._taken([(sequence, self._pending[sequence].count) for sequence in sequences], limits)
 
     def _make_room(self) -> None:
         """Compute the entries of prompts, less the last, and let all others go."""
@@ -189,9 +169,7 @@ class EagleProposer:
             step = self._taken(shares)
             self._layer.forward(step.token_ids, step.hidden, step.positions, step.context)
 
-    def _taken(self, shares: list[tuple[Sequence, int]]) -> EagleStep:
+    def _taken(self, shares: list[tuple[Sequence, int]], limits: Values[int] = ()) -> EagleStep:
         """Take the first pending entries of sequences, as a step."""
         taken = [self._pending[sequence].take(count) for sequence, count in shares]
-        inputs = self._assembler.assemble([item for item, _ in taken])
-        hidden = torch.cat([rows for _, rows in taken])
-        return EagleStep(inputs.token_ids, hidden, inputs.positions, inputs.context)
+        return self._rows.step([item for item, _ in taken], [rows for _, rows in taken], limits)

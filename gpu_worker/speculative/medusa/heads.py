@@ -34,6 +34,7 @@ class MedusaHeads:
     """The heads of one model. Holds weights only.
 
     Attributes:
+        device: Where they run.
         num_heads: Head `i` scores the token that lies `i + 2` behind the one whose hidden vector it is given.
     """
 
@@ -54,6 +55,7 @@ class MedusaHeads:
             dtype: What they compute in.
         """
         self.num_heads = len(vocabularies)
+        self.device = model.device
         self._blocks = blocks
         self._vocabularies = vocabularies
         self._model_head = model.head_in(dtype)

@@ -21,6 +21,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.bench.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.messages import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
@@ -114,6 +115,8 @@ def test_answers_equal_those_without_drafts(
     kind: str, plain: list[int], drafts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(monkeypatch, 200 * MB)
+    # The policy would find soon that these do not pay.
+    monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
     directories = {"draft": DEMO_MODEL} | {name: drafts / name for name in ("medusa", "eagle", "eagle3")}
     speculative = kind.removesuffix("3")
     tokens, engine = generate(speculative=speculative, draft_model=directories.get(kind), num_speculative_tokens=3)

@@ -48,7 +48,7 @@ def plain() -> list[int]:
 def test_engine_with_a_draft_model_says_how_many_drafts_it_accepted(plain: list[int]) -> None:
     engine = build(speculative="draft", draft_model=DEMO_MODEL, num_speculative_tokens=3)
     assert generate(engine) == plain
-    # The first steps measure, and a trial comes at the latest after a few dozen.
+    # The first steps measure, and an exploration comes at the latest after a few dozen.
     assert generate(engine) == plain
     stats = engine.stats
     assert 0 < stats.spec_decode_num_drafts <= stats.spec_decode_num_draft_tokens

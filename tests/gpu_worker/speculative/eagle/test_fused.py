@@ -14,7 +14,7 @@ from gpu_worker.layers.fused_decoder import fusing_library
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotary_embedding import rotary_table
-from gpu_worker.speculative.eagle.form import EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms, Place
+from gpu_worker.speculative.eagle.form import Candidates, EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms
 from gpu_worker.speculative.eagle.fused import FusedEagle
 from gpu_worker.speculative.eagle.layered import LayeredEagle
 from kernels.decoder_stack import StackShape
@@ -95,38 +95,38 @@ def steps(dtype: torch.dtype) -> list[EagleStep]:
         )
         token_ids = torch.randint(VOCABULARY, (total,), generator=generator)
         hidden = torch.randn(total, SHAPE.hidden_size, generator=generator).to(dtype)
-        made.append(EagleStep(token_ids, hidden, torch.cat(positions), context))
+        made.append(EagleStep(token_ids, hidden, torch.cat(positions), context, torch.tensor(LIMITS)))
     return made
 
 
 @torch.inference_mode()
-def run(form: EagleForm, dtype: torch.dtype, least_score: float) -> tuple[torch.Tensor, list[list[Place]]]:
+def run(form: EagleForm, dtype: torch.dtype, least_score: float) -> tuple[torch.Tensor, list[list[Candidates]]]:
     before, step = steps(dtype)
     form(before)
     with poisoned_memory():
-        return form(step), form.foretell(step, LIMITS, 3, least_score)
+        return form(step), form.draft(step, LIMITS, 3, least_score)
 
 
 @pytest.mark.parametrize("form", ["dense", "four bits", "eight bits"])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_guesses_are_those_of_the_layer_operation_by_operation(has_norm: bool, form: str) -> None:
+def test_drafts_are_those_of_the_layer_operation_by_operation(has_norm: bool, form: str) -> None:
     fused, layered = forms(has_norm, form, torch.float32)
     (hidden, found), (expected_hidden, expected) = (run(one, torch.float32, -torch.inf) for one in (fused, layered))
     tolerance = 1e-4 if form == "dense" else 0.2
     torch.testing.assert_close(hidden, expected_hidden, rtol=tolerance, atol=tolerance)
-    assert [len(places) for places in found] == LIMITS
+    assert [len(depths) for depths in found] == LIMITS
     if form != "dense":
         # Inputs that are rounded to eight bits may become neighbouring numbers in either form.
         return
-    for places, others in zip(found, expected, strict=True):
-        for (token_ids, scores), (others_ids, other_scores) in zip(places, others, strict=True):
+    for depths, others in zip(found, expected, strict=True):
+        for (token_ids, scores), (others_ids, other_scores) in zip(depths, others, strict=True):
             assert token_ids == others_ids
             torch.testing.assert_close(torch.tensor(scores), torch.tensor(other_scores), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("is_stream_normed", [False, True])
 @pytest.mark.parametrize("form", ["dense", "eight bits"])
-def test_guesses_of_the_third_version_are_those_operation_by_operation(form: str, is_stream_normed: bool) -> None:
+def test_drafts_of_the_third_version_are_those_operation_by_operation(form: str, is_stream_normed: bool) -> None:
     embedding_norm, hidden_norm = torch.rand(2, 48, generator=torch.Generator().manual_seed(7)) + 0.5
     pairs = PairNorms(embedding_norm, hidden_norm, is_stream_normed)
     fused, layered = forms(False, form, torch.float32, pairs)
@@ -134,20 +134,20 @@ def test_guesses_of_the_third_version_are_those_operation_by_operation(form: str
     tolerance = 1e-4 if form == "dense" else 0.2
     torch.testing.assert_close(hidden, expected_hidden, rtol=tolerance, atol=tolerance)
     if form == "dense":
-        assert [[token_ids for token_ids, _ in places] for places in found] == [
-            [token_ids for token_ids, _ in places] for places in expected
+        assert [[token_ids for token_ids, _ in depths] for depths in found] == [
+            [token_ids for token_ids, _ in depths] for depths in expected
         ]
 
 
-def test_bfloat16_guesses_are_about_those_of_float32() -> None:
+def test_bfloat16_drafts_are_about_those_of_float32() -> None:
     fused, _ = forms(False, "dense", torch.bfloat16)
     _, layered = forms(False, "dense", torch.float32)
     (hidden, found), (expected_hidden, expected) = run(fused, torch.bfloat16, -9.0), run(layered, torch.float32, -9.0)
     cosine = torch.nn.functional.cosine_similarity(hidden.float(), expected_hidden, dim=1)
     assert cosine.min() > 0.999
     # Logits are 6 in the mean, and all matrices of eight bits.
-    for places, others in zip(found, expected, strict=True):
-        torch.testing.assert_close(torch.tensor(places[0][1]), torch.tensor(others[0][1]), rtol=0.05, atol=0.3)
+    for depths, others in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(depths[0][1]), torch.tensor(others[0][1]), rtol=0.05, atol=0.3)
 
 
 def test_chain_ends_where_it_is_not_likely_enough() -> None:
@@ -156,7 +156,7 @@ def test_chain_ends_where_it_is_not_likely_enough() -> None:
     totals = list(itertools.accumulate(scores[0] for _, scores in everything[0]))
     least = (totals[1] + totals[2]) / 2
     (_, found), (_, expected) = (run(one, torch.float32, least) for one in (fused, layered))
-    assert [len(places) for places in found] == [len(places) for places in expected]
+    assert [len(depths) for depths in found] == [len(depths) for depths in expected]
     assert len(found[0]) == 3
     assert [ids for ids, _ in found[0]] == [ids for ids, _ in everything[0][:3]]
 
@@ -166,7 +166,7 @@ def test_token_that_is_not_in_the_vocabulary_is_refused() -> None:
     _, step = steps(torch.float32)
     step.token_ids[3] = VOCABULARY
     with pytest.raises(IndexError, match="token id"):
-        fused.foretell(step, LIMITS, 3, 0.0)
+        fused.draft(step, LIMITS, 3, 0.0)
 
 
 @pytest.mark.parametrize(("limits", "num_candidates"), [([0, 1, 1], 3), ([5, 1, 4], 0), ([1] * 5, 3)])
@@ -176,4 +176,4 @@ def test_chains_of_nothing_and_for_nobody_are_refused(limits: list[int], num_can
     with torch.inference_mode():
         fused(before)
         with pytest.raises(ValueError, match="chains of"):
-            fused.foretell(step, limits, num_candidates, -9.0)
+            fused.draft(step, limits, num_candidates, -9.0)

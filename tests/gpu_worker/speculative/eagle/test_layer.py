@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_outputs_are_those_of_the_dense_layer(
         chunks = steps(layer, token_ids, hidden, [5, 1, 4, 2])
         outputs = [layer.forward(step.token_ids, step.hidden, step.positions, step.context) for step in chunks]
         *_, last = steps(layer, token_ids, hidden, [LENGTH])
-        ((found,),) = layer.foretell(last, [1], 4, -torch.inf)
+        ((found,),) = layer.draft(dataclasses.replace(last, limits=torch.tensor([1])), [1], 4, -torch.inf)
     torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-4, atol=1e-4)
     scores, candidates = pair.oracle.lm_head(expected[-1]).detach().log_softmax(-1).topk(4)
     assert found[0] == candidates.tolist()

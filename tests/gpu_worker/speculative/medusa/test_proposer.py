@@ -17,6 +17,7 @@ class CountingHeads:
     """Heads of which `i` expects the number that the hidden vector names, plus `i`; half as much, ten more."""
 
     num_heads = 3
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -41,7 +42,7 @@ def computed(sequence: Sequence, start: int, following: int, numbers: list[int])
     return ComputedTokens(sequence, start, token_ids, torch.tensor(numbers)[:, None].float().expand(-1, 4))
 
 
-def test_guesses_follow_the_token_behind_the_last_hidden_vector() -> None:
+def test_drafts_follow_the_token_behind_the_last_hidden_vector() -> None:
     heads = CountingHeads()
     proposer = MedusaProposer(heads)
     first, second = make_sequence(4), make_sequence(6)
@@ -55,7 +56,7 @@ def test_guesses_follow_the_token_behind_the_last_hidden_vector() -> None:
     assert heads.asked == [(2, 3)]
 
 
-def test_no_more_heads_are_asked_than_guesses_can_be_deep() -> None:
+def test_no_more_heads_are_asked_than_drafts_can_be_deep() -> None:
     heads = CountingHeads()
     proposer = MedusaProposer(heads)
     sequence = make_sequence(1)
@@ -65,7 +66,7 @@ def test_no_more_heads_are_asked_than_guesses_can_be_deep() -> None:
     assert heads.asked == [(1, 2)]
 
 
-def test_sequence_whose_end_was_not_computed_gets_no_guess() -> None:
+def test_sequence_whose_end_was_not_computed_gets_no_draft() -> None:
     proposer = MedusaProposer(CountingHeads())
     sequence, unknown, unfinished = make_sequence(3), make_sequence(3), make_sequence(8)
     proposer.observe([computed(sequence, 0, 9, [1, 2, 3]), computed(unfinished, 0, 3, [1, 2, 3])])
@@ -78,7 +79,7 @@ def test_sequence_whose_end_was_not_computed_gets_no_guess() -> None:
     assert proposer.propose([DraftRequest(sequence, 2)]) == [NO_DRAFT]
 
 
-def test_prompt_that_was_computed_for_nothing_but_its_scores_gets_no_guess() -> None:
+def test_prompt_that_was_computed_for_nothing_but_its_scores_gets_no_draft() -> None:
     proposer = MedusaProposer(CountingHeads())
     sequence = make_sequence(1)
     proposer.observe([ComputedTokens(sequence, 0, (0,), torch.empty(0, 4))])
