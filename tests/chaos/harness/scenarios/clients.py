@@ -125,7 +125,7 @@ async def idle_streams(num_requests: int | None) -> Outcome:
     options = SystemOptions(
         num_workers=2,
         simulate_ms=3000.0,
-        worker={"max_num_seqs": 8192, "num_blocks": 200_000, "max_num_batched_tokens": 16384},
+        worker={"simulate_growth": 0, "max_num_seqs": 8192, "num_blocks": 200_000, "max_num_batched_tokens": 16384},
         gateway={**many, "max_queued_tokens": 100_000_000, "interactive_ttft_slo_s": 600},
     )
     async with System(options) as system:
