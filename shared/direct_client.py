@@ -46,8 +46,7 @@ class DirectClient(Client):
     @property
     def is_writable(self) -> bool:
         """Whether a publication is written at once; False while NATS is away, or reads more slowly than we write."""
-        transport = self._socket_transport()
-        return transport is not None and self.is_connected and transport.get_write_buffer_size() < MAX_UNSENT_BYTES
+        return self._writable_transport() is not None
 
     async def wait_writable(self) -> None:
         """Wait while NATS is there but does not read."""
@@ -126,6 +125,17 @@ class DirectClient(Client):
             return None
         return cast("asyncio.Transport", transport._io_writer.transport)
 
+    def _open_transport(self) -> asyncio.Transport | None:
+        """Return the transport unless it is closing, which it may be for a moment before the library notices."""
+        transport = self._socket_transport()
+        return None if transport is None or transport.is_closing() else transport
+
+    def _writable_transport(self) -> asyncio.Transport | None:
+        transport = self._open_transport()
+        if transport is None or not self.is_connected or transport.get_write_buffer_size() >= MAX_UNSENT_BYTES:
+            return None
+        return transport
+
     def _write_soon(self) -> bool:
         """Write what waits, now or at the end of this turn; return False if the connection takes nothing now."""
         if self._is_corked:
@@ -143,13 +153,15 @@ class DirectClient(Client):
 
     def _leave_to_library(self) -> None:
         """Let the library write what waits when the connection takes bytes again, or is back."""
+        if self._open_transport() is None:
+            return  # it is written once there is a connection again
         if self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _write_pending(self) -> bool:
         """Write what waits, if the connection takes it now; return whether it did."""
-        transport = self._socket_transport()
-        if transport is None or not self.is_writable:
+        transport = self._writable_transport()
+        if transport is None:
             return False
         pending, self._pending = self._pending, []
         self._pending_data_size = 0

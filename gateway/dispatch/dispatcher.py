@@ -137,6 +137,8 @@ class Dispatcher:
     def submit(self, request: Request, sink: Sink, estimated_tokens: int) -> Flight:
         """Publish a request; its tokens go to `sink`.
 
+        While the connection to NATS has just been lost, the request waits for it to be back, which takes a moment.
+
         Raises:
             ApiError: It cannot be queued. Later failures go to the sink.
         """
@@ -144,6 +146,9 @@ class Dispatcher:
         expires_at = None if request.deadline is None else now + request.deadline - time.time()
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at)
         self._flights.add(flight)
+        if not self._nats.is_connected and self._recovery.holds_back(now):
+            flight.is_held_back = True
+            return flight
         try:
             self._publisher.publish(flight)
         except BaseException:

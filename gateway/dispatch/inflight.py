@@ -52,6 +52,7 @@ class Flight:
         losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
         is_parked: Waits, unpublished, until its probation may begin.
+        is_held_back: Came while NATS was away, and has never been published.
         has_prompt_output: The echoed prompt or its log probabilities have been delivered.
         counted_in: Written by the table alone.
     """
@@ -75,6 +76,7 @@ class Flight:
     losses: list[Loss] = field(default_factory=list)
     probation: int = 0
     is_parked: bool = False
+    is_held_back: bool = False
     prompt_tokens: int = 0
     has_prompt_output: bool = False
     counted_in: _Count | None = None

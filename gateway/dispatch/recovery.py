@@ -54,7 +54,9 @@ class RecoveryLimits:
         reconnect_patience_s: Silence about a generating request after NATS came back: its last frames may be lost.
         reconnect_prefill_patience_s: The same for a claimed request before its first token, and
         reconnect_prefill_rate: prompt tokens that lengthen this by a second.
-        outage_patience_s: Absence of NATS after which requests are failed.
+        held_back_s: Absence of NATS after which new requests are refused. A connection that was cut, or was lost in a
+            pause of this process, is back sooner.
+        outage_patience_s: Absence of NATS after which all requests are failed.
     """
 
     max_moves: int = 16
@@ -70,6 +72,7 @@ class RecoveryLimits:
     reconnect_patience_s: float = 0.8
     reconnect_prefill_patience_s: float = 1.0
     reconnect_prefill_rate: float = 1000.0
+    held_back_s: float = 0.5
     outage_patience_s: float = 15.0
 
 
@@ -147,6 +150,8 @@ class Recovery:
         if self._disconnected_at is not None:
             is_over = now - self._disconnected_at > self._limits.outage_patience_s
             self._sweep_deadlines(queue_unavailable() if is_over else None, now)
+            if not self.holds_back(now):
+                self._refuse_held_back()
             return
         self._sweep_deadlines(None, now)
         is_disturbed = self._fleet.liveness.is_disturbed(now)
@@ -170,6 +175,10 @@ class Recovery:
                 flight.delivered_at = min(now, flight.delivered_at + lost_s)
         if self._disconnected_at is not None:
             self._disconnected_at = min(now, self._disconnected_at + lost_s)
+
+    def holds_back(self, now: float) -> bool:
+        """Whether a new request may wait for the connection to NATS, which is down, to be back. `now` is loop time."""
+        return self._disconnected_at is None or now - self._disconnected_at < self._limits.held_back_s
 
     def disconnected(self) -> None:
         """Stop moving anything: NATS is away."""
@@ -205,6 +214,7 @@ class Recovery:
             deadline = time.time() + flight.expires_at - self._loop.time()
             flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
         flight.probation = blame.probation(flight)
+        flight.is_held_back = False
         flight.epoch += 1
         flight.start = len(flight.emitted)
         self._publisher.forget(flight)
@@ -216,6 +226,11 @@ class Recovery:
                 self._fail(flight, timeout_error())
             elif error is not None:
                 self._fail(flight, error)
+
+    def _refuse_held_back(self) -> None:
+        for flight in self._flights:
+            if flight.is_held_back:
+                self._fail(flight, queue_unavailable())
 
     def _is_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> bool:
         """Whether nobody will claim what has been published: it did not arrive, or went to one that is not there."""

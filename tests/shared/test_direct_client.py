@@ -168,6 +168,19 @@ async def test_flush_waits_for_what_a_server_that_does_not_read_has_not_taken_ye
     assert received == [b"%06d" % number for number in range(num_sent + 1)]
 
 
+async def test_what_is_sent_when_the_connection_has_just_ended_arrives_over_the_next_one(guest: DirectClient) -> None:
+    received: list[bytes] = []
+    await guest.subscribe_direct("s", lambda message: received.append(message.data))
+    await guest.flush()
+    transport = guest._socket_transport()
+    assert transport is not None
+    transport.abort()
+    for number in range(3):  # before the library knows of it, while it learns of it, and later
+        guest.send("s", b"%d" % number)
+        await asyncio.sleep(0)
+    await wait_until(lambda: received == [b"0", b"1", b"2"])
+
+
 async def test_unsubscribed_subject_is_not_handled_any_more(client: DirectClient) -> None:
     received: list[Msg] = []
     subscription = await client.subscribe_direct("s", received.append)

@@ -370,12 +370,54 @@ async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callabl
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
     await until(lambda: not nats.is_connected)
+    await asyncio.sleep(0.6)
     with pytest.raises(ApiError):
         dispatcher.submit(request, ListSink(), 1)
     server.start()
     await until(lambda: nats.is_connected)
     await dispatcher.close()
     await nats.close()
+
+
+async def test_request_that_comes_while_the_connection_is_renewed_waits_for_it(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        worker = await bench.worker("a")
+        serving = asyncio.create_task(worker.serve(0.001))
+        server.kill()
+        await until(lambda: not bench.nats.is_connected)
+        sink = ListSink()
+        await bench.submit(sink, sampling=Sampling(max_tokens=5))
+        server.start()
+        await sink.end()
+        assert sink.error is None
+        assert sink.text == expected_text(5)
+        serving.cancel()
+
+
+async def test_request_that_comes_when_nats_is_away_is_refused_soon_and_the_next_at_once(
+    start_nats: Callable[..., NatsServer],
+) -> None:
+    server = start_nats()
+    async with AsyncExitStack() as stack:
+        bench = Bench(server.url, stack)
+        await bench.start()
+        server.kill()
+        await until(lambda: not bench.nats.is_connected)
+        sink = ListSink()
+        await bench.submit(sink)
+        await sink.end(5.0)
+        assert sink.error is not None
+        assert (sink.error.status, sink.error.code) == (503, "queue_unavailable")
+        assert sink.error.retry_after_s
+        with pytest.raises(ApiError):
+            await bench.submit(ListSink())
+        server.start()
+        await until(lambda: bench.nats.is_connected)
 
 
 async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
