@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal
 
-import msgspec
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
@@ -30,17 +28,18 @@ from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.fleet.death import Death
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
 from shared.dependency_wait import RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
-from shared.errors import DependencyError, InvalidNameError
+from shared.errors import DependencyError
 from shared.log_limit import LogLimit
-from shared.messages import Delta, GatewayHeartbeat, Heartbeat, Request, encode
+from shared.messages import Delta, GatewayHeartbeat, Request, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
-from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, check_name, frame_subject, gateway_subject
+from shared.subjects import frame_subject, gateway_subject
 
 SWEEP_INTERVAL_S = 0.05
 # A sweep that is later than this follows a pause of this process.
@@ -79,6 +78,7 @@ class Dispatcher:
         self._revoker = Revoker(nats, self._js)
         self._publisher = Publisher(nats)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unshown)
+        self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self._prober = Prober(nats, self.fleet.liveness)
         self._recovery = Recovery(
             self._flights,
@@ -91,8 +91,6 @@ class Dispatcher:
         )
         self._frames = FrameReceiver(self._flights, self._revoker, self)
         self._loop = asyncio.get_running_loop()
-        self._decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
-        self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
         self._log_limit = LogLimit(_logger)
         self._stream_created: object = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,8 +112,7 @@ class Dispatcher:
         await self._publisher.start()
         await self._prober.start()
         await self._nats.subscribe_direct(self.reply, self._frames.receive)
-        await self._nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
-        await self._nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
+        await self._heartbeats.start(self._nats)
         self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
         self._restore_records()
 
@@ -259,29 +256,6 @@ class Dispatcher:
     def _lose_worker(self, death: Death) -> None:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
-
-    def _receive_worker(self, message: Msg) -> None:
-        try:
-            heartbeat = self._decode_heartbeat(message.data)
-            check_name(heartbeat.worker)
-            check_name(heartbeat.model)
-        except (msgspec.DecodeError, InvalidNameError) as error:
-            self._drop_heartbeat(message, error)
-            return
-        self._flights.note_heartbeat(heartbeat.model, heartbeat.worker)
-        self.fleet.note_heartbeat(heartbeat, self._loop.time())
-
-    def _receive_gateway(self, message: Msg) -> None:
-        try:
-            heartbeat = self._decode_gateway(message.data)
-        except msgspec.DecodeError as error:
-            self._drop_heartbeat(message, error)
-            return
-        self.fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
-
-    def _drop_heartbeat(self, message: Msg, error: Exception) -> None:
-        text = "a message on %s is no heartbeat and was dropped: %s"
-        self._log_limit.warning(message.subject, text, message.subject, error)
 
     async def _sweep(self) -> None:
         pauses = PauseDetector(SWEEP_INTERVAL_S, PAUSE_S)

@@ -17,6 +17,7 @@ from gateway.errors import ApiError
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Sampling, Usage, encode
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits
+from shared.subjects import gateway_subject, worker_subject
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
 from tests.gateway.wire_worker import expected_text, token, until
 from tests.servers import NatsServer
@@ -431,13 +432,34 @@ async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
     for _ in range(100):
         await worker.nats.publish("hr.worker.m.liar", b"junk")
         await worker.nats.publish("hr.gateway.liar", encode(gateway))
-    await worker.nats.publish("hr.worker.m.b", encode(msgspec.structs.replace(beat, worker="b")))
+    await worker.nats.publish(worker_subject(beat.model, "b"), encode(msgspec.structs.replace(beat, worker="b")))
     await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
     load = bench.dispatcher.fleet.load(beat.model)
     assert load is not None
     assert load.queued_requests == 0
     dropped = [record for record in caplog.records if "is no heartbeat" in record.getMessage()]
     assert len(dropped) == 2
+
+
+async def test_heartbeat_on_the_subject_of_somebody_else_counts_for_nobody(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await bench.worker("a")
+    beat = worker._heartbeat()
+    lies = [
+        (worker_subject(beat.model, "liar"), beat),
+        (worker_subject(beat.model, "liar"), msgspec.structs.replace(beat, worker="other")),
+        (worker_subject("other", "liar"), msgspec.structs.replace(beat, worker="liar")),
+        (gateway_subject("liar"), GatewayHeartbeat(gateway="other", unclaimed=9, unclaimed_tokens=9, active=9)),
+    ]
+    for subject, lie in lies:
+        await worker.nats.publish(subject, encode(lie))
+    await worker.nats.publish(worker_subject(beat.model, "b"), encode(msgspec.structs.replace(beat, worker="b")))
+    await until(lambda: bench.dispatcher.fleet.num_workers(beat.model) == 2)
+    load = bench.dispatcher.fleet.load(beat.model)
+    assert load is not None
+    assert (load.num_workers, load.num_gateways) == (2, 1)
+    assert sum("is no heartbeat" in record.getMessage() for record in caplog.records) == 3
 
 
 async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(

@@ -1,0 +1,78 @@
+"""Takes in the heartbeats of workers and of other gateways, and drops what is none.
+
+NATS may let each process publish on its own subject only, so the subject is the identity: a heartbeat that names
+somebody else is dropped, because it would keep a dead worker alive or hide a live one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+from nats.aio.msg import Msg
+
+from gateway.fleet.fleet import Fleet
+from shared.direct_client import DirectClient
+from shared.errors import InvalidNameError
+from shared.log_limit import LogLimit
+from shared.messages import GatewayHeartbeat, Heartbeat
+from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, gateway_subject, worker_subject
+
+MAX_NAMES = 10_000
+
+_logger = logging.getLogger(__name__)
+
+
+class HeartbeatReceiver:
+    """Feeds the fleet."""
+
+    def __init__(self, fleet: Fleet, on_worker: Callable[[str, str], None]) -> None:
+        """Feed `fleet`; `on_worker` is called first, with the model and the name of each worker that was heard."""
+        self._fleet = fleet
+        self._on_worker = on_worker
+        self._loop = asyncio.get_running_loop()
+        self._log_limit = LogLimit(_logger)
+        # Names by the subject that they belong to: encoding them for each heartbeat would be most of its cost.
+        self._names: dict[str, tuple[str, str]] = {}
+        self._decode_worker = msgspec.msgpack.Decoder(Heartbeat).decode
+        self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
+
+    async def start(self, nats: DirectClient) -> None:
+        """Begin to listen."""
+        await nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
+        await nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
+
+    def _receive_worker(self, message: Msg) -> None:
+        try:
+            heartbeat = self._decode_worker(message.data)
+            names = (heartbeat.model, heartbeat.worker)
+            is_own = self._names.get(message.subject) == names or worker_subject(*names) == message.subject
+        except (msgspec.DecodeError, InvalidNameError) as error:
+            self._drop(message, error)
+            return
+        if not is_own:
+            self._drop(message, f"it names worker {heartbeat.worker!r} of model {heartbeat.model!r}")
+            return
+        if len(self._names) >= MAX_NAMES:
+            self._names.clear()
+        self._names[message.subject] = names
+        self._on_worker(heartbeat.model, heartbeat.worker)
+        self._fleet.note_heartbeat(heartbeat, self._loop.time())
+
+    def _receive_gateway(self, message: Msg) -> None:
+        try:
+            heartbeat = self._decode_gateway(message.data)
+            subject = gateway_subject(heartbeat.gateway)
+        except (msgspec.DecodeError, InvalidNameError) as error:
+            self._drop(message, error)
+            return
+        if subject != message.subject:
+            self._drop(message, f"it names gateway {heartbeat.gateway!r}")
+            return
+        self._fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
+
+    def _drop(self, message: Msg, reason: object) -> None:
+        text = "a message on %s is no heartbeat and was dropped: %s"
+        self._log_limit.warning(message.subject, text, message.subject, reason)
