@@ -7,16 +7,15 @@ worker's consumer. `python -m ops.bench.gateway --ready-file FILE` loads a syste
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+from ops.bench.load.processes import StartError
+from ops.bench.load.systems import headrace_up
 
 
 def main() -> int:
@@ -27,47 +26,21 @@ def main() -> int:
     parser.add_argument("--tokens", default="128", help="Tokens per request.")
     parser.add_argument("--gateways", default="1", help="Gateway processes.")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        directory = Path(name)
-        ready = directory / "ready.json"
-        command = [sys.executable, "-m", "ops.cli", "up", "--port", "0", "--state-dir", str(directory / "state")]
-        command += ["--simulate", options.step_ms, "--gateways", options.gateways, "--ready-file", str(ready)]
-        with (directory / "up.log").open("wb") as log:
-            # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
-            environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
-            system = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
-        try:
-            if not _is_ready(system, ready):
-                print((directory / "up.log").read_text(), file=sys.stderr)
-                return 1
-            return _load(ready, options)
-        finally:
-            _stop(system)
-
-
-def _is_ready(system: subprocess.Popen[bytes], ready: Path) -> bool:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not ready.exists():
-        if system.poll() is not None or time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _load(ready: Path, options: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "ops.bench.gateway", "--ready-file", str(ready), "--step-ms", options.step_ms]
+    # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
+    environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
+    command = [sys.executable, "-m", "ops.bench.gateway", "--step-ms", options.step_ms]
     command += ["--concurrency", options.concurrency, "--tokens", options.tokens]
-    return subprocess.run(command, check=False).returncode
-
-
-def _stop(system: subprocess.Popen[bytes]) -> None:
-    if system.poll() is None:
-        system.send_signal(signal.SIGINT)
-        try:
-            system.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            system.kill()
-            system.wait()
+    try:
+        with (
+            headrace_up(["--simulate", options.step_ms, "--gateways", options.gateways], environ) as info,
+            tempfile.NamedTemporaryFile("w", suffix=".json") as ready,
+        ):
+            json.dump(info, ready)
+            ready.flush()
+            return subprocess.run([*command, "--ready-file", str(Path(ready.name))], check=False).returncode
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

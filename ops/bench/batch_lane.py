@@ -12,27 +12,22 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from ops.bench.batch_backlog import Backlog
+from ops.bench.load.batch_backlog import Backlog
+from ops.bench.load.event_streams import Address, Samples, count_streams
+from ops.bench.load.systems import headrace_up
 from ops.bench.record import append_record
-from ops.bench.stream_client import Samples, run_streams
 
-START_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0
 _SETTLE_S = 14.0
 """The worker fills the machine when nobody has been there for ten seconds; starting it asks for an answer."""
 
-_MARKER = b'"text":"'
 _PROMPT = "Once upon a time there was a"
 
 
@@ -46,58 +41,34 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="Tokens of a stream.")
     parser.add_argument("--alone-s", type=float, default=8.0, help="Seconds for which the backlog runs alone.")
     options = parser.parse_args()
-    with _system(options.num_threads) as info:
+    environ = os.environ | {"HEADRACE_NUM_THREADS": str(options.num_threads)}
+    with headrace_up([], environ) as info:
         asyncio.run(_measure(info, options))
 
 
-@contextmanager
-def _system(num_threads: int) -> Iterator[dict[str, str]]:
-    """Run `headrace up` on free ports until the block ends; yield what its ready file says."""
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        directory = Path(name)
-        ready, log = directory / "ready.json", directory / "up.log"
-        command = [sys.executable, "-m", "ops.cli", "up", "--port", "0", "--state-dir", str(directory / "state")]
-        environ = os.environ | {"HEADRACE_NUM_THREADS": str(num_threads)}
-        with log.open("wb") as output:
-            system = subprocess.Popen(
-                [*command, "--ready-file", str(ready)], stdout=output, stderr=subprocess.STDOUT, env=environ
-            )
-        try:
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while not ready.exists():
-                if system.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"the system did not start:\n{log.read_text()[-2000:]}")
-                time.sleep(0.05)
-            info = json.loads(ready.read_text())
-            yield info | {"model": _model(info)}
-        finally:
-            system.send_signal(signal.SIGINT)
-            system.wait(30)
-
-
-def _model(info: dict[str, str]) -> str:
-    """Return the name of the model that is served."""
-    headers = {"Authorization": f"Bearer {info['api_key']}"}
-    with urlopen(Request(f"{info['url']}/v1/models", headers=headers), timeout=START_TIMEOUT_S) as answer:
-        return str(json.load(answer)["data"][0]["id"])
-
-
-async def _measure(info: dict[str, str], options: argparse.Namespace) -> None:
-    url = urlsplit(info["url"])
+def _address(info: dict[str, Any]) -> Address:
+    """Return where the system listens, and the name of the model that it serves."""
+    url, headers = urlsplit(info["url"]), {"Authorization": f"Bearer {info['api_key']}"}
     assert url.hostname is not None
     assert url.port is not None
-    backlog = await Backlog.connect(info["nats_url"], info["admin_nats_url"], info["model"])
+    with urlopen(Request(f"{info['url']}/v1/models", headers=headers), timeout=_TIMEOUT_S) as answer:
+        return Address(url.hostname, url.port, str(json.load(answer)["data"][0]["id"]), info["api_key"])
+
+
+async def _measure(info: dict[str, Any], options: argparse.Namespace) -> None:
+    address = _address(info)
+    backlog = await Backlog.connect(info["nats_url"], info["admin_nats_url"], address.model)
     command = f"python -m ops.bench.batch_lane {' '.join(sys.argv[1:])}".strip()
     try:
         rate = await _alone(backlog, options.alone_s)
         print(f"backlog alone: {rate:.0f} tokens/s\n\n{_HEAD}")
         append_record("batch_lane", command, {"load": "batch alone", "batch_tokens_per_s": round(rate, 1)})
         for concurrency in options.concurrency:
-            request = _request(info, options.tokens)
+            requests = [address.completion(_PROMPT, options.tokens, temperature=1.0)] * concurrency
             turns: dict[bool, list[tuple[Samples, float]]] = {False: [], True: []}
             for number in range(-1, options.turns):
                 for is_beside in (False, True) if number % 2 else (True, False):
-                    turn = await _turn(backlog, (url.hostname, url.port), [request] * concurrency, options, is_beside)
+                    turn = await _turn(backlog, address, requests, options, is_beside)
                     if number >= 0:  # the first pair warms up
                         turns[is_beside].append(turn)
             for row in _rows(concurrency, turns):
@@ -116,35 +87,17 @@ async def _alone(backlog: Backlog, duration_s: float) -> float:
 
 
 async def _turn(
-    backlog: Backlog, address: tuple[str, int], requests: list[bytes], options: argparse.Namespace, is_beside: bool
+    backlog: Backlog, address: Address, requests: list[bytes], options: argparse.Namespace, is_beside: bool
 ) -> tuple[Samples, float]:
     """Return what the streams of one turn saw, and the tokens per second of the backlog meanwhile."""
     if not is_beside:
-        return await run_streams(*address, requests, options.requests, _MARKER), 0.0
+        return await count_streams(address, requests, options.requests), 0.0
     async with backlog.kept_up():
         await asyncio.sleep(0.5)
         before, started = backlog.num_tokens, time.monotonic()
-        samples = await run_streams(*address, requests, options.requests, _MARKER)
+        samples = await count_streams(address, requests, options.requests)
         rate = (backlog.num_tokens - before) / (time.monotonic() - started)
     return samples, rate
-
-
-def _request(info: dict[str, str], num_tokens: int) -> bytes:
-    body = json.dumps(
-        {
-            "model": info["model"],
-            "prompt": _PROMPT,
-            "max_tokens": num_tokens,
-            "temperature": 1.0,
-            "stream": True,
-            "ignore_eos": True,
-        }
-    ).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {info['api_key']}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 _HEAD = (

@@ -25,6 +25,9 @@ from gpu_worker.models.config import ModelConfig
 from shared.errors import ConfigError
 from shared.messages import Sampling
 
+_READ_BYTES = 512 << 20
+_READ_ROUNDS = 7
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -184,3 +187,14 @@ def bytes_per_decode_step(model: ModelConfig, dtype: torch.dtype, load: Load) ->
     context = load.prompt + load.new // 2
     kv = 2 * model.num_layers * model.num_kv_heads * head_dim * context * load.batch
     return (weights + kv) * dtype.itemsize
+
+
+def read_bandwidth() -> float:
+    """Measure bytes per second of a sum over a large array, with torch's current number of threads; best of a few."""
+    values = torch.ones(_READ_BYTES // 4, dtype=torch.float32)
+    best = float("inf")
+    for _ in range(_READ_ROUNDS):
+        started = time.perf_counter()
+        values.sum()
+        best = min(best, time.perf_counter() - started)
+    return _READ_BYTES / best

@@ -21,12 +21,10 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from ops.bench.isolated_stack import API_KEY, MODEL, isolated_stack
-from ops.bench.process_usage import cpu_seconds, descendants, peak_rss_bytes
+from ops.bench.load.event_streams import Address, Samples, count_streams, percentile_ms
+from ops.bench.load.process_usage import cpu_seconds, descendants, peak_rss_bytes
+from ops.bench.load.systems import API_KEY, MODEL, isolated_gateway
 from ops.bench.record import append_record
-from ops.bench.stream_client import Samples, run_streams
-
-TEXT_MARKER = b'"text":"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,7 @@ class Target:
     """What to drive. `pids` are its processes by role."""
 
     name: str
-    host: str
-    port: int
-    api_key: str
-    model: str
+    address: Address
     pids: dict[str, list[int]]
 
 
@@ -75,10 +70,11 @@ async def _measure_all(options: argparse.Namespace) -> None:
 
 
 async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
-    requests = [_request(target, load, index) for index in range(load.concurrency)]
+    prompts = (f"stream number {index}" for index in range(load.concurrency))
+    requests = [target.address.completion(prompt, load.num_tokens) for prompt in prompts]
     cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
     started = time.perf_counter()
-    samples = await run_streams(target.host, target.port, requests, load.num_rounds, TEXT_MARKER, spread_s)
+    samples = await count_streams(target.address, requests, load.num_rounds, spread_s)
     elapsed_s = time.perf_counter() - started
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
     return _row(target, load, samples, elapsed_s, cpu_s)
@@ -100,49 +96,32 @@ def _row(target: Target, load: Load, samples: Samples, elapsed_s: float, cpu_s: 
     }
     for name, values in (("ttft", samples.ttft_s), ("gap", samples.gaps_s), ("delay", samples.delays_s)):
         for percentile in (50, 95, 99):
-            row[f"{name}_p{percentile}_ms"] = _percentile_ms(values, percentile)
+            row[f"{name}_p{percentile}_ms"] = percentile_ms(values, percentile)
     return row
-
-
-def _request(target: Target, load: Load, index: int) -> bytes:
-    body = json.dumps(
-        {
-            "model": target.model,
-            "prompt": f"stream number {index}",
-            "max_tokens": load.num_tokens,
-            "ignore_eos": True,
-            "stream": True,
-        }
-    ).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}\r\nAuthorization: Bearer {target.api_key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 @contextlib.contextmanager
 def _target(options: argparse.Namespace) -> Iterator[Target]:
     if options.ready_file is None:
-        with isolated_stack(options.step_ms) as (port, pids):
-            yield Target("isolated", "127.0.0.1", port, API_KEY, MODEL, pids)
+        with isolated_gateway(options.step_ms) as (port, pids):
+            yield Target("isolated", Address("127.0.0.1", port, MODEL, API_KEY), pids)
         return
     ready = json.loads(options.ready_file.read_text())
     address = urlsplit(ready["url"])
     if address.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise SystemExit("this benchmark drives loopback only")
     pids = {role: descendants(pids) for role, pids in ready["pids"].items()}
-    yield Target("system", address.hostname, address.port or 80, ready["api_key"], options.model, pids)
+    yield Target("system", Address(address.hostname, address.port or 80, options.model, ready["api_key"]), pids)
 
 
 @contextlib.contextmanager
 def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
-    command = [sys.executable, "-m", "ops.bench.floor_server", str(step_ms), str(num_tokens)]
+    command = [sys.executable, "-m", "ops.bench.load.floor_server", str(step_ms), str(num_tokens)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        yield Target("floor", "127.0.0.1", port, "", "", {"gateway": [process.pid]})
+        yield Target("floor", Address("127.0.0.1", port, "any"), {"gateway": [process.pid]})
     finally:
         process.kill()
         process.communicate()
@@ -172,13 +151,6 @@ def _header() -> str:
 
 def _line(row: dict[str, object]) -> str:
     return "  ".join(f"{'-' if row[name] is None else row[name]!s:>{width}}" for name, width in _COLUMNS)
-
-
-def _percentile_ms(values: list[float], percentile: int) -> float | None:
-    if not values:
-        return None
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, len(ordered) * percentile // 100)] * 1000, 2)
 
 
 def _parse_options() -> argparse.Namespace:

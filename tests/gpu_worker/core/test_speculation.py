@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
-from ops.bench.fixed_depth import FixedDepth
+from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import EOS, make_sequence

@@ -26,7 +26,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.fixed_depth import FixedDepth
+from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer

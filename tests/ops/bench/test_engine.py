@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 from click.testing import CliRunner
 
 from gpu_worker.models.registry import read_model_config
+from ops.bench.comparison import OURS, print_rates, ratios
 from ops.bench.engine import EngineBench, Load, Measurement, bytes_per_decode_step, median_of
-from ops.bench.engine_compare import OURS, Row, measure_all, ratios
-from ops.bench.engine_peers import PeerUnavailableError, Task
-from ops.bench.make_model import Shape, make_model
+from ops.bench.engine_compare import Row, measure_all
+from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
+from ops.bench.peers.engines import PeerUnavailableError, Task
 from ops.cli.bench import command
 
 SHAPE = Shape(96, 32, 48, 2, 4, 2, is_tied=False, max_len=64)
@@ -82,6 +84,24 @@ def test_engine_that_cannot_run_is_reported_and_the_others_are_measured() -> Non
 
 
 def test_ratio_is_taken_to_the_best_peer() -> None:
-    rows = [Row(OURS, 4, 100, 30), Row("slow", 4, 50, 10), Row("fast", 4, 40, 20)]
-    assert ratios(rows) == {4: (2.0, 1.5)}
-    assert ratios(rows[:1]) == {4: (None, None)}
+    rates = {(OURS, 4): 30.0, ("slow", 4): 10.0, ("fast", 4): 20.0, ("fast", 1): 5.0}
+    assert ratios(rates) == {1: None, 4: 1.5}
+    assert ratios({(OURS, 4): 30.0}) == {4: None}
+
+
+def test_table_has_rates_notes_and_the_ratio_to_the_best_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rates("decode", {(OURS, 1): 30.0, (OURS, 4): 90.0, ("peer", 4): 60.0}, {"peer": "   a note"})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["decode", "B1", "B4"],
+        [OURS, "30", "90"],
+        ["peer", "-", "60", "a", "note"],
+        ["of", "best", "peer", "-", "1.50x"],
+    ]
+
+
+def test_shapes_have_the_parameters_of_their_names() -> None:
+    for size, millions in ((Size.M15, 15), (Size.M160, 160), (Size.B1, 1236), (Size.B8, 8030)):
+        count = sum(math.prod(shape) for shape in weight_shapes(SHAPES[size]).values()) / 1e6
+        assert count == pytest.approx(millions, rel=0.15), size
+    assert SHAPES[Size.B1].is_tied

@@ -9,10 +9,10 @@ import pytest
 
 from ops.bench.engine import Load, Measurement
 from ops.bench.engine_compare import Row
-from ops.bench.engine_peers import Task, measure_ours
 from ops.bench.make_model import Shape, make_model
-from ops.bench.quant import measure, print_table
-from ops.bench.quant_checkpoints import (
+from ops.bench.peers.engines import Task, measure_ours
+from ops.bench.quant.__main__ import measure, print_table
+from ops.bench.quant.checkpoints import (
     METHODS,
     PLAIN,
     all_methods,
@@ -21,8 +21,8 @@ from ops.bench.quant_checkpoints import (
     training_text,
     weight_bytes,
 )
-from ops.bench.quant_quality import most_likely, quality
-from ops.bench.quant_result import Quality, Result
+from ops.bench.quant.quality import most_likely, quality
+from ops.bench.quant.result import Quality, Result
 
 TINY = Shape(
     vocab_size=160, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, is_tied=True

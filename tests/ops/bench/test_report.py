@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ops.bench import report
 from ops.bench.gpu.suites import all_suites
-from ops.bench.report_figures import Figure, engine, gateway, kernel_fraction
-from ops.bench.report_goal import Goal, Section
-from ops.bench.report_goals import GOALS
-from ops.bench.report_gpu_goals import KERNEL_GOALS, MODEL_GOALS
-from ops.bench.report_plots import decode_plot
-from ops.bench.report_records import MalformedResultError, Run, latest, read_runs
-from ops.bench.report_tables import NOT_MEASURED, standing
+from ops.bench.report import __main__ as report
+from ops.bench.report.figures import Figure, engine, gateway, kernel_fraction
+from ops.bench.report.goal import Goal, Kind, Section
+from ops.bench.report.goals import GOALS
+from ops.bench.report.gpu_goals import GPU_GOALS
+from ops.bench.report.plots import decode_plot
+from ops.bench.report.records import MalformedResultError, Run, latest, read_runs
+from ops.bench.report.tables import NOT_MEASURED, standing
 
-FOLDER = Path(report.__file__).parent
+FOLDER = Path(report.__file__).parents[1]
 SMALL: dict[str, Any] = {"cpu": "small", "cores": 2}
 LARGE: dict[str, Any] = {"cpu": "large", "cores": 64}
 
@@ -138,12 +138,12 @@ def test_file_without_markers_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("goal", "figure", "reached"),
     [
-        (Goal(Section.GATEWAY, "rate", "/s", 200), Figure(150), 0.75),
-        (Goal(Section.GATEWAY, "cost", "µs", 10, is_cost=True), Figure(20), 0.5),
-        (Goal(Section.GATEWAY, "cost", "%", 1, is_cost=True), Figure(-0.2), float("inf")),
-        (Goal(Section.ENGINE, "rate", "/s", 1.2, is_multiple=True), Figure(180, 100, "peer"), 1.5),
-        (Goal(Section.ENGINE, "time", "ms", 20, is_cost=True, is_multiple=True), Figure(10, 100, "cold"), 0.5),
-        (Goal(Section.ENGINE, "rate", "/s", 1.2, is_multiple=True), Figure(180), None),
+        (Goal(Section.GATEWAY, "rate", Kind.AT_LEAST, 200, "/s"), Figure(150), 0.75),
+        (Goal(Section.GATEWAY, "cost", Kind.AT_MOST, 10, "µs"), Figure(20), 0.5),
+        (Goal(Section.GATEWAY, "cost", Kind.AT_MOST, 1, "%"), Figure(-0.2), float("inf")),
+        (Goal(Section.ENGINE, "rate", Kind.TIMES, 1.2, "/s"), Figure(180, 100, "peer"), 1.5),
+        (Goal(Section.ENGINE, "time", Kind.FRACTION, 20, "ms"), Figure(10, 100, "cold"), 0.5),
+        (Goal(Section.ENGINE, "rate", Kind.TIMES, 1.2, "/s"), Figure(180), None),
     ],
 )
 def test_fraction_of_a_goal(goal: Goal, figure: Figure, reached: float | None) -> None:
@@ -152,7 +152,7 @@ def test_fraction_of_a_goal(goal: Goal, figure: Figure, reached: float | None) -
 
 def test_verdict_follows_the_fraction() -> None:
     def verdict(value: float) -> str:
-        goal = Goal(Section.GATEWAY, "cost", "µs", 10, is_cost=True, measure=lambda run: Figure(value))
+        goal = Goal(Section.GATEWAY, "cost", Kind.AT_MOST, 10, "µs", measure=lambda run: Figure(value))
         return standing(goal, [Run((row(),))]).verdict
 
     assert (verdict(10), verdict(10.1)) == ("met", "**missed**")
@@ -188,6 +188,11 @@ def test_kernel_is_compared_with_the_best_baseline_by_their_shares_of_the_floor(
     assert kernel_fraction("rms_norm", "8x8")(run) == Figure(0.8, 0.5, "peer")
 
 
+def test_kernel_that_was_timed_though_it_is_wrong_speaks_for_no_goal() -> None:
+    case = {"floor_us": 8.0, "ceiling_fraction": 0.8, "best_baseline": None, "is_right": False}
+    assert kernel_fraction("rms_norm", "8x8")(Run((row(op="rms_norm", shape="8x8", **case),))) is None
+
+
 def test_goals_on_a_gpu_name_cases_that_exist() -> None:
     cases = {(suite.name, spec.label) for suite in all_suites() for spec in suite.cases}
     fields = {
@@ -200,6 +205,6 @@ def test_goals_on_a_gpu_name_cases_that_exist() -> None:
         "candidates": {name: {"us": 8.0} for name in ("headrace", "SDPA cuDNN", "torch.compile")},
     }
     run = Run(tuple(row({"device": "gpu"}, op=op, shape=shape, **fields) for op, shape in sorted(cases)))
-    measured = [goal for goal in (*MODEL_GOALS, *KERNEL_GOALS) if goal.measure is not None]
+    measured = [goal for goal in GPU_GOALS if goal.measure is not None]
     assert len(measured) >= 12
     assert [goal.what for goal in measured if standing(goal, [run]).found is None] == []

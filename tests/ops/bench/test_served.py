@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench import served_servers
 from ops.bench.engine import Load
-from ops.bench.engine_peers import Task
-from ops.bench.served import Row, ratios
-from ops.bench.served_servers import OURS
-from ops.bench.served_streams import Address, StreamError, measure, serve_streams, token_times
+from ops.bench.load.event_streams import Address
+from ops.bench.load.served_streams import StreamError, measure, serve_streams, token_times
+from ops.bench.peers import servers as served_servers
+from ops.bench.peers.engines import Task
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -30,7 +29,7 @@ def chunk(text: str) -> bytes:
 @pytest.fixture
 def paced_server() -> Iterator[Address]:
     """Sixty tokens a stream, one per 10 ms."""
-    command = [sys.executable, "-m", "ops.bench.floor_server", "10", "60"]
+    command = [sys.executable, "-m", "ops.bench.load.floor_server", "10", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield Address("127.0.0.1", int(process.stdout.readline()), "any")
@@ -105,9 +104,3 @@ def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pyte
         (command,) = commands
 
     assert command[command.index("--max-num-seqs") + 1] == "32"
-
-
-def test_ratio_is_to_the_best_peer() -> None:
-    rows = [Row(OURS, 4, 90.0, 1, 1, 100.0), Row("slow", 4, 30.0, 1, 1), Row("fast", 4, 60.0, 1, 1)]
-
-    assert ratios([*rows, Row("fast", 1, 20.0, 1, 1)]) == {1: None, 4: 1.5}

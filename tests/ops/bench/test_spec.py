@@ -5,8 +5,8 @@ from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.ngram.proposer import NgramProposer
-from ops.bench.spec import compare
-from ops.bench.spec_loads import KnowingProposer, copying_prompts
+from ops.bench.spec.__main__ import compare
+from ops.bench.spec.loads import KnowingProposer, copying_prompts
 from ops.stack.config import DEMO_MODEL
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from gpu_worker.models.loader import load_model
-from ops.bench import record, startup, startup_checkpoint
-from ops.bench.make_model import Shape
-from ops.bench.startup_checkpoint import SHAPES_BY_NAME, write_checkpoint
+from ops.bench import record
+from ops.bench.make_model import Shape, Size, write_checkpoint
+from ops.bench.startup import __main__ as startup
 
 TINY = Shape(96, 32, 48, 3, 4, 2, is_tied=False, max_len=64)
 
@@ -27,23 +27,13 @@ def test_checkpoints_of_any_sharding_load(tmp_path: Path, shard_bytes: int, num_
     assert model.config.num_layers == 3
 
 
-def test_shapes_have_the_parameters_of_their_names() -> None:
-    def billions(name: str) -> float:
-        shapes = startup_checkpoint.weight_shapes(SHAPES_BY_NAME[name]).values()
-        return sum(torch.Size(shape).numel() for shape in shapes) / 1e9
-
-    assert billions("8b") == pytest.approx(8.03, abs=0.01)
-    assert billions("160m") == pytest.approx(0.16, abs=0.02)
-    assert billions("15m") == pytest.approx(0.015, abs=0.003)
-
-
 @pytest.mark.slow
 def test_run_records_cold_and_warm_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(record, "_RESULTS", tmp_path)
-    monkeypatch.setattr(startup, "SHAPES_BY_NAME", {"tiny": TINY})
-    assert startup.main(["--shape", "tiny", "--folder", str(tmp_path)]) == 0
+    monkeypatch.setattr(startup, "SHAPES", {Size.M15: TINY})
+    assert startup.main(["--shape", "15m", "--folder", str(tmp_path)]) == 0
     rows = [json.loads(line) for line in (tmp_path / "startup.jsonl").read_text().splitlines()]
     assert [row["files"] for row in rows] == ["cold", "warm"]
     for row in rows:
@@ -55,5 +45,5 @@ def test_run_records_cold_and_warm_starts(
 
 
 def test_failed_start_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)startup_engine failed \(1\): .*config\.json"):
-        startup.run_child("startup_engine", tmp_path, "cpu")
+    with pytest.raises(RuntimeError, match=r"(?s)startup.engine_start failed \(1\): .*config\.json"):
+        startup.run_child("startup.engine_start", tmp_path, "cpu")

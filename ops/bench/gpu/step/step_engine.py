@@ -16,7 +16,7 @@ from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM
-from ops.bench.fixed_depth import FixedDepth
+from ops.bench.spec.fixed_depth import FixedDepth
 from shared.messages import Sampling
 
 BLOCK_SIZE = 16

@@ -35,10 +35,10 @@ from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.fixed_depth import FixedDepth
 from ops.bench.make_model import SHAPES, Size, make_model
 from ops.bench.record import append_record
-from ops.bench.spec_loads import (
+from ops.bench.spec.fixed_depth import FixedDepth
+from ops.bench.spec.loads import (
     KnowingProposer,
     Run,
     beginning_prompts,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from gpu_worker.execution.start_up import StartUp
-from ops.bench.process_usage import peak_rss_bytes
+from ops.bench.load.process_usage import peak_rss_bytes
 
 MAX_NUM_SEQS = 256
 

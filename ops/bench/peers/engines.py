@@ -93,11 +93,11 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
 
 
 def _run_transformers(task: Task) -> dict[int, Measurement]:
-    return _run_script(Path(sys.executable), "engine_peer_transformers.py", task, [str(task.num_threads)], {})
+    return _run_script(Path(sys.executable), "transformers_engine.py", task, [str(task.num_threads)], {})
 
 
 def _run_vllm(task: Task, home: Path) -> dict[int, Measurement]:
-    return _run_script(vllm_python(home), "engine_peer_vllm.py", task, [], vllm_environ(task.num_threads))
+    return _run_script(vllm_python(home), "vllm_engine.py", task, [], vllm_environ(task.num_threads))
 
 
 def vllm_python(home: Path) -> Path:
@@ -152,7 +152,7 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     plain, converted = converted_model(model, "BF16"), converted_model(model, precision)
     quantizer = llama_program(home, "llama-quantize")
     if not plain.exists():
-        _run([str(_python(home)), str(_HERE / "engine_gguf.py"), str(model), str(plain)], _RUN_TIMEOUT_S)
+        _run([str(_python(home)), str(_HERE / "convert_to_gguf.py"), str(model), str(plain)], _RUN_TIMEOUT_S)
     if not converted.exists():
         _run([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
     return converted

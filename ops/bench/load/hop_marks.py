@@ -1,7 +1,8 @@
-"""Runs a gateway or a worker that notes when a request passes its stations: `python -m ops.bench.hop_marks ROLE FILE`.
+"""Runs a gateway or a worker that notes when a request passes its stations.
 
-The marks are put around functions of this process before it starts, so the product itself has none. Each is a line of
-the file: monotonic nanoseconds and the station's name. A mark costs about two microseconds.
+Run as `python -m ops.bench.load.hop_marks ROLE FILE`. The marks are put around functions of this process before it
+starts, so the product itself has none. Each is a line of the file: monotonic nanoseconds and the station's name. A mark
+costs about two microseconds.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ likely token is that of the model in bfloat16. `--rounds 0` measures nothing els
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -19,13 +18,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ops.bench.comparison import add_options, command_line, loads_of, print_missing
 from ops.bench.engine import Load, Measurement
 from ops.bench.engine_compare import Measure, measure_all
-from ops.bench.engine_peers import Task, converted_model, measure_llama, measure_ours
 from ops.bench.make_model import SHAPES, Size, make_model
-from ops.bench.quant_checkpoints import PLAIN, all_methods, make_checkpoints, random_words, training_text, weight_bytes
-from ops.bench.quant_quality import with_quality
-from ops.bench.quant_result import Result
+from ops.bench.peers.engines import Task, converted_model, measure_llama, measure_ours
+from ops.bench.quant.checkpoints import PLAIN, all_methods, make_checkpoints, random_words, training_text, weight_bytes
+from ops.bench.quant.quality import with_quality
+from ops.bench.quant.result import Result
 from ops.bench.record import append_record
 from ops.stack.config import DEMO_MODEL
 
@@ -40,8 +40,7 @@ def measure(task: Task, models: dict[str, Path], llama: Path, rounds: int) -> li
             f"llama.cpp {name}": partial(measure_llama, home=llama, precision=name) for name in LLAMA_PRECISIONS
         }
     rows, missing = measure_all(engines, task, rounds)
-    for name, reason in missing.items():
-        print(f"{name}: not available: {reason}", file=sys.stderr)
+    print_missing(missing)
     sizes = {name: weight_bytes(model) for name, model in models.items()}
     sizes |= {
         name: weight_bytes(converted_model(task.model, name.split()[-1]))
@@ -81,32 +80,24 @@ def print_table(title: str, results: list[Result]) -> None:
 
 def record(title: str, task: Task, results: list[Result]) -> None:
     """Append the results, a line each."""
-    command = " ".join(["python -m ops.bench.quant", *sys.argv[1:]])
     load = task.loads[0]
     for result in results:
         shared = {"model": title, "threads": task.num_threads, "prompt": load.prompt, "new": load.new}
-        append_record("quant", command, shared | result.figures())
+        append_record("quant", command_line("quant"), shared | result.figures())
 
 
 def main() -> None:
     """Make the checkpoints and measure them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--shape", choices=[size.value for size in Size], default=Size.M160.value)
     source.add_argument("--model", type=Path, help=f"calibrated on Python code, as {DEMO_MODEL.name} was trained")
     parser.add_argument("--methods", help="separated by commas; all if not given")
-    parser.add_argument("--batch", default="1,4,16,32")
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--perplexity", action="store_true", help="quality on the demo model's held-out text")
-    default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "bench"
-    parser.add_argument("--cache", type=Path, default=default_cache, help="where llama.cpp was built")
+    add_options(parser)
     arguments = parser.parse_args()
-    loads = [Load(int(batch), arguments.prompt, arguments.new) for batch in arguments.batch.split(",")]
     with tempfile.TemporaryDirectory(prefix="headrace-quant-") as folder:
-        _run(arguments, loads, Path(folder))
+        _run(arguments, loads_of(arguments), Path(folder))
 
 
 def _run(arguments: argparse.Namespace, loads: list[Load], folder: Path) -> None:

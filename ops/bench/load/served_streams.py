@@ -7,20 +7,17 @@ measures; tokens are counted afterwards. Answers are words of one token each, as
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import time
 from bisect import bisect_left
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from statistics import median
-from typing import cast
 
 import httptools
 
+from ops.bench.load.event_streams import Address, StreamConnection
+
 _TIMEOUT_S = 600.0
-_LAST_CHUNK = b"0\r\n\r\n"
 _TEXT = re.compile(rb'"text": ?"((?:[^"\\]|\\.)*)"')
 # Tokens without text, like the end of a sequence that is ignored, are rare among thousands of words; one answer of a
 # hundred tokens may have several.
@@ -29,16 +26,6 @@ _LEAST_SHARE_OF_TOKENS = 0.9
 
 class StreamError(Exception):
     """An answer was refused, ended early, or cannot be compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens, and what it calls the model."""
-
-    host: str
-    port: int
-    model: str
-    api_key: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +42,15 @@ class Served:
     ttft_p50_s: float
     ttft_max_s: float
 
+    @classmethod
+    def median(cls, results: list[Served]) -> Served:
+        """Return the median of each figure."""
+        return cls(
+            median(one.decode_rate for one in results),
+            median(one.ttft_p50_s for one in results),
+            median(one.ttft_max_s for one in results),
+        )
+
 
 async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: int) -> Served:
     """Ask for a completion of `max_tokens` of each prompt, all at once.
@@ -65,9 +61,9 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
     loop = asyncio.get_running_loop()
     streams = []
     for prompt in prompts:
-        make = partial(_Stream, _request(address, prompt, max_tokens))
+        stream = _RecordedStream(address.completion(prompt, max_tokens, closes=True, temperature=0))
         try:
-            _, stream = await loop.create_connection(make, address.host, address.port)
+            await loop.create_connection(lambda made=stream: made, address.host, address.port)  # type: ignore[misc]
         except OSError as error:
             raise StreamError(f"{address.host}:{address.port} takes no connection: {error.strerror}") from None
         streams.append(stream)
@@ -135,46 +131,12 @@ class _Body:
         self.moments.append(self.now)
 
 
-class _Stream(asyncio.Protocol):
-    """One request on a connection of its own, which the server may close after an error and we close after the end."""
+class _RecordedStream(StreamConnection):
+    """One request whose answer is kept in the pieces that it came in, with their times."""
 
     def __init__(self, request: bytes) -> None:
-        self._request = request
-        self._transport: asyncio.Transport
-        self.sent_at = 0.0
+        super().__init__(request)
         self.pieces: list[tuple[float, bytes]] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def send(self) -> None:
-        self.sent_at = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.pieces.append((time.perf_counter(), data))
-        if data.endswith(_LAST_CHUNK):
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-
-def _request(address: Address, prompt: list[int], max_tokens: int) -> bytes:
-    fields = {
-        "model": address.model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    body = json.dumps(fields).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n"
-        f"Authorization: Bearer {address.api_key}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    def note(self, now: float, data: bytes) -> None:
+        self.pieces.append((now, data))

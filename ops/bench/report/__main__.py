@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ops.bench.report_goal import Goal, Section
-from ops.bench.report_goals import GOALS
-from ops.bench.report_plots import decode_plot, goals_plot
-from ops.bench.report_records import Run, read_runs
-from ops.bench.report_tables import (
+from ops.bench.report.goal import Goal, Section
+from ops.bench.report.goals import GOALS
+from ops.bench.report.plots import decode_plot, goals_plot
+from ops.bench.report.records import Run, read_runs
+from ops.bench.report.tables import (
     NOT_MEASURED,
     Footnotes,
     Standing,
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- report: begin -->", "<!-- report: end -->"
 GOALS_PLOT, DECODE_PLOT = "plot_goals.svg", "plot_decode.svg"
 MODELS = ("15m", "160m")
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 _EXPLANATION = """\
 A figure is of the latest run on the machine that most results are from; the baseline is of the same run. A ratio above
 1 means that ours is better than the baseline; the gateway's floor only writes the same bytes and cannot be beaten. What
@@ -114,7 +114,7 @@ def _quantized(runs: list[Run], notes: Footnotes) -> list[str]:
 def _unmeasured(standings: list[Standing]) -> str:
     """List the goals of a section without results, and leave out the columns that would be empty."""
     goals = [one.goal for one in standings]
-    cells = table(("what", "goal", "others"), ((goal.what, goal.text, goal.reference) for goal in goals))
+    cells = table(("what", "goal", "others"), ((goal.what, goal.text, goal.others) for goal in goals))
     return f"{NOT_MEASURED.capitalize()}.\n\n{cells}"
 
 

@@ -1,7 +1,7 @@
 """The floor under every gateway: an asyncio server that only writes the event stream's bytes, at the engine's pace.
 
-Run as `python -m ops.bench.floor_server STEP_MS NUM_TOKENS`; it prints its port. No JSON, no queue, no routing: what it
-costs per token is the socket write and the event loop.
+Run as `python -m ops.bench.load.floor_server STEP_MS NUM_TOKENS`; it prints its port. No JSON, no queue, no routing:
+what it costs per token is the socket write and the event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import cast
 
 import uvloop
 
-from ops.bench.stream_client import stamp
+from ops.bench.load.event_streams import stamp
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PREFIX = (

@@ -10,8 +10,8 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.quant_checkpoints import PLAIN
-from ops.bench.quant_result import Quality, Result
+from ops.bench.quant.checkpoints import PLAIN
+from ops.bench.quant.result import Quality, Result
 from ops.demo_model.heldout import held_out_documents
 from ops.perplexity import most_likely_tokens, score
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ops.bench.make_model import SHAPES, Size, write_checkpoint
 from ops.bench.record import append_record
-from ops.bench.startup_checkpoint import SHAPES_BY_NAME, write_checkpoint
 
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900
@@ -42,7 +42,7 @@ _COLUMNS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, record a line for cold and one for warm files."""
     parser = argparse.ArgumentParser(prog="python -m ops.bench.startup", description=__doc__)
-    parser.add_argument("--shape", choices=list(SHAPES_BY_NAME), nargs="+", required=True)
+    parser.add_argument("--shape", choices=[size.value for size in Size], nargs="+", required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
     options = parser.parse_args(arguments)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for shape in options.shape:
         with tempfile.TemporaryDirectory(prefix="headrace-startup-", dir=options.folder) as name:
             directory = Path(name)
-            num_bytes = write_checkpoint(SHAPES_BY_NAME[shape], directory)
+            num_bytes = write_checkpoint(SHAPES[Size(shape)], directory)
             for files in ("cold", "warm"):
                 facts: dict[str, object] = {"shape": shape, "gb": round(num_bytes / 1e9, 2), "files": files}
                 row = facts | measure(directory, num_bytes, options.device, is_cold=files == "cold")
@@ -72,7 +72,7 @@ def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> d
     prepare()
     read_s = read_plainly(directory)
     prepare()
-    engine = run_child("startup_engine", directory, device)
+    engine = run_child("startup.engine_start", directory, device)
     row: dict[str, object] = {
         "plain_read_s": round(read_s, 4),
         **engine,
@@ -81,7 +81,7 @@ def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> d
     }
     if can_load_with_transformers(num_bytes):
         prepare()
-        peer = run_child("startup_transformers", directory, device)
+        peer = run_child("peers.transformers_load", directory, device)
         row |= {f"transformers_{name}": value for name, value in peer.items()}
     return row
 

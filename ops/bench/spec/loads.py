@@ -19,7 +19,7 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, P
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.fixed_depth import FixedDepth
+from ops.bench.spec.fixed_depth import FixedDepth
 from ops.demo_model.heldout import held_out_documents
 from shared.messages import Sampling
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ops.bench.report_figures import Figure
-from ops.bench.report_goal import Goal
-from ops.bench.report_records import Row, Run, latest
+from ops.bench.report.figures import Figure
+from ops.bench.report.goal import Goal
+from ops.bench.report.records import Row, Run, latest
 
 NOT_MEASURED = "not measured yet"
 _ORIGIN_FIELDS = frozenset({"time", "commit", "machine", "versions", "load_average", "command", "process"})
@@ -91,7 +91,7 @@ def results_table(runs: list[Run], notes: Footnotes) -> str:
 
 def _goal_cells(one: Standing, notes: Footnotes) -> list[str]:
     goal = one.goal
-    cells = [goal.what, goal.text, goal.reference]
+    cells = [goal.what, goal.text, goal.others]
     if one.found is None:
         return [*cells, "", "", "", one.verdict, ""]
     run, figure = one.found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ops.bench.plot import NUM_COLOURS, Drawing, LogScale, round_down, round_up
-from ops.bench.report_figures import OURS, engine_name
-from ops.bench.report_records import Run, latest
-from ops.bench.report_tables import Standing
+from ops.bench.report.drawing import NUM_COLOURS, Drawing, LogScale, round_down, round_up
+from ops.bench.report.figures import OURS, engine_name
+from ops.bench.report.records import Run, latest
+from ops.bench.report.tables import Standing
 
 _BLUE, _RED = 0, 1
 _WIDTH = 860

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ops.bench.report_figures import Figure, Measure
+from ops.bench.report.figures import Figure, Measure
 
 
 class Section(Enum):
@@ -22,46 +22,53 @@ class Section(Enum):
     GPU = "gpu"
 
 
+class Kind(Enum):
+    """How a figure is held against its bound: as it is, or as a multiple of the baseline of the same run."""
+
+    AT_LEAST = "≥ {bound} {unit}"
+    AT_MOST = "≤ {bound} {unit}"
+    TIMES = "≥ {bound} × baseline"
+    FRACTION = "≤ baseline / {bound}"
+
+
 @dataclass(frozen=True, slots=True)
 class Goal:
     """One figure to beat.
 
     Attributes:
+        bound: The figure that is good enough; of a multiple, how many times better than the baseline.
         unit: Of the measured figure.
-        bound: The figure that is good enough.
-        is_cost: Less is better, else more.
-        is_multiple: `bound` multiplies the baseline of the same run; of a cost, it says how often ours fits into it.
-        reference: The highest figure others published or were measured at, in the words of its source.
+        others: The highest figure others published or were measured at, in the words of its source.
         measure: Finds the figure in a run; None while no benchmark takes it.
     """
 
     section: Section
     what: str
-    unit: str
+    kind: Kind
     bound: float
-    is_cost: bool = False
-    is_multiple: bool = False
-    reference: str = ""
+    unit: str = ""
+    others: str = ""
     measure: Measure | None = None
 
     @property
     def text(self) -> str:
         """The goal in words."""
-        if self.is_multiple:
-            return f"≤ baseline / {self.bound:g}" if self.is_cost else f"≥ {self.bound:g} × baseline"
-        return f"{'≤' if self.is_cost else '≥'} {self.bound:,g} {self.unit}".strip()
+        is_multiple = self.kind in (Kind.TIMES, Kind.FRACTION)
+        bound = f"{self.bound:g}" if is_multiple else f"{self.bound:,g}"
+        return self.kind.value.format(bound=bound, unit=self.unit).strip()
 
     def ratio(self, figure: Figure) -> float | None:
         """Return how many times better than the baseline ours is; below 1 it is worse."""
         if not figure.baseline or not figure.value:
             return None
-        return figure.baseline / figure.value if self.is_cost else figure.value / figure.baseline
+        is_cost = self.kind in (Kind.AT_MOST, Kind.FRACTION)
+        return figure.baseline / figure.value if is_cost else figure.value / figure.baseline
 
     def reached(self, figure: Figure) -> float | None:
         """Return which fraction of the goal is reached; 1 and above is met."""
-        if self.is_multiple:
-            ratio = self.ratio(figure)
-            return None if ratio is None else ratio / self.bound
-        if not self.is_cost:
+        if self.kind is Kind.AT_LEAST:
             return figure.value / self.bound
-        return self.bound / figure.value if figure.value > 0 else float("inf")
+        if self.kind is Kind.AT_MOST:
+            return self.bound / figure.value if figure.value > 0 else float("inf")
+        ratio = self.ratio(figure)
+        return None if ratio is None else ratio / self.bound

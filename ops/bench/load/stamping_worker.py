@@ -1,7 +1,7 @@
 """A worker without an engine for measuring gateways: one token per sequence and step, its text the time it was made.
 
-Run as `python -m ops.bench.stamping_worker NATS_URL MODEL STEP_MS`. It speaks the wire as a worker does (pull, claim,
-one frame per gateway and step, heartbeats) and does nothing else, so that the gateway saturates before it.
+Run as `python -m ops.bench.load.stamping_worker NATS_URL MODEL STEP_MS`. It speaks the wire as a worker does (pull,
+claim, one frame per gateway and step, heartbeats) and does nothing else, so that the gateway saturates before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
-from ops.bench.stream_client import stamp
+from ops.bench.load.event_streams import stamp
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect

@@ -1,0 +1,95 @@
+"""What the benches of engines and servers share: measuring in turn, ratios to the best peer, loads and options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from ops.bench.engine import Load
+from ops.bench.load.processes import StartError
+from ops.bench.load.served_streams import StreamError
+from ops.bench.peers.engines import PeerUnavailableError
+
+OURS = "headrace"
+Measured = TypeVar("Measured")
+Rates = Mapping[tuple[str, int], float]
+
+
+def measure_in_turn(
+    engines: Mapping[str, Callable[[int], Mapping[int, Measured]]], rounds: int
+) -> tuple[dict[tuple[str, int], list[Measured]], dict[str, str]]:
+    """Measure every engine in every round, so that they share the machine's good and bad moments.
+
+    Args:
+        engines: By name; each is given the number of the round, and returns what it measured by batch size.
+        rounds: How often.
+
+    Returns:
+        What was measured by name and batch size, and why engines are missing.
+    """
+    results: dict[tuple[str, int], list[Measured]] = defaultdict(list)
+    missing: dict[str, str] = {}
+    for number in range(rounds):
+        for name, measure in engines.items():
+            if name in missing:
+                continue
+            print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
+            try:
+                for batch, measured in measure(number).items():
+                    results[name, batch].append(measured)
+            except (PeerUnavailableError, StartError, StreamError) as error:
+                missing[name] = str(error)
+    return {key: values for key, values in results.items() if key[0] not in missing}, missing
+
+
+def ratios(rates: Rates) -> dict[int, float | None]:
+    """Return our rate over that of the best peer, by batch size; None where either is missing."""
+    result: dict[int, float | None] = {}
+    for batch in sorted({batch for _, batch in rates}):
+        peers = [rate for (name, other), rate in rates.items() if other == batch and name != OURS]
+        ours = rates.get((OURS, batch))
+        result[batch] = ours / max(peers) if ours and peers else None
+    return result
+
+
+def print_rates(title: str, rates: Rates, notes: Mapping[str, str]) -> None:
+    """Print a table of rates by engine and batch size, each line with its note, and our ratio to the best peer."""
+    batches = sorted({batch for _, batch in rates})
+    print(f"{title:<16}" + "".join(f"{f'B{batch}':>9}" for batch in batches))
+    for name in dict.fromkeys(name for name, _ in rates):
+        cells = (f"{rates[name, batch]:>9.0f}" if (name, batch) in rates else f"{'-':>9}" for batch in batches)
+        print(f"{name:<16}{''.join(cells)}{notes.get(name, '')}")
+    cells = (f"{ratio:>8.2f}x" if ratio else f"{'-':>9}" for ratio in ratios(rates).values())
+    print(f"{'of best peer':<16}{''.join(cells)}")
+
+
+def print_missing(missing: Mapping[str, str]) -> None:
+    """Say who could not be measured, and why."""
+    for name, reason in missing.items():
+        print(f"{name}: not available: {reason}")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how much is asked of whom."""
+    parser.add_argument("--batch", default="1,4,16,32", help="sequences at once, separated by commas")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="decode steps of all sequences together")
+    parser.add_argument("--rounds", type=int, default=3, help="medians of so many are shown")
+    parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
+    default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "bench"
+    parser.add_argument("--cache", type=Path, default=default_cache, help="where the peers are installed")
+
+
+def loads_of(options: argparse.Namespace) -> list[Load]:
+    """Return the loads that the options ask for, in order of batch size."""
+    return [Load(int(batch), options.prompt, options.new) for batch in options.batch.split(",")]
+
+
+def command_line(module: str) -> str:
+    """Return how a bench was called, as it is recorded."""
+    return " ".join([f"python -m ops.bench.{module}", *sys.argv[1:]])

@@ -1,0 +1,175 @@
+"""Finds in a run the figure that a goal is about, and the baseline's of the same run.
+
+Each function takes the run last: a goal holds one with its other arguments bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Concatenate, ParamSpec
+
+from ops.bench.report.records import Row, Run
+
+OURS = "headrace"
+_Options = ParamSpec("_Options")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was measured, of ours and of the best baseline in the run, where it has one.
+
+    Attributes:
+        interval: What holds the true value with 95 %, where that is known.
+    """
+
+    value: float
+    baseline: float | None = None
+    baseline_name: str | None = None
+    interval: tuple[float, float] | None = None
+
+
+Measure = Callable[[Run], Figure | None]
+
+
+def _measure(
+    find: Callable[Concatenate[Run, _Options], Figure | None],
+) -> Callable[_Options, Measure]:
+    """Turn a function of a run and options into one of the options that returns one of the run."""
+
+    def bind(*arguments: _Options.args, **options: _Options.kwargs) -> Measure:
+        return lambda run: find(run, *arguments, **options)
+
+    return bind
+
+
+@_measure
+def gateway(run: Run, field: str, *, concurrency: int, step_ms: float, is_burst: bool = False) -> Figure | None:
+    """Read a field of the isolated gateway, and of the floor; a burst is of one-token requests, its field per core."""
+
+    def value(target: str) -> float | None:
+        for row in _where(run, target=target, concurrency=concurrency, step_ms=step_ms):
+            if (row["num_tokens"] == 1) == is_burst and row.get(field) is not None:
+                return float(row[field]) / (row["cores"] if is_burst else 1)
+        return None
+
+    ours = value("isolated")
+    return None if ours is None else Figure(ours, value("floor"), "floor")
+
+
+@_measure
+def engine(
+    run: Run, field: str, *, model: str, batch: int, dtype: str | None = "bfloat16", peer: str | None = None
+) -> Figure | None:
+    """Read a rate of our engine and of the best peer, or of one; without a dtype, each at its best precision."""
+    rows = [row for row in _where(run, model=model, batch=batch) if dtype is None or row.get("dtype") == dtype]
+    rows = [row for row in rows if row.get(field) is not None]
+    ours = [row[field] for row in rows if row.get("engine") == OURS]
+    if not ours:
+        return None
+    peers = [row for row in rows if row.get("engine") == peer or (peer is None and row.get("engine") != OURS)]
+    rate, name = max(((row[field], engine_name(row)) for row in peers), default=(None, None))
+    return Figure(max(ours), rate, name)
+
+
+@_measure
+def prefix_cache_cost(run: Run) -> Figure | None:
+    """Read what the prefix cache adds where nothing hits, in percent."""
+    for row in _where(run, measurement="misses"):
+        low, high = row["cost_percent_interval"]
+        return Figure(row["cost_percent"], interval=(low, high))
+    return None
+
+
+@_measure
+def prefix_cache_hit(run: Run) -> Figure | None:
+    """Read the milliseconds to the first token of a prompt that is mostly known, and of one that is new."""
+    rows = _where(run, measurement="hits")
+    return next((Figure(row["hit_ttft_ms"], row["cold_ttft_ms"], "cold") for row in rows), None)
+
+
+@_measure
+def speculation(run: Run, model: str, batch: int, *proposers: str, choose: Callable[..., Row] = max) -> Figure | None:
+    """Read the tokens per second with drafts that adapt, and those without drafts.
+
+    Of some proposers, or of all, that speaks whose speed-up `choose` takes.
+    """
+    rows = [row for row in _where(run, model=model, batch=batch) if not proposers or row["proposer"] in proposers]
+    if not rows:
+        return None
+    chosen = choose(rows, key=lambda row: float(row["adaptive_speedup"]))
+    plain = float(chosen["plain_tokens_per_s"])
+    return Figure(plain * chosen["adaptive_speedup"], plain, f"plain, beside {chosen['proposer']}")
+
+
+worst_speculation = partial(speculation, choose=min)
+
+
+@_measure
+def kernel_fraction(run: Run, op: str, shape: str) -> Figure | None:
+    """Read which share of its floor's speed a kernel reaches, and the best baseline."""
+    case = _case(run, op, shape)
+    if not case.get("ceiling_fraction"):
+        return None
+    name = case.get("best_baseline")
+    baseline = case["floor_us"] / case["candidates"][name]["us"] if name else None
+    return Figure(case["ceiling_fraction"], baseline, name)
+
+
+@_measure
+def kernel_floors(run: Run, op: str, shape: str) -> Figure | None:
+    """Read how many times its floor's time a kernel takes, and the best baseline."""
+    found = kernel_fraction(op, shape)(run)
+    if found is None:
+        return None
+    return Figure(1 / found.value, found.baseline and 1 / found.baseline, found.baseline_name)
+
+
+@_measure
+def kernel_time(run: Run, op: str, shape: str, baseline: str) -> Figure | None:
+    """Read the µs of a kernel and of one baseline, which must have run."""
+    candidates = _case(run, op, shape).get("candidates", {})
+    if OURS not in candidates or baseline not in candidates:
+        return None
+    return Figure(candidates[OURS]["us"], candidates[baseline]["us"], baseline)
+
+
+@_measure
+def step_ms(run: Run, op: str, shape: str) -> Figure | None:
+    """Read the milliseconds of a model's step, and of the best baseline."""
+    case = _case(run, op, shape)
+    candidates, name = case.get("candidates", {}), case.get("best_baseline")
+    if OURS not in candidates:
+        return None
+    return Figure(candidates[OURS]["us"] / 1e3, candidates[name]["us"] / 1e3 if name else None, name)
+
+
+@_measure
+def token_rate(run: Run, op: str, shape: str) -> Figure | None:
+    """Read the tokens per second of a model, and of the best baseline, which took `speedup` times as long."""
+    case = _case(run, op, shape)
+    rate, speedup = case.get("tokens_per_s"), case.get("speedup")
+    return Figure(rate, rate / speedup if speedup else None, case.get("best_baseline")) if rate else None
+
+
+@_measure
+def idle_percent(run: Run, op: str, shapes: tuple[str, ...]) -> Figure | None:
+    """Read the share of a step in which the device waits, in percent: the worst of some shapes, all measured."""
+    shares = [case["idle_share"] for shape in shapes if (case := _case(run, op, shape)).get("idle_share") is not None]
+    return Figure(max(shares) * 100) if len(shares) == len(shapes) else None
+
+
+def engine_name(row: Row) -> str:
+    """Return the name of an engine, with its precision where that is not bfloat16."""
+    dtype = row.get("dtype", "bfloat16")
+    return str(row["engine"]) if dtype == "bfloat16" else f"{row['engine']} {dtype}"
+
+
+def _case(run: Run, op: str, shape: str) -> Row:
+    """Return what was recorded of a case; nothing where its op gave wrong results and was timed anyway."""
+    return next((row for row in _where(run, op=op, shape=shape) if row.get("is_right", True)), {})
+
+
+def _where(run: Run, **fields: object) -> Iterable[Row]:
+    return (row for row in run.rows if all(row.get(name) == value for name, value in fields.items()))

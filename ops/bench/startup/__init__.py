@@ -1,0 +1,1 @@
+"""How long the engine takes to start: `python -m ops.bench.startup`."""
