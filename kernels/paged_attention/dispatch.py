@@ -7,6 +7,8 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.paged_attention.cpu import can_run, paged_attention_cpu
+from kernels.paged_attention.flash_attention import can_run as can_run_flash
+from kernels.paged_attention.flash_attention import find_flash_attention, paged_attention_flash
 from kernels.paged_attention.reference import paged_attention_reference
 
 
@@ -58,6 +60,10 @@ def paged_attention(
         kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
         tree_masks: `[num_tokens]` int64
     """
+    flash = find_flash_attention(query.device)
+    if flash is not None and can_run_flash(query, key_cache, kv_scales, tree_masks):
+        tables = (block_tables, query_starts, context_lens, max_query_len)
+        return paged_attention_flash(flash, query, key_cache, value_cache, *tables, scale, sliding_window, soft_cap)
     if query.is_cuda and is_triton_installed():
         from kernels.paged_attention import triton_attention
 

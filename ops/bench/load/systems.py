@@ -86,7 +86,7 @@ def isolated_gateway(step_ms: float) -> Iterator[tuple[int, dict[str, list[int]]
     with parts() as system:
         nats, nats_url = system.start_nats()
         command = [sys.executable, "-m", "ops.bench.load.stamping_worker", nats_url, MODEL, str(step_ms)]
-        worker, _ = system.start(command, "worker", "serving")
+        worker, _ = system.start(command, "worker", "")
         gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
         time.sleep(1.0)  # heartbeats arrive
         yield port, {"nats": [nats], "worker": [worker], "gateway": [gateway]}

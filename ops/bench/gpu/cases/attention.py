@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import flash_attention, paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.quantized_kv import is_quantized, quantize_heads
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
@@ -61,19 +61,21 @@ class Batch:
         return replace(self, key_cache=keys, value_cache=values, kv_scales=scales)
 
 
-def make_batch(device: torch.device, model: ModelShape, lengths: list[tuple[int, int]]) -> Batch:
+def make_batch(
+    device: torch.device, model: ModelShape, lengths: list[tuple[int, int]], block_size: int = BLOCK_SIZE
+) -> Batch:
     """Make a batch of (query tokens, cached tokens)."""
-    blocks = [-(-context // BLOCK_SIZE) for _, context in lengths]
+    blocks = [-(-context // block_size) for _, context in lengths]
     order = torch.randperm(sum(blocks) + 1, device=device).int()
     caches = torch.randn(
-        2, len(order), BLOCK_SIZE, model.num_kv_heads, model.head_dim, device=device, dtype=torch.bfloat16
+        2, len(order), block_size, model.num_kv_heads, model.head_dim, device=device, dtype=torch.bfloat16
     )
     tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32, device=device)
     first = 0
     for row, (count, (_, context)) in enumerate(zip(blocks, lengths, strict=True)):
         tables[row, :count] = order[first : first + count]
-        if context % BLOCK_SIZE:
-            caches[:, order[first + count - 1], context % BLOCK_SIZE :] = float("nan")
+        if context % block_size:
+            caches[:, order[first + count - 1], context % block_size :] = float("nan")
         first += count
     caches[:, order[-1]] = float("nan")
     starts = torch.tensor([0, *(query for query, _ in lengths)], dtype=torch.int32).cumsum(0)
@@ -113,16 +115,11 @@ def attention_case(device: torch.device, model: ModelShape, lengths: list[tuple[
     num_sets = sets_for(cache_bytes)
     batches = [make_batch(device, model, lengths) for _ in range(num_sets)]
     candidates: dict[str, Callable[[int], object]] = {OURS: lambda index: batches[index].attend()}
-    unavailable: dict[str, str] = {}
     query_len, context_len = lengths[0]
     if len(set(lengths)) == 1 and query_len in (1, context_len):
         candidates |= _contiguous(device, model, lengths, num_sets)
-    try:
-        flash = importlib.import_module("flash_attn_interface")
-    except ImportError as error:
-        unavailable["FlashAttention-3"] = str(error)
-    else:
-        candidates["FlashAttention-3"] = lambda index: _flash_attention(flash.flash_attn_varlen_func, batches[index])
+    peers, unavailable = _paged_peers(device, model, lengths, num_sets)
+    candidates |= peers
     num_bytes = cache_bytes + 2 * queries * model.num_heads * model.head_dim * 2
     return Case(num_bytes, 4 * pairs * model.num_heads * model.head_dim, num_sets, candidates, unavailable)
 
@@ -164,18 +161,64 @@ def _contiguous(
     return {name: partial(attend, backend) for name, backend in _BACKENDS.items()}
 
 
-def _flash_attention(attend: Callable[..., object], batch: Batch) -> object:
-    return attend(
+def _paged_peers(
+    device: torch.device, model: ModelShape, lengths: list[tuple[int, int]], num_sets: int
+) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
+    """Return others' attention over paged caches, with the blocks that suit them, and why others are missing."""
+    found: dict[str, Callable[[int], object]] = {}
+    missing: dict[str, str] = {}
+    if device.type != "cuda":
+        return found, {"FlashAttention": "needs a GPU"}
+
+    def add(name: str, block_size: int, load: Callable[[], Callable[[Batch], object]]) -> None:
+        try:
+            attend = load()
+        except (ImportError, AttributeError) as error:
+            missing[name] = str(error)
+            return
+        batches: list[Batch] = []
+
+        def call(index: int) -> object:
+            # Made when they are first needed: most machines have no such peer.
+            while len(batches) < num_sets:
+                batches.append(make_batch(device, model, lengths, block_size))
+            return attend(batches[index])
+
+        found[name] = call
+
+    for block_size in (BLOCK_SIZE, 128):
+        add(f"FlashAttention-3/{block_size}", block_size, _load_flash_attention)
+    # torch's own kernel takes no smaller blocks.
+    add("torch varlen_attn/256", 256, _load_varlen_attention)
+    return found, missing
+
+
+def _load_flash_attention() -> Callable[[Batch], object]:
+    attend = importlib.import_module(flash_attention.MODULE).flash_attn_with_kvcache
+
+    def call(batch: Batch) -> object:
+        caches = (batch.key_cache, batch.value_cache, batch.block_tables)
+        lengths = (batch.query_starts, batch.context_lens, batch.max_query_len)
+        return flash_attention.paged_attention_flash(attend, batch.query, *caches, *lengths, batch.scale)
+
+    return call
+
+
+def _load_varlen_attention() -> Callable[[Batch], object]:
+    varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    return lambda batch: varlen_attn(
         batch.query,
         batch.key_cache,
         batch.value_cache,
-        cu_seqlens_q=batch.query_starts,
+        batch.query_starts,
+        None,
+        batch.max_query_len,
+        batch.max_context_len,
+        scale=batch.scale,
+        window_size=(-1, 0),
+        enable_gqa=True,
         seqused_k=batch.context_lens,
-        max_seqlen_q=batch.max_query_len,
-        max_seqlen_k=batch.max_context_len,
-        page_table=batch.block_tables,
-        softmax_scale=batch.scale,
-        causal=True,
+        block_table=batch.block_tables,
     )
 
 
