@@ -29,8 +29,9 @@ def goals_plot(standings: list[Standing]) -> str:
     bars = [(one.goal.what, reached) for one in standings if (reached := one.reached) is not None]
     row, top, left = 20, 44, 400
     drawing = Drawing(_WIDTH, top + row * len(bars) + 46, "Fraction of each goal that is reached")
-    known = [max(reached, 0.01) for _, reached in bars]
-    low, high = round_down(min([0.5, *known])), min(10.0, round_up(max([2.0, *known])))
+    # A cost that is none, or less, reaches its goal infinitely far.
+    known = [min(max(reached, 0.01), 10.0) for _, reached in bars]
+    low, high = round_down(min([0.5, *known])), round_up(max([2.0, *known]))
     scale = LogScale(low, high, left, _WIDTH - 60)
     bottom = top + row * len(bars) + 4
     drawing.text(12, 22, "Fraction of each goal that is reached: right of 1 it is met", size=14)
@@ -43,7 +44,7 @@ def goals_plot(standings: list[Standing]) -> str:
         drawing.text(left - 50, y + 13, what, anchor="end")
         drawing.bar(scale.place(1), scale.place(reached), y + 3, row - 7, _BLUE if reached >= 1 else _RED)
         x, anchor = (scale.place(reached) + 5, "start") if reached >= 1 else (scale.place(reached) - 5, "end")
-        drawing.text(x, y + 13, f"{reached:.2f}", anchor=anchor, size=11)
+        drawing.text(x, y + 13, f"{reached:.2f}".replace("inf", "∞"), anchor=anchor, size=11)
     drawing.text(
         (left + _WIDTH - 60) / 2, bottom + 34, "fraction of the goal (log scale)", anchor="middle", kind="faint"
     )

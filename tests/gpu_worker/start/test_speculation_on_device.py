@@ -21,7 +21,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.fixed_depth import FixedDepth
+from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.messages import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory

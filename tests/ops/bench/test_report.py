@@ -15,7 +15,7 @@ from ops.bench.report.figures import Figure, engine, gateway, kernel_fraction
 from ops.bench.report.goal import Goal, Kind, Section
 from ops.bench.report.goals import GOALS
 from ops.bench.report.gpu_goals import GPU_GOALS
-from ops.bench.report.plots import decode_plot
+from ops.bench.report.plots import decode_plot, goals_plot
 from ops.bench.report.records import MalformedResultError, Run, latest, read_runs
 from ops.bench.report.tables import NOT_MEASURED, standing
 
@@ -58,6 +58,12 @@ def test_section_without_results_is_said_to_be_not_measured(tmp_path: Path) -> N
 def test_plots_are_well_formed_with_and_without_results(tmp_path: Path, name: str) -> None:
     for results in (tmp_path, FOLDER / "results"):
         assert ElementTree.fromstring(report.render(results)[name]).tag.endswith("svg")
+
+
+def test_goal_that_costs_nothing_has_a_bar_to_the_end_of_the_plot() -> None:
+    goal = Goal(Section.PREFIX_CACHE, "cost", Kind.AT_MOST, 1, "%", measure=lambda run: Figure(-0.4))
+    words = [element.text for element in ElementTree.fromstring(goals_plot([standing(goal, [Run((row(),))])])).iter()]
+    assert "∞" in words
 
 
 def test_decode_plot_has_a_line_for_each_engine_and_precision() -> None:
