@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
-# Tests that compute: they share two processes. The others start servers, kill them and watch the clock: they run alone.
+# Tests that compute share two processes. The others start servers, kill them and watch the clock: they mostly wait, and
+# run beside them in two more processes, which the machine prefers (`nice`) because their answers are timed.
 COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/gpu_worker tests/kernels tests/shared \
 	$(addprefix tests/ops/,bench cli demo_model deploy quantize train_draft)
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up test chaos lint audit mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test computing-tests waiting-tests chaos lint audit mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -31,11 +32,20 @@ help:
 up: $(VENV)/.embedded
 	@exec $(BIN)/headrace up $(ARGS)
 
+# The tests start hundreds of processes: none of them should have to compile this code again.
+test computing-tests waiting-tests: export PYTHONDONTWRITEBYTECODE =
+
 ifeq ($(strip $(ARGS)),)
 test: $(VENV)/.test
-	@$(PYTEST) -n 2 --dist loadfile $(COMPUTING_TESTS); computing=$$?; \
-	$(PYTEST) $(COMPUTING_TESTS:%=--ignore=%); alone=$$?; \
-	exit $$((computing || alone))
+	@$(MAKE) --no-print-directory -k -j 2 computing-tests waiting-tests
+
+computing-tests:
+	@nice $(PYTEST) -n 2 --dist loadfile $(COMPUTING_TESTS)
+
+# What they print is shown in one piece at their end.
+waiting-tests:
+	@$(PYTEST) -n 2 --dist loadfile $(COMPUTING_TESTS:%=--ignore=%) >$(VENV)/waiting-tests.log 2>&1; status=$$?; \
+	echo; cat $(VENV)/waiting-tests.log; exit $$status
 else
 test: $(VENV)/.test
 	@$(PYTEST) $(ARGS)
