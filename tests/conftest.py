@@ -10,14 +10,13 @@ import pytest
 
 from tests.servers import NatsServer, RedisServer, Server
 
-
-def pytest_configure() -> None:
-    # Where there is no GPU, Triton kernels run in its interpreter. Triton reads this when it is first imported, which
-    # any test may cause, through transformers for example.
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-    # Tests share their cores with other tests: threads that wait for each other must not hold one meanwhile.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Set here and not in a hook: torch and Triton read these when they are first imported, and the conftest files of the
+# folders below, which come right after this one, import them.
+# Where there is no GPU, Triton kernels run in its interpreter.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Tests share their cores with other tests: threads that wait for each other must not hold one meanwhile.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")
