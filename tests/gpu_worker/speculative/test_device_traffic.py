@@ -1,0 +1,126 @@
+"""What drafting costs a device in waits: one for a draft of all sequences, however deep it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
+from gpu_worker.speculative.eagle import layer as eagle_layer
+from gpu_worker.speculative.eagle.entry_rows import EntryRows
+from gpu_worker.speculative.eagle.layer import load_eagle_layer
+from gpu_worker.speculative.eagle.proposer import EagleProposer
+from gpu_worker.speculative.medusa.heads import load_medusa_heads
+from gpu_worker.speculative.medusa.proposer import MedusaProposer
+from shared.messages import Sampling
+from tests.gpu_worker.models.pairs import Pair
+from tests.gpu_worker.models.variants import SIZES
+from tests.gpu_worker.speculative.device_traffic import Traffic, recorded_traffic
+from tests.gpu_worker.speculative.draft_files import (
+    eagle_config,
+    eagle_tensors,
+    medusa_config,
+    medusa_tensors,
+    save_draft,
+)
+
+SIZE, VOCAB = int(SIZES["hidden_size"]), int(SIZES["vocab_size"])
+BLOCK, NUM_SEQS = 4, 5
+
+
+class Batch:
+    """Sequences that decode, and what each step leaves behind of them."""
+
+    def __init__(self) -> None:
+        self.sequences = [
+            Sequence(str(i), list(range(1, 8 + i)), 7 + i, Sampling(), 99, block_table=list(range(8 * i, 8 * i + 8)))
+            for i in range(NUM_SEQS)
+        ]
+        self.num_computed = [0] * NUM_SEQS
+
+    def step(self) -> list[ComputedTokens]:
+        computed = []
+        for index, sequence in enumerate(self.sequences):
+            start, known = self.num_computed[index], len(sequence.token_ids)
+            token_ids = (*sequence.token_ids[start:], 3)
+            computed.append(ComputedTokens(sequence, start, token_ids, torch.randn(known - start, SIZE)))
+            sequence.token_ids.append(3)
+            self.num_computed[index] = known
+        return computed
+
+    def requests(self, depth: int) -> list[DraftRequest]:
+        return [DraftRequest(sequence, max(1, depth - index)) for index, sequence in enumerate(self.sequences)]
+
+
+@pytest.fixture
+def eagle(pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EagleProposer:
+    """A layer in the form that GPUs run, operation by operation."""
+    monkeypatch.setattr(eagle_layer, "fusing_library", lambda *_: None)
+    save_draft(tmp_path, eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
+    layer = load_eagle_layer(tmp_path, pair_of("llama").model)
+    layer.relative_cost = 1e-9
+    cache = allocate_kv_cache(8 * NUM_SEQS, BLOCK, layer.config, layer.dtype, layer.device)
+    for tensor in cache.layers[0].tensors:
+        tensor.zero_()
+    return EagleProposer(layer, EntryRows(cache, NUM_SEQS, 8 * BLOCK, layer.device), max_num_batched_tokens=500)
+
+
+@pytest.fixture
+def medusa(pair_of: Callable[[str], Pair], tmp_path: Path) -> MedusaProposer:
+    save_draft(tmp_path, medusa_config(3, 1), medusa_tensors(3, 1, SIZE, VOCAB, set()))
+    return MedusaProposer(load_medusa_heads(tmp_path, pair_of("llama").model))
+
+
+@torch.inference_mode()
+def traffic_of(proposer: EagleProposer | MedusaProposer, depth: int, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    batch = Batch()
+    proposer.observe(batch.step())
+    proposer.propose(batch.requests(depth))
+    proposer.observe(batch.step())
+    with recorded_traffic(monkeypatch) as traffic:
+        drafts = proposer.propose(batch.requests(depth))
+    assert all(drafts)
+    return traffic
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_eagle_drafts_with_one_upload_and_one_wait_whatever_the_depth(
+    eagle: EagleProposer, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert traffic_of(eagle, depth, monkeypatch) == Traffic([], [], 1, 1)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_medusa_drafts_with_no_upload_and_one_wait(
+    medusa: MedusaProposer, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert traffic_of(medusa, depth, monkeypatch) == Traffic([], [], 0, 1)
+
+
+@torch.inference_mode()
+def test_what_is_observed_waits_for_nothing(
+    eagle: EagleProposer, medusa: MedusaProposer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for proposer in (eagle, medusa):
+        batch = Batch()
+        computed = [batch.step() for _ in range(3)]
+        with recorded_traffic(monkeypatch) as traffic:
+            for step in computed:
+                proposer.observe(step)
+        assert traffic == Traffic()
+
+
+def test_recorder_notices_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.arange(4)
+    with recorded_traffic(monkeypatch) as traffic:
+        numbers.tolist()
+        numbers[1].item()
+        bool(numbers[0] == 0)
+        numbers[[1, 2]]
+        torch.tensor([1])
+    assert traffic == Traffic(["tolist", "item", "__bool__"], ["__getitem__", "tensor"])
