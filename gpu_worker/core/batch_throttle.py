@@ -4,11 +4,13 @@ Three situations, told apart at every step:
 
 - The step has interactive sequences. Batch work may make it longer by `slowdown`, a share of what the step would take
   without (predicted by `StepTimeModel`). On a GPU that is many sequences. On a CPU it is often none: then one step in
-  `_LONG_STEP_INTERVAL` may be several times longer, which moves no 99th percentile and lets batch work go on. Where
-  every step has batch work, one in `_PROBE_INTERVAL` goes without, so that what people's steps take alone stays known.
-- It has none, but there were some in the last `_PEOPLE_MEMORY_S`: people come in bursts. The next one waits half of a
-  batch step on average, so steps are short beside what a first token takes: one sequence at least, few at most. For
-  `_PAUSE_S` there is no step at all: a client that asks again at once finds the engine, and the cores, free.
+  `_LONG_STEP_INTERVAL` may be `_LONG_STEP` times as long, so that batch work goes on. All these together are too small
+  a share of the steps and of the time to move a 99th percentile. Where every step has batch work, one in
+  `_PROBE_INTERVAL` goes without, so that what people's steps take alone stays known.
+- It has none, but there were some in the last `_PEOPLE_MEMORY_S`: people come in bursts. Who comes during a batch step
+  waits for its end, so steps are short beside what a first token takes, and rare at first: `t` seconds after people,
+  batch work computes for the share `t / _PEOPLE_MEMORY_S` of the time. A client that asks again soon finds the engine
+  and the cores free.
 - Nobody is there. A step is as long as is needed for `_FULL_SPEED` of the highest throughput: with a fixed part `f`, a
   step of length `f / (1 - share)` reaches that share. The first person to come waits for no more than that.
 
@@ -23,7 +25,7 @@ from gpu_worker.core.step import StepPlan
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
-_LONG_STEP = 10.0
+_LONG_STEP = 3.0
 """How much longer the long step may be, in steps without batch work, …"""
 
 _LONG_STEP_S = 0.05
@@ -31,7 +33,9 @@ _LONG_STEP_S = 0.05
 
 _PROBE_INTERVAL = 64
 _PEOPLE_MEMORY_S = 10.0
-_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+"""Gateways take a worker that has work and makes no step for long for a dead one."""
+
 _WAIT_SHARE = 0.2
 """Length of a batch step over the time to a first token: half of it is waited for on average."""
 
@@ -113,6 +117,7 @@ class BatchThrottle:
         self._slowdown = slowdown
         self._last_people = -math.inf
         self._last_landed = -math.inf
+        self._batch_s = 0.0
         self._first_token_s = 0.0
         self._num_steps_without = 0
         self._num_steps_with = 0
@@ -156,14 +161,22 @@ class BatchThrottle:
             weight = _FIRST_TOKEN_WEIGHT if self._first_token_s else 1.0
             self._first_token_s += weight * (alone_s - self._first_token_s)
 
-    def landed(self, plan: StepPlan, now: float) -> None:
-        """Take note that a step has landed at `now`, in monotonic seconds."""
+    def landed(self, plan: StepPlan, duration_s: float, now: float) -> None:
+        """Take note that a step of `duration_s` has landed at `now`, in monotonic seconds."""
         if any(item.sequence.lane == "interactive" for item in plan.scheduled):
             self._last_landed = now
+            self._batch_s = 0.0
+        else:
+            self._batch_s += duration_s
 
     def pause_s(self, now: float) -> float:
         """Return for how many seconds no step of batch work alone should begin."""
-        return 0.0 if self._is_unlimited else max(0.0, self._last_landed + _PAUSE_S - now)
+        if self._is_unlimited or now - self._last_landed >= _PEOPLE_MEMORY_S:
+            return 0.0
+        # A share that grows as t / memory has allowed t² / (2 × memory) seconds after t seconds.
+        next_s = self._model.predict(0, 1, 0) if self._model.is_known else 0.0
+        wait_s = min(math.sqrt(2 * _PEOPLE_MEMORY_S * (self._batch_s + next_s)), _PEOPLE_MEMORY_S)
+        return min(_LONGEST_PAUSE_S, max(0.0, self._last_landed + wait_s - now))
 
     def max_batch_seqs(self, max_num_seqs: int) -> int:
         """Return how many batch sequences the longest step at present can hold: no more are worth having here."""

@@ -289,7 +289,7 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, result: StepResult, duration_s: float, now: float) -> None:
         """Learn how long a step took that has landed at `now`, in monotonic seconds."""
-        self._throttle.landed(plan, now)
+        self._throttle.landed(plan, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         self._step_time.observe_step(plan, num_drafted, duration_s)
 

@@ -29,6 +29,9 @@ _NOISE = 0.1
 _DRIFT = 0.002
 """Standard deviation of a part's change from one step to the next."""
 
+_SURE_DEVIATIONS = 2.0
+"""A part is sure to be larger than its estimate less so many standard deviations."""
+
 _LARGEST_ERROR = 0.4
 _LARGEST_DEVIATION = 3.0
 """A step that errs by more than both, the second in standard deviations of the prediction, is taken for a disturbance,
@@ -55,8 +58,13 @@ class StepTimeModel:
 
     @property
     def batch_sequence_s(self) -> float:
-        """What a batch sequence adds with its first token."""
-        return self._costs_s[2]
+        """What a batch sequence adds with its first token: no less than a further token is sure to add.
+
+        Steps of few kinds may let the filter take it for next to nothing, and the next step would be filled with
+        sequences that cost more than all the rest of it.
+        """
+        sure_token_s = self._costs_s[3] * math.exp(-_SURE_DEVIATIONS * math.sqrt(self._covariance[3][3]))
+        return max(self._costs_s[2], sure_token_s)
 
     @property
     def token_s(self) -> float:

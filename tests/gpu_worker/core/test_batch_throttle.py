@@ -5,6 +5,7 @@ import pytest
 from gpu_worker.core.batch_throttle import MIN_CHUNK_TOKENS, BatchAllowance, BatchThrottle
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.core.step_time import StepTimeModel
+from shared.messages import Lane
 from tests.gpu_worker.core.sequences import make_sequence
 
 
@@ -55,7 +56,7 @@ def test_one_step_in_1000_goes_on_where_no_step_of_people_has_room(cpu: StepTime
     counts = [num_decodes(throttle, float(step), 1) for step in range(5005)]
     long_steps = [step for step, count in enumerate(counts) if count]
     assert long_steps == [1000, 2001, 3002, 4003, 5004]
-    assert {counts[step] for step in long_steps} == {math.floor(10 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)}
+    assert {counts[step] for step in long_steps} == {math.floor(3 * cpu.predict(1, 0, 0) / cpu.batch_sequence_s)}
     assert throttle.max_batch_seqs(256) == pytest.approx(counts[1000], abs=1)
 
 
@@ -139,20 +140,41 @@ def test_one_sequence_at_most_is_free(cpu: StepTimeModel) -> None:
     assert (allowance.take_decodes(7), allowance.take_chunk(20)) == (0, 0)
 
 
-def test_batch_steps_pause_for_a_moment_after_a_step_of_people(cpu: StepTimeModel) -> None:
+def plan_of(lane: Lane) -> StepPlan:
+    return StepPlan(1, [ScheduledSequence(make_sequence(4, lane=lane), 4, 1, True)], 1)
+
+
+def test_share_of_time_that_batch_steps_get_grows_with_the_time_since_people(cpu: StepTimeModel) -> None:
     throttle = BatchThrottle(cpu, 0.05)
     assert throttle.pause_s(100.0) == 0.0
-    throttle.landed(StepPlan(1, [ScheduledSequence(make_sequence(4), 4, 1, True)], 1), 100.0)
-    throttle.landed(StepPlan(2, [ScheduledSequence(make_sequence(4, lane="batch"), 4, 1, True)], 1), 100.01)
-    assert 0.0 < throttle.pause_s(100.001) < 0.02
-    assert throttle.pause_s(100.05) == 0.0
+    throttle.landed(plan_of("interactive"), 0.001, 100.0)
+    now, step_s = 100.0, cpu.predict(0, 1, 0)
+    computed_s: dict[int, float] = dict.fromkeys(range(11), 0.0)
+    while now < 110.5:
+        if pause_s := throttle.pause_s(now):
+            assert pause_s <= 1.0
+            now += pause_s
+            continue
+        now += step_s
+        computed_s[int(now) - 100] += step_s
+        throttle.landed(plan_of("batch"), step_s, now)
+    assert [computed_s[second] for second in range(10)] == pytest.approx(
+        [0.05 + 0.1 * second for second in range(10)], abs=2 * step_s
+    )
+    throttle.landed(plan_of("interactive"), 0.001, now)
+    assert throttle.pause_s(now) == pytest.approx(math.sqrt(20 * step_s), rel=0.01)
+
+
+def test_pause_is_bounded_however_long_a_step_takes() -> None:
+    throttle = BatchThrottle(model_of(2.0, 0.2, 0.05), 0.05)
+    throttle.landed(plan_of("interactive"), 2.0, 100.0)
+    assert throttle.pause_s(100.0) == 1.0
 
 
 def test_slowdown_of_one_holds_nothing_back(cpu: StepTimeModel) -> None:
     for slowdown, is_unlimited in ((1.0, True), (0.99, False)):
         throttle = BatchThrottle(cpu, slowdown)
-        people = make_sequence(4)
-        throttle.landed(StepPlan(1, [ScheduledSequence(people, 4, 1, True)], 1), 5.0)
+        throttle.landed(plan_of("interactive"), 0.001, 5.0)
         assert (num_decodes(throttle, 5.0, 1) == 1000) is is_unlimited
         assert (num_decodes(throttle, 5.0, 0) == 1000) is is_unlimited
         assert (throttle.pause_s(5.0) == 0.0) is is_unlimited

@@ -97,3 +97,9 @@ def test_plan_is_counted_by_lane_and_by_tokens_beyond_the_first() -> None:
     by_plan.observe_step(plan, 5, 1.0)
     by_counts.observe(1, 2, 24, 1.0)
     assert by_plan.predict(7, 8, 9) == by_counts.predict(7, 8, 9)
+
+
+def test_batch_sequence_is_never_taken_for_cheaper_than_a_further_token() -> None:
+    model = measured([(1, 0, 0), (1, 30, 0), (1, 0, 100)] * 300, (2e-3, 0.2e-3, 1e-9, 0.05e-3))
+    assert model.predict(0, 1, 0) - model.fixed_s < 0.1 * model.token_s
+    assert model.batch_sequence_s > 0.8 * model.token_s

@@ -97,7 +97,12 @@ def test_idle_thread_uses_no_cpu_and_makes_no_steps(start: Start) -> None:
 
 def test_batch_work_waits_for_a_moment_after_people_but_they_do_not(start: Start) -> None:
     now = [100.0]
-    running = start(SimulatedRunner(0, range(10, 20)), clock=lambda: now[0])
+
+    def clock() -> float:
+        now[0] += 1e-6  # a step takes some time
+        return now[0]
+
+    running = start(SimulatedRunner(0, range(10, 20)), clock=clock)
     running.thread.add(make_sequence(5, max_tokens=2))
     running.events_until_finished(1)
     background = make_sequence(5, max_tokens=2, lane="batch")

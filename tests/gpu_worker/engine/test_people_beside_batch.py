@@ -1,0 +1,149 @@
+"""What a batch backlog costs the people beside it, in simulated time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.simulated_runner import SimulatedRunner
+from shared.messages import Lane, Sampling
+
+NUM_TOKENS = 40
+# Milliseconds of a step of one sequence, and the share of it that every other sequence and prompt token adds.
+CPU = (1.0, 0.2)
+GPU = (6.0, 0.005)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Visit:
+    """A request of a person, and what they saw of it in seconds."""
+
+    came: float
+    first_token_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
+    last_token: float = 0.0
+
+
+class House:
+    """An engine in simulated time, a backlog that never ends, and people who ask again after a while."""
+
+    def __init__(self, cost: tuple[float, float], *, has_backlog: bool) -> None:
+        self.clock = Clock()
+        step_ms, growth = cost
+        runner = SimulatedRunner(step_ms, [7], self.clock, self.clock.sleep, growth=growth)
+        config = SchedulerConfig(
+            block_size=16, num_blocks=20_000, max_num_seqs=256, max_num_batched_tokens=512, max_model_len=2048
+        )
+        self.engine = Engine(Scheduler(config), runner, self.clock)
+        self._has_backlog = has_backlog
+        self._num_added = 0
+        self.num_batch_tokens = 0
+
+    def serve(self, *, num_people: int, num_visits: int, pause_s: tuple[float, float]) -> list[Visit]:
+        """Let people come until so many requests have ended; return what each saw."""
+        rng = random.Random(11)
+        visits: dict[str, Visit] = {}
+        coming = [13.0 + rng.random() for _ in range(num_people)]
+        num_ended = 0
+        while num_ended < num_visits:
+            if self._has_backlog:
+                self._fill_backlog()
+            while coming and coming[0] <= self.clock.now:
+                came = heapq.heappop(coming)
+                visits[self._add("interactive", came, rng.randrange(4, 24))] = Visit(came)
+            self._step_or_wait(coming[0] if coming else math.inf, visits)
+            for key in [key for key, visit in visits.items() if len(visit.gaps_s) == NUM_TOKENS - 1 and key[0] == "p"]:
+                visits[f"ended {key}"] = visits.pop(key)
+                num_ended += 1
+                heapq.heappush(coming, self.clock.now + rng.uniform(*pause_s))
+        return [visit for key, visit in visits.items() if key[0] == "e"]
+
+    def _step_or_wait(self, next_visit: float, visits: dict[str, Visit]) -> None:
+        engine, clock = self.engine, self.clock
+        if not engine.has_work():
+            clock.now = next_visit
+            return
+        if engine.pause_s:
+            clock.now = min(clock.now + engine.pause_s, next_visit)
+            return
+        for event in engine.step():
+            if event.sequence.lane == "batch":
+                self.num_batch_tokens += len(event.token_ids)
+            elif event.token_ids:
+                visit = visits[event.sequence.id]
+                if visit.first_token_s:
+                    visit.gaps_s.append(clock.now - visit.last_token)
+                else:
+                    visit.first_token_s = clock.now - visit.came
+                visit.last_token = clock.now
+
+    def _fill_backlog(self) -> None:
+        stats = self.engine.stats
+        for _ in range(stats.running_batch + stats.waiting_batch, stats.max_batch_seqs + 2):
+            self._add("batch", self.clock.now, 20)
+
+    def _add(self, lane: Lane, arrival: float, num_prompt_tokens: int) -> str:
+        self._num_added += 1
+        key = f"{'p' if lane == 'interactive' else 'b'}{self._num_added}"
+        # No two prompts share a block.
+        prompt = [self._num_added] * num_prompt_tokens
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        self.engine.add(Sequence(key, prompt, len(prompt), sampling, NUM_TOKENS, lane=lane, arrival=arrival))
+        return key
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+@pytest.mark.parametrize(
+    ("cost", "num_people", "pause_s"),
+    [
+        pytest.param(CPU, 1, (0.0, 0.1), id="one who asks again at once, CPU"),
+        pytest.param(CPU, 8, (0.02, 0.1), id="eight, CPU"),
+        pytest.param(GPU, 1, (0.02, 0.3), id="one, GPU"),
+        pytest.param(GPU, 8, (0.02, 0.3), id="eight, GPU"),
+    ],
+)
+def test_backlog_does_not_slow_people_down(
+    cost: tuple[float, float], num_people: int, pause_s: tuple[float, float]
+) -> None:
+    seen = {}
+    for has_backlog in (False, True):
+        house = House(cost, has_backlog=has_backlog)
+        visits = house.serve(num_people=num_people, num_visits=300, pause_s=pause_s)
+        # Who comes first after ten quiet seconds meets the machine at full speed.
+        visits = sorted(visits, key=lambda visit: visit.came)[num_people:]
+        gaps = [gap for visit in visits for gap in visit.gaps_s]
+        first = [visit.first_token_s for visit in visits]
+        seen[has_backlog] = [percentile(values, share) for values in (first, gaps) for share in (0.5, 0.99)]
+    assert house.num_batch_tokens > 5_000
+    ratios = [beside / alone for alone, beside in zip(seen[False], seen[True], strict=True)]
+    assert max(ratios) <= 1.1, ratios
+
+
+def test_batch_work_goes_on_between_people_who_come_now_and_then() -> None:
+    house = House(CPU, has_backlog=True)
+    house.serve(num_people=1, num_visits=3, pause_s=(4.0, 4.0))
+    num_before, began = house.num_batch_tokens, house.clock.now
+    visits = house.serve(num_people=1, num_visits=5, pause_s=(4.0, 4.0))
+    assert house.num_batch_tokens - num_before > 100 * (house.clock.now - began)
+    assert visits
