@@ -1,14 +1,15 @@
 """A bounded queue in front of a few threads, shared fairly: owners take turns, piece by piece.
 
 So an owner with a thousand texts delays itself only. The event loop hands each idle thread one piece; until then, a
-piece that nobody waits for any more is dropped. A full lane refuses with a time to come back, from the bytes that wait
-and the measured rate.
+piece that nobody waits for any more is dropped. A full lane refuses with a time to come back. How much may wait is
+bounded in bytes, and in seconds by the measured rate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -26,7 +27,10 @@ Result = TypeVar("Result")
 
 # Bytes a second, before anything was measured; a slow tokenizer on a busy core.
 _FIRST_RATE = 500_000.0
-_SMOOTHING = 0.2
+# What a piece costs beside its bytes, as bytes: small pieces must not make the lane look slow.
+_PIECE_BYTES = 1024
+# How much of the work measured so far still counts at the next piece.
+_MEASURED_KEPT = 0.8
 # A thread that yields to all others runs only while they leave a core to it.
 _LOWEST_PRIORITY = 19
 
@@ -57,22 +61,35 @@ class _Piece:
 class FairLane:
     """Owns its threads and its queue. Used from one event loop."""
 
-    def __init__(self, name: str, num_threads: int, max_bytes: int | None = None, *, yields: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        max_bytes: int | None = None,
+        max_wait_s: float = math.inf,
+        *,
+        yields: bool = False,
+    ) -> None:
         """Prepare the threads; they start with the first work.
 
         Args:
             name: Of the threads.
             num_threads: How many pieces are worked on at once.
             max_bytes: How much may wait, half of it of one owner; None sets no bound.
+            max_wait_s: How long that may take at the measured rate: a bound in bytes is one in seconds only where the
+                tokenizer is quick and has a core to itself.
             yields: The threads run at the lowest priority, where the system has priorities for threads.
         """
         self._pool = ThreadPoolExecutor(num_threads, name, initializer=_yield_to_others if yields else None)
         self._num_idle = num_threads
+        self._num_threads = num_threads
         self._max_bytes = max_bytes
+        self._max_wait_s = max_wait_s
         # The first owner is next.
         self._queues: dict[str, deque[_Piece]] = {}
         self._waiting_bytes: dict[str, int] = {}
-        self._rate = _FIRST_RATE
+        # Of one thread, lately.
+        self._measured_bytes, self._measured_s = _FIRST_RATE, 1.0
 
     async def run(
         self, owner: str, size: int, work: Callable[[], Result], is_wanted: Callable[[], bool] = lambda: True
@@ -110,9 +127,11 @@ class FairLane:
         if self._max_bytes is None:
             return
         total, own = sum(self._waiting_bytes.values()), self._waiting_bytes.get(owner, 0)
+        rate = self._num_threads * self._measured_bytes / self._measured_s
+        room = min(self._max_bytes, self._max_wait_s * rate)
         # One piece may always wait, whatever its size.
-        if (total and total + size > self._max_bytes) or (own and own + size > self._max_bytes // 2):
-            raise LaneBusyError(total / 4 / self._rate)
+        if (total and total + size > room) or (own and own + size > room / 2):
+            raise LaneBusyError(total / 4 / rate)
 
     def _begin(self) -> None:
         """Give idle threads what is next."""
@@ -137,8 +156,9 @@ class FairLane:
 
     def _finish(self, piece: _Piece, started: float, running: asyncio.Future[Any]) -> None:
         self._num_idle += 1
-        elapsed_s = max(1e-6, time.monotonic() - started)
-        self._rate += _SMOOTHING * (piece.size / elapsed_s - self._rate)
+        elapsed_s = time.monotonic() - started
+        self._measured_bytes = _MEASURED_KEPT * self._measured_bytes + piece.size + _PIECE_BYTES
+        self._measured_s = _MEASURED_KEPT * self._measured_s + elapsed_s
         error = None if running.cancelled() else running.exception()
         if running.cancelled():
             piece.done.cancel()

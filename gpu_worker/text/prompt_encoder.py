@@ -21,6 +21,7 @@ NUM_PROMPT_THREADS = 2
 # A text may be tokenized to be cut up afterwards, so this much is allowed whatever the model's context holds.
 MIN_CALL_CHARACTERS = 256 << 10
 MAX_WAITING_CALL_BYTES = 8 << 20
+MAX_CALL_WAIT_S = 4.0
 
 PromptText = str | tuple[ChatMessage, ...]
 
@@ -42,7 +43,7 @@ class PromptEncoder:
         self.max_characters = max_model_len * tokenizer.max_token_bytes
         self.max_call_characters = max(MIN_CALL_CHARACTERS, self.max_characters)
         self.prompts = FairLane("prompts", NUM_PROMPT_THREADS)
-        self.calls = FairLane("tokenize", 1, MAX_WAITING_CALL_BYTES, yields=True)
+        self.calls = FairLane("tokenize", 1, MAX_WAITING_CALL_BYTES, MAX_CALL_WAIT_S, yields=True)
 
     def is_short(self, prompt: PromptText) -> bool:
         """Say whether `encode_now` will not stall the loop."""

@@ -63,8 +63,8 @@ async def test_full_lane_is_answered_at_once_and_says_when_to_return(
     served = [reply for reply in replies if reply.error is None]
     busy = [reply for reply in replies if reply.retry_after_s is not None]
     assert len(served) + len(busy) == 40
-    # One tenant may fill half of the lane.
-    assert MAX_WAITING_CALL_BYTES // 2 // len(text) <= len(served) < 30
+    # One tenant may fill half of the lane, in bytes and in seconds; one call may always wait.
+    assert 1 <= len(served) <= MAX_WAITING_CALL_BYTES // 2 // len(text) + 2
     assert all(reply.retry_after_s and reply.retry_after_s >= 1 for reply in busy)
 
 

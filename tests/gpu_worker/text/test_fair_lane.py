@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -77,6 +78,32 @@ async def test_one_owner_fills_half_of_a_lane_at_most(lane: FairLane) -> None:
     await asyncio.sleep(0)
     gate.open.set()
     await asyncio.gather(*waiting)
+
+
+async def test_slow_lane_lets_less_wait() -> None:
+    lane, gate = FairLane("test", 1, 10**9, max_wait_s=1.0), Gate()
+    for _ in range(40):
+        await lane.run("a", 100, lambda: time.sleep(0.01))  # at most 112 kB a second
+    await begun(lane, gate)
+    waiting = asyncio.create_task(lane.run("a", 60_000, lambda: None))
+    await asyncio.sleep(0)
+    with pytest.raises(LaneBusyError):
+        await lane.run("a", 60_000, lambda: None)
+    gate.open.set()
+    await waiting
+    lane.close()
+
+
+async def test_small_pieces_do_not_make_a_lane_look_slow() -> None:
+    lane, gate = FairLane("test", 1, 10**9, max_wait_s=1.0), Gate()
+    for _ in range(200):
+        await lane.run("a", 1, lambda: None)
+    await begun(lane, gate)
+    waiting = [asyncio.create_task(lane.run("a", 20_000, lambda: None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    gate.open.set()
+    await asyncio.gather(*waiting)
+    lane.close()
 
 
 async def test_text_larger_than_the_bound_is_served_by_an_idle_lane(lane: FairLane) -> None:
