@@ -15,13 +15,12 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import BuiltRunner, build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
+from ops.bench.stepping import make_engine, step, step_while
 from shared.errors import ConfigError
 from shared.messages import Sampling
 
@@ -95,15 +94,15 @@ class EngineBench:
                 f"with HEADRACE_NEW and the batch makes {self._max_len} tokens, but the model's sequences have "
                 f"{self._runner.max_model_len} at most",
             )
-        config = SchedulerConfig(
-            block_size=block_size,
+        # The same for all loads, because its plans tell the runner which sequences have left.
+        self._engine = make_engine(
+            self._runner,
             num_blocks=self._runner.num_blocks,
             max_num_seqs=max_load.batch,
-            max_num_batched_tokens=token_budget,
+            token_budget=token_budget,
             max_model_len=self._max_len,
+            block_size=block_size,
         )
-        # The same for all loads, because its plans tell the runner which sequences have left.
-        self._engine = Engine(Scheduler(config), self._runner)
         self._num_measurements = 0
 
     @property
@@ -128,8 +127,7 @@ class EngineBench:
         steps = [_timed(engine) for _ in range(load.new)]
         for sequence in sequences:
             engine.abort(sequence.id)
-        while engine.has_work():
-            engine.step()
+        step_while(engine, engine.has_work)
         return Measurement(
             load.batch * load.prompt / prefill_s, load.batch * load.new / sum(steps), statistics.median(steps)
         )
@@ -155,17 +153,10 @@ class EngineBench:
 
 
 def _timed(engine: Engine) -> float:
-    """Take a step and return how long it took.
-
-    Raises:
-        RuntimeError: The step failed.
-    """
+    """Take a step and return how long it took."""
     started = time.perf_counter()
-    engine.step()
-    elapsed = time.perf_counter() - started
-    if engine.last_error is not None:
-        raise RuntimeError("the engine failed") from engine.last_error
-    return elapsed
+    step(engine)
+    return time.perf_counter() - started
 
 
 def median_of(measure: Callable[[], Measurement], rounds: int) -> Measurement:

@@ -18,13 +18,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from gpu_worker.core.model_runner import ModelRunner
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import BuiltRunner, build_runner
@@ -32,6 +31,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench.make_model import SHAPES, Size, make_model
 from ops.bench.record import append_record
+from ops.bench.stepping import make_engine, step_while
 from shared.errors import ConfigError
 from shared.messages import Sampling
 
@@ -108,32 +108,15 @@ class Prompts:
         return Sequence(f"sequence-{self._num_made}", list(prompt), len(prompt), sampling, max_tokens=new)
 
 
-def make_engine(runner: ModelRunner, num_blocks: int, max_len: int, *, has_cache: bool) -> Engine:
-    """Make an engine as a worker would on a CPU."""
-    config = SchedulerConfig(
-        block_size=BLOCK_SIZE,
-        num_blocks=num_blocks,
-        max_num_seqs=64,
-        max_num_batched_tokens=TOKEN_BUDGET,
-        max_model_len=max_len,
-        enable_prefix_caching=has_cache,
-    )
-    return Engine(Scheduler(config), runner)
+_engine = partial(make_engine, max_num_seqs=64, token_budget=TOKEN_BUDGET, block_size=BLOCK_SIZE)
 
 
 def seconds_of(engine: Engine, sequences: list[Sequence]) -> float:
-    """Serve sequences to their end and return how long it took.
-
-    Raises:
-        RuntimeError: A step failed.
-    """
+    """Serve sequences to their end and return how long it took."""
     started = time.perf_counter()
     for sequence in sequences:
         engine.add(sequence)
-    while engine.has_work():
-        engine.step()
-        if engine.last_error is not None:
-            raise RuntimeError("the engine failed") from engine.last_error
+    step_while(engine, engine.has_work)
     return time.perf_counter() - started
 
 
@@ -144,7 +127,10 @@ def measure_misses(runner: ModelRunner, vocab_size: int, load: MissLoad, rounds:
     """
     max_len = load.prompt + load.new
     num_blocks = _blocks_of(load)
-    engines = {has: make_engine(runner, num_blocks, max_len, has_cache=has) for has in (True, False)}
+    engines = {
+        has: _engine(runner, num_blocks=num_blocks, max_model_len=max_len, has_prefix_cache=has)
+        for has in (True, False)
+    }
     prompts = Prompts(vocab_size)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds + 1):
@@ -173,7 +159,7 @@ def cache_seconds_per_token(rounds: int) -> float:
 def measure_first_tokens(runner: ModelRunner, vocab_size: int, prompt: int, rounds: int) -> FirstTokens:
     """Take turns: a prompt that is new, then one that begins with 99 % of it, in whole blocks."""
     num_shared = -(-int(prompt * HIT_SHARE) // BLOCK_SIZE) * BLOCK_SIZE
-    engine = make_engine(runner, 2 * _blocks_for(prompt), prompt + 1, has_cache=True)
+    engine = _engine(runner, num_blocks=2 * _blocks_for(prompt), max_model_len=prompt + 1)
     prompts = Prompts(vocab_size)
     cold_s, hit_s, shares = [], [], []
     for _ in range(rounds):

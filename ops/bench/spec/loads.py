@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
 from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
+from ops.bench.stepping import make_engine, step_while
 from ops.demo_model.heldout import held_out_documents
 from shared.messages import Sampling
 
@@ -155,39 +153,33 @@ def serve(
         RuntimeError: A step failed.
     """
     counts = _Counts(FixedDepth(0) if policy is None else policy)
-    config = SchedulerConfig(
-        block_size=runner.block_size,
+    engine = make_engine(
+        runner,
         num_blocks=runner.num_blocks,
         max_num_seqs=len(prompts),
-        max_num_batched_tokens=512,
+        token_budget=512,
         max_model_len=runner.max_model_len,
+        block_size=runner.block_size,
         # The runner's cache serves one engine after another.
-        enable_prefix_caching=False,
+        has_prefix_cache=False,
+        speculation=None if policy is None else Speculation(counts),
     )
-    engine = Engine(Scheduler(config, None if policy is None else Speculation(counts)), runner)
     sampling = Sampling(temperature=0.0, ignore_eos=True)
     sequences = [Sequence(str(i), list(p), len(p), sampling, max_tokens=new) for i, p in enumerate(prompts)]
     for sequence in sequences:
         engine.add(sequence)
-    _step_while(engine, lambda: not all(sequence.num_output_tokens for sequence in sequences))
+    step_while(engine, lambda: not all(sequence.num_output_tokens for sequence in sequences))
     counts.clear()
     started, first_step, num_before = time.perf_counter(), engine.stats.step, _num_tokens(sequences)
-    _step_while(engine, lambda: all(sequence.num_output_tokens < new for sequence in sequences))
+    step_while(engine, lambda: all(sequence.num_output_tokens < new for sequence in sequences))
     seconds, num_steps = time.perf_counter() - started, engine.stats.step - first_step
     num_tokens, taken = _num_tokens(sequences) - num_before, counts.taken()
-    _step_while(engine, engine.has_work)
+    step_while(engine, engine.has_work)
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
     if proposer is not None:
         for sequence in sequences:
             proposer.forget(sequence)
     return Run(seconds, num_steps, num_tokens, answers, *taken)
-
-
-def _step_while(engine: Engine, condition: Callable[[], bool]) -> None:
-    while condition():
-        engine.step()
-        if engine.last_error is not None:
-            raise RuntimeError("the engine failed") from engine.last_error
 
 
 def _num_tokens(sequences: list[Sequence]) -> int:

@@ -6,17 +6,15 @@ import random
 import time
 from dataclasses import dataclass
 
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import DeviceModelRunner
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
+from ops.bench.stepping import make_engine, step, step_while
 from shared.messages import Sampling
 
 BLOCK_SIZE = 16
@@ -64,16 +62,16 @@ class StepEngine:
             runner.capture_graphs()
         if proposer is not None:
             runner.verify_drafts_of(proposer)
-        config = SchedulerConfig(
-            block_size=BLOCK_SIZE,
+        self._engine = make_engine(
+            runner,
             num_blocks=num_blocks,
             max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=budget,
+            token_budget=budget,
             max_model_len=sizes.max_model_len,
-            enable_prefix_caching=sizes.has_prefix_cache,
+            block_size=BLOCK_SIZE,
+            has_prefix_cache=sizes.has_prefix_cache,
+            speculation=None if proposer is None else Speculation(FixedDepth(sizes.num_drafts)),
         )
-        speculation = None if proposer is None else Speculation(FixedDepth(sizes.num_drafts))
-        self._engine = Engine(Scheduler(config, speculation), runner)
         self._vocabulary = range(model.config.vocab_size)
         self._random = random.Random(0)
         self._num_added = 0
@@ -101,15 +99,11 @@ class StepEngine:
         Raises:
             RuntimeError: It failed.
         """
-        events = self._engine.step()
-        if self._engine.last_error is not None:
-            raise RuntimeError(f"the engine failed: {self._engine.last_error}") from self._engine.last_error
-        return events
+        return step(self._engine)
 
     def run(self) -> None:
         """Step until every sequence has ended."""
-        while self._engine.has_work():
-            self.step()
+        step_while(self._engine, self._engine.has_work)
 
     def fill(self, num_seqs: int, prompt_len: int) -> list[Sequence]:
         """Add sequences that go on to the end of the context, and step until all of them decode."""

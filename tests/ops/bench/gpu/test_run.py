@@ -122,7 +122,7 @@ def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.Ca
 
 def run_breaking(directory: Path, suites: list[str], **limits: float | bool) -> tuple[Verdicts, list[dict]]:
     options = {"limit_s": 100.0, "suite_limit_s": 100.0} | limits
-    verdicts = run_plan(Plan(suites, "tests.ops.bench.breaking_suites", directory, "a command", **options))
+    verdicts = run_plan(Plan(suites, "tests.ops.bench.gpu.breaking_suites", directory, "a command", **options))
     return verdicts, read_records(directory) if (directory / "gpu.jsonl").exists() else []
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from ops.bench.gpu import ceilings
-from ops.bench.gpu.__main__ import run_bench
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.cases import steps
+from ops.bench.gpu.record import RunRecord
 from ops.bench.gpu.run import check_op
 from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
 from ops.bench.gpu.step import correctness, decode, prefill, serving, verification
@@ -27,6 +27,7 @@ from ops.bench.gpu.step.scripted_drafts import ScriptedProposer
 from ops.bench.gpu.step.serving import Load, prefix_cache_case, throughput_case
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.verification import PLAIN, ScriptedLoad, VerificationLoad, scripted_case, verification_case
+from ops.bench.gpu.suite_process import run_suite
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.table import check_lines
 from ops.bench.gpu.timer import Timing
@@ -68,8 +69,9 @@ def few_threads_and_small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(suite: OpSuite, directory: Path) -> list[dict]:
-    status = run_bench([suite], CPU, WallTimer(), directory, time.monotonic() + 60)
-    assert status == 0
+    timer, measured = WallTimer(), ceilings.measure_ceilings(WallTimer(), CPU)
+    record = RunRecord(directory, CPU, measured, "a command")
+    assert run_suite(suite, CPU, timer, measured, record, time.monotonic() + 60)
     return [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]
 
 
