@@ -43,11 +43,10 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
         "draft_chain": (_INT32, [*[_POINTER] * 7, _INT32]),
         "draft_chain_scratch": (_INT64, [*[_POINTER] * 2, *[_INT64] * 2]),
-        "sample_tokens": (None, [*[_POINTER] * 10, _INT64, *[_INT32] * 4]),
+        "sample_tokens": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 4]),
         "penalise": (None, [*[_POINTER] * 8, _INT64, *[_INT32] * 3]),
         "count_tokens": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
-        "score_tokens": (None, [*[_POINTER] * 6, _INT64, *[_INT32] * 4]),
-        "sampling_scratch": (_INT64, [_INT32]),
+        "score_tokens": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 4]),
         "forbid_tokens": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 2]),
     }
 )
@@ -73,7 +72,6 @@ class CpuLibrary:
     penalise: Callable[..., None]
     count_tokens: Callable[..., None]
     score_tokens: Callable[..., None]
-    sampling_scratch: Callable[[int], int]
     forbid_tokens: Callable[..., None]
 
 

@@ -1,5 +1,7 @@
 // Sampling and log probabilities row by row; see row.h, threshold.h, penalties.h and scores.h.
 
+#include <cstdlib>
+
 #include "../abi.h"
 #include "../team.h"
 #include "penalties.h"
@@ -10,8 +12,12 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kSerialLogits = 1 << 15;  // Waking other threads costs more than it saves below this.
 constexpr int64_t kInvalidToken = -1;
+
+// A team pays only above this many logits that are read once, some 200 µs for one thread: it has to be woken, and is as fast as
+// the one of its threads that other processes hold up longest.
+constexpr int64_t kSerialLogits = 1 << 22;
+constexpr int kDrawnCost = 4;  // What a row costs that is drawn or scored, in rows that are read once.
 
 // The memory in which one thread works on one row after another.
 struct RowScratch {
@@ -21,33 +27,32 @@ struct RowScratch {
   float* rest;
   Scored* scored;
 
-  static int64_t bytes(int vocab_size) {
+  explicit RowScratch(int vocab_size) {
     const int64_t tiles = tiles_of(vocab_size), tokens = vocab_size + kLanes;
-    return (tiles * (sizeof(double) + sizeof(float)) + 2 * tokens * sizeof(float) + 127) / 64 * 64;
-  }
-
-  RowScratch(char* memory, int vocab_size) {
-    const int64_t tiles = tiles_of(vocab_size);
-    masses = reinterpret_cast<double*>(memory);
+    masses = static_cast<double*>(std::malloc(tiles * (sizeof(double) + sizeof(float)) + 2 * tokens * sizeof(float)));
     maxima = reinterpret_cast<float*>(masses + tiles);
     list = maxima + tiles;
-    rest = list + vocab_size + kLanes;
+    rest = list + tokens;
     scored = reinterpret_cast<Scored*>(list);
   }
+  ~RowScratch() { std::free(masses); }
+  RowScratch(const RowScratch&) = delete;
+
+  bool is_there() const { return masses != nullptr; }
 };
 
+// Calls the function with each row, from several threads where all rows together cost as much as `cost` logits.
 template <typename Function>
-void each_row(int64_t num_rows, int vocab_size, char* scratch, int num_threads, Function function) {
-  if (num_rows * vocab_size < kSerialLogits || num_threads == 1) {
-    const RowScratch own(scratch, vocab_size);
+void each_row(int64_t num_rows, int vocab_size, int64_t cost, int num_threads, Function function) {
+  if (cost < kSerialLogits || num_threads == 1 || num_rows == 1) {
+    const RowScratch own(vocab_size);
     for (int64_t row = 0; row < num_rows; ++row) function(row, own);
     return;
   }
-  Operation operation, threads;
+  Operation operation;
 #pragma omp parallel num_threads(num_threads)
   {
-    const int64_t thread = threads.next.fetch_add(1, std::memory_order_relaxed);
-    const RowScratch own(scratch + thread * RowScratch::bytes(vocab_size), vocab_size);
+    const RowScratch own(vocab_size);
     share(operation, num_rows, [&](int64_t row) { function(row, own); });
   }
 }
@@ -57,24 +62,24 @@ bool is_finite(float value) { return value - value == 0.0f; }
 }  // namespace
 }  // namespace headrace
 
-// Bytes that each thread needs for `sample_tokens` and `score_tokens`.
-EXPORTED int64_t headrace_sampling_scratch(int32_t vocab_size) { return headrace::RowScratch::bytes(vocab_size); }
-
 EXPORTED void headrace_sample_tokens(const float* logits, const int64_t* slots, const int64_t* positions,
                                    const float* inverse_temperatures, const float* log_min_ps, const int32_t* top_ks,
-                                   const float* top_ps, const int64_t* seeds, int64_t* token_ids, char* scratch,
+                                   const float* top_ps, const int64_t* seeds, int64_t* token_ids,
                                    int64_t row_stride, int32_t num_rows, int32_t vocab_size, int32_t may_truncate,
                                    int32_t num_threads) {
   using namespace headrace;
-  each_row(num_rows, vocab_size, scratch, num_threads, [&](int64_t i, const RowScratch& own) {
+  int64_t cost = 0;
+  for (int64_t i = 0; i < num_rows; ++i) cost += inverse_temperatures[slots[i]] == 0.0f ? vocab_size : int64_t{kDrawnCost} * vocab_size;
+  each_row(num_rows, vocab_size, cost, num_threads, [&](int64_t i, const RowScratch& own) {
+    token_ids[i] = kInvalidToken;
+    if (!own.is_there()) return;
     const float* values = logits + i * row_stride;
     const int64_t slot = slots[i];
     const float inverse_temperature = inverse_temperatures[slot], highest = find_maxima(values, vocab_size, own.maxima);
     const bool is_greedy = inverse_temperature == 0.0f;
     const Row row{values, vocab_size, highest, inverse_temperature, own.maxima};
-    if (!is_finite(highest) || !is_finite(inverse_temperature)) {
-      token_ids[i] = kInvalidToken;
-    } else if (is_greedy) {
+    if (!is_finite(highest) || !is_finite(inverse_temperature)) return;
+    if (is_greedy) {
       token_ids[i] = first_highest(row);
     } else {
       const TruncationScratch truncation{own.masses, own.list, own.rest};
@@ -111,12 +116,14 @@ EXPORTED void headrace_count_tokens(int32_t* output_counts, uint32_t* seen_bits,
 }
 
 EXPORTED void headrace_score_tokens(const float* logits, const int64_t* token_ids, float* chosen, int64_t* top_ids,
-                                  float* top_values, char* scratch, int64_t row_stride, int32_t num_rows,
+                                  float* top_values, int64_t row_stride, int32_t num_rows,
                                   int32_t vocab_size, int32_t num_top, int32_t num_threads) {
   using namespace headrace;
-  each_row(num_rows, vocab_size, scratch, num_threads, [&](int64_t i, const RowScratch& own) {
+  const int64_t cost = int64_t{kDrawnCost} * num_rows * vocab_size;
+  each_row(num_rows, vocab_size, cost, num_threads, [&](int64_t i, const RowScratch& own) {
     const float* values = logits + i * row_stride;
-    const Row row{values, vocab_size, find_maxima(values, vocab_size, own.maxima), 1.0f, own.maxima};
+    const float highest = own.is_there() ? find_maxima(values, vocab_size, own.maxima) : NAN;
+    const Row row{values, vocab_size, highest, 1.0f, own.maxima};
     int64_t* ids = top_ids + i * num_top;
     float* scores = top_values + i * num_top;
     if (!is_finite(row.highest)) {
@@ -136,7 +143,6 @@ EXPORTED void headrace_score_tokens(const float* logits, const int64_t* token_id
   });
 }
 
-EXPORT_SIGNATURE(sampling_scratch)
 EXPORT_SIGNATURE(sample_tokens)
 EXPORT_SIGNATURE(penalise)
 EXPORT_SIGNATURE(count_tokens)

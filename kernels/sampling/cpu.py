@@ -29,7 +29,6 @@ def sample_tokens_cpu(
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     if penalties is not None:
         apply_penalties_cpu(library, logits, slots, penalties, drafts)
-    scratch, num_threads = _scratch(library, num_rows, vocab_size)
     library.sample_tokens(
         logits.data_ptr(),
         slots.data_ptr(),
@@ -40,12 +39,11 @@ def sample_tokens_cpu(
         parameters.top_p.data_ptr(),
         parameters.seed.data_ptr(),
         token_ids.data_ptr(),
-        scratch.data_ptr(),
         logits.stride(0),
         num_rows,
         vocab_size,
         may_truncate,
-        num_threads,
+        torch.get_num_threads(),
     )
     if penalties is not None and drafts is None:
         count_tokens_cpu(library, penalties, slots, token_ids)
@@ -99,24 +97,16 @@ def score_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, token_ids: torch
     chosen = torch.empty(num_rows, dtype=torch.float32)
     top_ids = torch.empty(num_rows, num_top, dtype=torch.int64)
     top_values = torch.empty(num_rows, num_top, dtype=torch.float32)
-    scratch, num_threads = _scratch(library, num_rows, vocab_size)
     library.score_tokens(
         logits.data_ptr(),
         token_ids.data_ptr(),
         chosen.data_ptr(),
         top_ids.data_ptr(),
         top_values.data_ptr(),
-        scratch.data_ptr(),
         logits.stride(0),
         num_rows,
         vocab_size,
         num_top,
-        num_threads,
+        torch.get_num_threads(),
     )
     return TokenScores(chosen, top_ids, top_values)
-
-
-def _scratch(library: CpuLibrary, num_rows: int, vocab_size: int) -> tuple[torch.Tensor, int]:
-    """Return memory to work in, and how many threads it serves."""
-    num_threads = max(1, min(torch.get_num_threads(), num_rows))
-    return torch.empty(num_threads * library.sampling_scratch(vocab_size), dtype=torch.uint8), num_threads

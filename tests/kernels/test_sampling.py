@@ -255,3 +255,16 @@ def test_scores_of_invalid_logits_are_nan() -> None:
     assert scores.chosen.isnan().tolist() == [True, True, True, False]
     assert scores.top_values.isnan().all(dim=1).tolist() == [True, True, True, False]
     assert bool(((scores.top_ids >= 0) & (scores.top_ids < 300)).all())
+
+
+def test_uniform_numbers_are_those_of_the_published_generator() -> None:
+    # Random123's known answer for a counter and a key of zeros begins with these two words.
+    high, low = 0x6627E8D5, 0xE169C58D
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert uniforms_reference(zero, zero).item() == ((high >> 5) << 26 | low >> 6) * 2.0**-53
+
+
+def test_all_64_bits_of_seed_and_position_matter() -> None:
+    seeds = torch.tensor([1, 1 + 2**32, 1 - 2**63, 1, 1])
+    positions = torch.tensor([0, 0, 0, 2**32, 1])
+    assert len(set(uniforms_reference(seeds, positions).tolist())) == 5
