@@ -1,7 +1,8 @@
-"""Guesses of how a sequence goes on, as a tree: all of it is verified in one step.
+"""Draft tokens of a sequence, as a tree: all of them are verified in one step.
 
-Guesses are numbered so that each comes behind the one that it follows. The step computes them in this order behind the
-sequence's last token; *row* 0 of the step's results for the sequence belongs to that token, row `i + 1` to guess `i`.
+Draft tokens are numbered so that each comes behind its parent. The step computes them in this order behind the
+sequence's last token; *row* 0 of the step's results for the sequence belongs to that token, row `i + 1` to draft
+token `i`.
 """
 
 from __future__ import annotations
@@ -11,62 +12,62 @@ from collections.abc import Sequence as Values
 from msgspec import Struct
 
 ROOT = -1
-"""Parent of the guesses that follow the sequence's last token."""
+"""Parent of the draft tokens that follow the sequence's last token."""
 
-MAX_GUESSES = 63
-"""Guesses of a draft at most, so that what a token sees fits into the bits of a mask."""
+MAX_DRAFT_TOKENS = 63
+"""Of a draft, so that what a token sees fits into the bits of a mask."""
 
 SEES_ALL = -1
 """Mask of a token that sees all before it."""
 
 
 class Draft(Struct, frozen=True, gc=False):
-    """A tree of guesses.
+    """A tree of draft tokens.
 
     Attributes:
-        token_ids: The guesses.
-        parents: For each the number of the guess that it follows, smaller than its own, or `ROOT`; None is a chain,
-            each following the one before.
+        token_ids: The tokens.
+        parents: For each the number of the one that it follows, smaller than its own, or `ROOT`; None is a chain, each
+            following the one before.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
-        """Return the number of guesses."""
+        """Return the number of draft tokens."""
         return len(self.token_ids)
 
     def first(self, count: int) -> Draft:
-        """Return the first `count` guesses."""
+        """Return the first `count` draft tokens."""
         if count >= len(self.token_ids):
             return self
         return Draft(self.token_ids[:count], None if self.parents is None else self.parents[:count])
 
     def valid(self, vocab_size: int) -> Draft:
-        """Return the guesses before the first that is no token, follows none before it, or is too many."""
+        """Return the draft tokens before the first that is not in the vocabulary, has no parent, or is too many."""
         parents = self.parents
         if parents is not None and len(parents) != len(self.token_ids):
             return Draft()
-        for guess, token_id in enumerate(self.token_ids[: MAX_GUESSES + 1]):
-            follows = guess - 1 if parents is None else parents[guess]
-            if guess == MAX_GUESSES or not 0 <= token_id < vocab_size or not ROOT <= follows < guess:
-                return self.first(guess)
+        for number, token_id in enumerate(self.token_ids[: MAX_DRAFT_TOKENS + 1]):
+            parent = number - 1 if parents is None else parents[number]
+            if number == MAX_DRAFT_TOKENS or not 0 <= token_id < vocab_size or not ROOT <= parent < number:
+                return self.first(number)
         return self
 
     def chain(self) -> Draft:
-        """Return the first guess, the first that follows it, and so on."""
+        """Return the first draft token, the first that follows it, and so on."""
         if self.parents is None:
             return self
         kept: list[int] = []
         last = ROOT
-        for guess, parent in enumerate(self.parents):
+        for number, parent in enumerate(self.parents):
             if parent == last:
-                kept.append(self.token_ids[guess])
-                last = guess
+                kept.append(self.token_ids[number])
+                last = number
         return Draft(tuple(kept))
 
     def depths(self) -> tuple[int, ...]:
-        """Return how many tokens behind the sequence's last one each guess is, from 1."""
+        """Return how many tokens behind the sequence's last one each draft token is, from 1."""
         if self.parents is None:
             return tuple(range(1, len(self.token_ids) + 1))
         depths: list[int] = []
@@ -75,7 +76,7 @@ class Draft(Struct, frozen=True, gc=False):
         return tuple(depths)
 
     def paths(self) -> list[tuple[int, ...]]:
-        """Return for each row the guesses, as tokens, that it takes for granted."""
+        """Return for each row the draft tokens, as token ids, that lead to it and are taken for right there."""
         if self.parents is None:
             return [self.token_ids[:count] for count in range(len(self.token_ids) + 1)]
         paths: list[tuple[int, ...]] = [()]
@@ -91,30 +92,30 @@ class Draft(Struct, frozen=True, gc=False):
         if self.parents is None:
             return [SEES_ALL] * (len(self.token_ids) + 1)
         masks = [SEES_ALL]
-        for guess, parent in enumerate(self.parents):
-            # Itself, then the guesses between it and its parent, which it does not see, then what the parent sees.
-            distance = guess - parent
+        for number, parent in enumerate(self.parents):
+            # Itself, then those between it and its parent, which it does not see, then what the parent sees.
+            distance = number - parent
             mask = (masks[parent + 1] << distance | 1) & (1 << 64) - 1
             masks.append(mask - (1 << 64) if mask >> 63 else mask)
         return masks
 
     def accepted(self, sampled: Values[int]) -> tuple[int, ...]:
-        """Return the guesses that proved right, in order: those that were sampled at the row before them.
+        """Return the numbers of the draft tokens that are accepted: those that were sampled at the row before them.
 
         Args:
             sampled: The token of each row.
         """
         if self.parents is None:
-            for guess, token_id in enumerate(self.token_ids):
-                if sampled[guess] != token_id:
-                    return tuple(range(guess))
+            for number, token_id in enumerate(self.token_ids):
+                if sampled[number] != token_id:
+                    return tuple(range(number))
             return tuple(range(len(self.token_ids)))
         path: list[int] = []
         last = ROOT
-        for guess, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+        for number, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
             if parent == last and sampled[last + 1] == token_id:
-                path.append(guess)
-                last = guess
+                path.append(number)
+                last = number
         return tuple(path)
 
 

@@ -1,7 +1,7 @@
 """How many drafts each decode may verify in a step, and what became of them.
 
-A draft is a guess of a sequence's next token. The step computes it behind the known tokens, and the token that is
-sampled before it says whether the guess was right, so drafts change how many tokens a step makes and never which.
+A draft predicts a sequence's next tokens. The step computes it behind the known tokens, and what is sampled before each
+draft token says whether that is accepted, so drafts change how many tokens a step makes and never which.
 A policy chooses depths; the planner shrinks them to the tokens and blocks that nobody else wants.
 """
 
@@ -34,7 +34,7 @@ class DraftPolicy(Protocol):
         ...
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        """Take in that the sequence's last step verified so many guesses, and the numbers of those that were right."""
+        """Take in how many draft tokens the sequence's last step verified, and the numbers of those accepted."""
         ...
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:

@@ -25,7 +25,7 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
         start: `num_computed_tokens` when the step was planned.
         num_tokens: Tokens to compute in this step (`num_scheduled_tokens`), at least one.
         samples: True when the step reaches the sequence's last token and another one is wanted.
-        num_draft_tokens: Guesses of the tokens after these that the runner may compute and verify in this step; the
+        num_draft_tokens: Draft tokens after these that the runner may compute and verify in this step; the
             block table covers them too. Only where the step samples.
     """
 

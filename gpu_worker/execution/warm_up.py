@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
-from gpu_worker.core.draft import MAX_GUESSES, ROOT, Draft
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
@@ -92,7 +92,9 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
     """Yield steps that verify drafts, the largest first."""
-    most_drafts = min(limits.max_draft_tokens, MAX_GUESSES, limits.max_model_len - 1, limits.max_num_batched_tokens - 1)
+    most_drafts = min(
+        limits.max_draft_tokens, MAX_DRAFT_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens - 1
+    )
     if most_drafts < 1:
         return
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + most_drafts))

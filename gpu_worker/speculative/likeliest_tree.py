@@ -1,6 +1,6 @@
-"""Trees of the guesses that are likeliest to become tokens, those before them considered.
+"""Trees of the draft tokens that are most likely to be accepted, those before them considered.
 
-The likeliest chain is numbered first: where it is right, nothing has to be moved in the KV cache.
+The likeliest chain is numbered first: where it is accepted, nothing has to be moved in the KV cache.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from gpu_worker.core.draft import ROOT, Draft
 
 
 def likeliest_tree(token_ids: Values[Values[int]], log_probabilities: Values[Values[float]], count: int) -> Draft:
-    """Return the likeliest tree where what is likely at a depth does not depend on the guesses before it.
+    """Return the likeliest tree where what is likely at a depth does not depend on the tokens before it.
 
     Args:
         token_ids: By depth, candidates, likely ones first.
-        log_probabilities: Theirs.
-        count: Guesses at most.
+        log_probabilities: Natural logs, of the same shape as `token_ids`.
+        count: Draft tokens at most.
     """
     taken: list[tuple[int, int, int]] = []
-    # Less the joint log probability, the guess that it follows, depth, and rank there.
-    open_guesses = [(-log_probabilities[0][0], ROOT, 0, 0)]
-    while open_guesses and len(taken) < count:
-        cost, parent, depth, rank = heapq.heappop(open_guesses)
+    # Less the joint log probability, parent, depth, and rank there.
+    frontier = [(-log_probabilities[0][0], ROOT, 0, 0)]
+    while frontier and len(taken) < count:
+        cost, parent, depth, rank = heapq.heappop(frontier)
         scores = log_probabilities[depth]
         if rank + 1 < len(scores):
-            heapq.heappush(open_guesses, (cost + scores[rank] - scores[rank + 1], parent, depth, rank + 1))
+            heapq.heappush(frontier, (cost + scores[rank] - scores[rank + 1], parent, depth, rank + 1))
         if depth + 1 < len(token_ids):
-            heapq.heappush(open_guesses, (cost - log_probabilities[depth + 1][0], len(taken), depth + 1, 0))
+            heapq.heappush(frontier, (cost - log_probabilities[depth + 1][0], len(taken), depth + 1, 0))
         taken.append((parent, depth, rank))
     return _numbered([token_ids[depth][rank] for _, depth, rank in taken], [parent for parent, _, _ in taken])
 
 
 class BranchingChain:
-    """Grows a chain, and with each guess of it the other candidates of its place, which nothing follows."""
+    """Grows a chain, and beside each token of it the other candidates of that depth, which nothing follows."""
 
-    def __init__(self, max_guesses: int, least_chance: float) -> None:
+    def __init__(self, max_tokens: int, least_chance: float) -> None:
         """Start with nothing.
 
         Args:
-            max_guesses: Of the draft.
+            max_tokens: Of the draft.
             least_chance: What the chain's probability must be for it to be worth finding out what follows.
         """
-        self._max_guesses = max_guesses
+        self._max_tokens = max_tokens
         self._least = math.log(least_chance)
         self._depth = 0
         self._chain = 0.0
@@ -52,24 +52,24 @@ class BranchingChain:
         self._candidates: list[tuple[float, int, int, int]] = []
 
     def grow(self, token_ids: Values[int], log_probabilities: Values[float]) -> bool:
-        """Take in what may follow the chain, likely ones first; the first goes on with it.
+        """Take in the candidates of the next depth, likely ones first; the first continues the chain.
 
         Returns:
-            Whether what follows that may be in the draft, and likely enough to be worth finding out.
+            Whether what follows that may be part of the draft, and is likely enough to be computed.
         """
         for rank, (token_id, score) in enumerate(zip(token_ids, log_probabilities, strict=True)):
             self._candidates.append((-self._chain - score, self._depth, rank, token_id))
         self._candidates.sort()
-        del self._candidates[self._max_guesses :]
+        del self._candidates[self._max_tokens :]
         self._chain += log_probabilities[0]
         self._depth += 1
-        if self._depth >= self._max_guesses or self._chain < self._least:
+        if self._depth >= self._max_tokens or self._chain < self._least:
             return False
-        return len(self._candidates) < self._max_guesses or -self._candidates[-1][0] < self._chain
+        return len(self._candidates) < self._max_tokens or -self._candidates[-1][0] < self._chain
 
     def draft(self) -> Draft:
-        """Return the likeliest guesses."""
-        chain = {depth: place for place, (_, depth, rank, _) in enumerate(self._candidates) if rank == 0}
+        """Return the likeliest draft tokens."""
+        chain = {depth: number for number, (_, depth, rank, _) in enumerate(self._candidates) if rank == 0}
         parents = [ROOT if depth == 0 else chain[depth - 1] for _, depth, _, _ in self._candidates]
         return _numbered([token_id for _, _, _, token_id in self._candidates], parents)
 
@@ -77,12 +77,12 @@ class BranchingChain:
 def _numbered(token_ids: list[int], parents: list[int]) -> Draft:
     """Return the draft with its first chain in front."""
     chain: list[int] = []
-    for guess, parent in enumerate(parents):
+    for number, parent in enumerate(parents):
         if parent == (chain[-1] if chain else ROOT):
-            chain.append(guess)
+            chain.append(number)
     if len(chain) == len(parents):
         return Draft(tuple(token_ids))
     in_chain = set(chain)
-    order = chain + [guess for guess in range(len(parents)) if guess not in in_chain]
-    numbers = {guess: number for number, guess in enumerate(order)} | {ROOT: ROOT}
-    return Draft(tuple(token_ids[guess] for guess in order), tuple(numbers[parents[guess]] for guess in order))
+    order = chain + [number for number in range(len(parents)) if number not in in_chain]
+    numbers = {old: new for new, old in enumerate(order)} | {ROOT: ROOT}
+    return Draft(tuple(token_ids[old] for old in order), tuple(numbers[parents[old]] for old in order))

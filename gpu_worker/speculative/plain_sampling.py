@@ -1,4 +1,4 @@
-"""How a guess is drawn: as its request's tokens are, less what a guess can do without."""
+"""How draft tokens are sampled: as their request's tokens are, less what drafts can do without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.messages import Sampling
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:
-    """Return the parameters without penalties, whose counts only grow whereas guesses are taken back, or reports."""
+    """Return the parameters without log probabilities, and without penalties: their counts cannot be taken back."""
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,

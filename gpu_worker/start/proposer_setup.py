@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.core.draft import MAX_GUESSES
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.speculative.recipe import DRAFT_MODEL, Recipe
 from gpu_worker.speculative.registry import RECIPES, find_recipe, recipe_of_weights
@@ -60,7 +60,7 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
         raise _about_weights(error) from error
     return dataclasses.replace(
         runner_config,
-        max_draft_tokens=min(config.num_speculative_tokens, MAX_GUESSES),
+        max_draft_tokens=min(config.num_speculative_tokens, MAX_DRAFT_TOKENS),
         proposer_bytes=needs.num_bytes,
         proposer_block_bytes=needs.block_bytes,
         tapped_layers=needs.tapped_layers,

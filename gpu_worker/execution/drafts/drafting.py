@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
-from gpu_worker.core.draft import MAX_GUESSES, NO_DRAFT, Draft
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS, NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
@@ -37,7 +37,7 @@ class Drafting:
         self._proposer: Proposer | None = proposer
         self._draws_from_trees = draws_from_trees
         self._vocab_size = vocab_size
-        self._can_branch = sliding_window is None or sliding_window > MAX_GUESSES
+        self._can_branch = sliding_window is None or sliding_window > MAX_DRAFT_TOKENS
         self.wants_hidden = proposer.wants_hidden
 
     def drafts(self, scheduled: Values[ScheduledSequence], departed: Values[Sequence]) -> list[Draft] | None:

@@ -27,7 +27,7 @@ class EagleConfig:
         layer: Of the one layer, for sequences as long as the model's; its vocabulary is the model's.
         tapped_layers: Layers of the model before which its residual stream is read, in EAGLE-3; the others, where this
             is empty, read what the model's own head reads.
-        num_features: Tokens that it can guess.
+        num_features: Tokens that it can draft.
         is_stream_normed: Its residual stream begins with the normalised vector, in EAGLE-3.
     """
 

@@ -1,4 +1,4 @@
-"""Medusa: heads that each predict a token further ahead."""
+"""Medusa: each head predicts one token more, from the model's last hidden vector."""
 
 from __future__ import annotations
 

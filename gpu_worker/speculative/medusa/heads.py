@@ -1,4 +1,4 @@
-"""Medusa heads: each scores a token further ahead, from the same hidden vector of the model that they were trained for.
+"""Medusa heads: each scores one token more, from the same hidden vector of the model that they were trained for.
 
 Read from the layout of the paper's authors (`0.0.linear.weight` …, in `medusa_lm_head.safetensors`) and from the one
 that vLLM converts it to (`blocks.0.layers.0.weight` …, `lm_heads.0.weight`, in `model.safetensors`). A head without a

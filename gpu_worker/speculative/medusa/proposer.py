@@ -1,4 +1,4 @@
-"""Drafts by heads that each predict a token further ahead, from the hidden vector that the model computed last.
+"""Drafts by heads, each of which predicts one token more from the hidden vector that the model computed last.
 
 No pass of any model is needed, and no memory but what the last step of each sequence left. The heads know nothing of
 each other, so their candidates are made into a tree: of all ways to combine them, those that are likeliest together.

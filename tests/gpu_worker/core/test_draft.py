@@ -1,44 +1,44 @@
-"""Trees of guesses, against walking them."""
+"""Trees of draft tokens, against walking them."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.core.draft import MAX_GUESSES, ROOT, Draft
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 
 VOCAB = 5
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> Draft:
-    count = draw(st.integers(0, MAX_GUESSES))
+    count = draw(st.integers(0, MAX_DRAFT_TOKENS))
     tokens = tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(count))
-    return Draft(tokens, tuple(draw(st.integers(ROOT, guess - 1)) for guess in range(count)))
+    return Draft(tokens, tuple(draw(st.integers(ROOT, number - 1)) for number in range(count)))
 
 
-def ancestors(draft: Draft, guess: int) -> list[int]:
-    """The guesses from the first to this one."""
+def ancestors(draft: Draft, number: int) -> list[int]:
+    """The draft tokens from the first to this one."""
     assert draft.parents is not None
     path = []
-    while guess != ROOT:
-        path.append(guess)
-        guess = draft.parents[guess]
+    while number != ROOT:
+        path.append(number)
+        number = draft.parents[number]
     return path[::-1]
 
 
 @given(trees())
 def test_paths_depths_and_masks_follow_the_parents(draft: Draft) -> None:
     assert draft.paths() == [(), *(tuple(draft.token_ids[g] for g in ancestors(draft, i)) for i in range(len(draft)))]
-    assert draft.depths() == tuple(len(ancestors(draft, guess)) for guess in range(len(draft)))
+    assert draft.depths() == tuple(len(ancestors(draft, number)) for number in range(len(draft)))
     for row, mask in enumerate(draft.masks()):
         assert -(1 << 63) <= mask < 1 << 63
-        seen = {0, *(guess + 1 for guess in ancestors(draft, row - 1))} if row else {0}
+        seen = {0, *(number + 1 for number in ancestors(draft, row - 1))} if row else {0}
         assert {row - bit for bit in range(64) if mask >> bit & 1} == seen | {-age for age in range(1, 64 - row)}
 
 
 @given(trees(), st.data())
-def test_accepted_guesses_are_the_way_that_sampling_took(draft: Draft, data: st.DataObject) -> None:
+def test_accepted_tokens_are_the_way_that_sampling_took(draft: Draft, data: st.DataObject) -> None:
     sampled = [data.draw(st.integers(0, VOCAB - 1)) for _ in range(len(draft) + 1)]
     assert draft.parents is not None
     here, way = ROOT, []
@@ -61,22 +61,22 @@ def test_a_chain_is_the_tree_of_one_way(tokens: list[int], sampled: list[int]) -
     assert tree.chain() == chain == chain.chain()
 
 
-@given(trees(), st.integers(0, MAX_GUESSES + 1))
-def test_first_guesses_are_a_tree(draft: Draft, count: int) -> None:
+@given(trees(), st.integers(0, MAX_DRAFT_TOKENS + 1))
+def test_first_draft_tokens_are_a_tree(draft: Draft, count: int) -> None:
     first = draft.first(count)
     assert len(first) == min(count, len(draft))
     assert first.depths() == draft.depths()[:count]
     assert first.valid(VOCAB) == first
 
 
-def test_guesses_end_before_the_first_that_cannot_be_one() -> None:
+def test_draft_ends_before_the_first_token_that_cannot_be_one() -> None:
     assert Draft((1, VOCAB, 1)).valid(VOCAB) == Draft((1,))
     assert Draft((1, -1, 1)).valid(VOCAB) == Draft((1,))
     assert Draft((1, 2, 3), (-1, 1, 0)).valid(VOCAB) == Draft((1,), (-1,))
     assert Draft((1, 2, 3), (-1, 0, -2)).valid(VOCAB) == Draft((1, 2), (-1, 0))
     assert Draft((1, 2, 3), (-1, 0)).valid(VOCAB) == Draft()
-    assert len(Draft((1,) * 100).valid(VOCAB)) == MAX_GUESSES
+    assert len(Draft((1,) * 100).valid(VOCAB)) == MAX_DRAFT_TOKENS
 
 
-def test_chain_of_a_tree_follows_first_guesses() -> None:
+def test_chain_of_a_tree_follows_the_first_tokens() -> None:
     assert Draft((1, 2, 3, 4, 0), (-1, -1, 0, 0, 2)).chain() == Draft((1, 3, 0))

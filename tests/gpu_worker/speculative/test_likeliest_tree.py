@@ -43,7 +43,7 @@ def test_fewer_combinations_than_asked_for_are_all_taken() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9, 30])
-def test_branching_chain_holds_the_likeliest_guesses_that_were_found(count: int) -> None:
+def test_branching_chain_holds_the_likeliest_tokens_that_were_found(count: int) -> None:
     generator = random.Random(count)
     for _ in range(40):
         chain, found = BranchingChain(count, 0.1), {}

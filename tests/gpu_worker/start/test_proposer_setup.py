@@ -41,7 +41,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(max_tokens: int = 24, **settings: Any) -> tuple[list[int], int]:
-    """Return an answer, and how many guesses were verified on the way."""
+    """Return an answer, and how many draft tokens were verified on the way."""
     directory = read_model_directory(DEMO_MODEL)
     config = WorkerConfig(model=DEMO_MODEL, device="cpu", num_threads=1, num_blocks=600, max_num_seqs=8, **settings)
     tokenizer = ModelTokenizer(directory)
@@ -70,10 +70,10 @@ def plain() -> list[int]:
     ],
     ids=["self", "all layers", "medusa", "eagle"],
 )
-def test_answers_stay_the_same_whatever_guesses(
+def test_answers_stay_the_same_whatever_drafts(
     plain: list[int], drafts: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The policy would soon find that random weights do not guess well.
+    # The policy would soon find that random weights do not draft well.
     monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
     if "draft_model" in settings:
         settings = settings | {"draft_model": drafts / settings["draft_model"]}

@@ -33,8 +33,8 @@ GREEDY = Sampling(max_tokens=20, temperature=0.0)
 
 
 @pytest.fixture(autouse=True)
-def exact_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guess in float32, where a CPU would guess in bfloat16."""
+def exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft in float32, where a CPU would draft in bfloat16."""
     monkeypatch.setattr(runner_config, "choose_draft_dtype", lambda model, device: model)
 
 
@@ -60,7 +60,7 @@ class Oracle:
 
     @torch.no_grad()
     def check(self, request: DraftRequest, draft: Draft) -> None:
-        """Assert that a draft is what the layer foretells from the whole sequence."""
+        """Assert that a draft is what the layer predicts from the whole sequence."""
         if request.sequence.num_output_tokens == 0:
             assert draft == NO_DRAFT
             return
@@ -95,7 +95,7 @@ def sequences() -> list[Sequence]:
     ids=["together", "prompts in chunks", "preempted"],
 )
 @pytest.mark.parametrize("layout", ["authors", "speculators"])
-def test_guesses_are_those_of_the_dense_layer(directory: Path, model: Any, layout: str, how: dict[str, int]) -> None:
+def test_drafts_are_those_of_the_dense_layer(directory: Path, model: Any, layout: str, how: dict[str, int]) -> None:
     torch.manual_seed(3)
     folder = directory / layout
     if layout == "authors":

@@ -27,8 +27,8 @@ GREEDY = Sampling(max_tokens=20, temperature=0.0)
 
 
 @pytest.fixture(autouse=True)
-def exact_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guess in float32, where a CPU would guess in bfloat16."""
+def exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft in float32, where a CPU would draft in bfloat16."""
     monkeypatch.setattr(runner_config, "choose_draft_dtype", lambda model, device: model)
 
 
@@ -43,7 +43,7 @@ class Oracle:
 
     @torch.no_grad()
     def check(self, request: DraftRequest, draft: Draft) -> None:
-        """Assert that a draft is what the layer foretells from the whole sequence.
+        """Assert that a draft is what the layer predicts from the whole sequence.
 
         Of a prompt that was found in the cache but for its last token, no hidden vector was ever seen.
         """
@@ -101,7 +101,7 @@ def eagle_runner(directory: Path, listener: Listener, **options: int) -> tuple[T
     ],
     ids=["together", "prompts in chunks", "preempted"],
 )
-def test_guesses_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
+def test_drafts_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
     oracle.num_checked = oracle.num_deep = 0
     runner, recorder = eagle_runner(directory, oracle.check)
     outcome = run(runner, sequences(), policy=FixedDepth(4), **how)
@@ -166,7 +166,7 @@ def test_drafts_that_begin_late_know_all_that_came_before(directory: Path, oracl
     assert oracle.num_checked > 20
 
 
-def test_vectors_beyond_the_limit_cost_guesses_but_no_harm(directory: Path, oracle: Oracle) -> None:
+def test_vectors_beyond_the_limit_cost_drafts_but_do_no_harm(directory: Path, oracle: Oracle) -> None:
     drafts: list[Draft] = []
     runner, recorder = eagle_runner(directory, lambda _, draft: drafts.append(draft))
     assert isinstance(recorder.proposer, EagleProposer)

@@ -45,7 +45,7 @@ def test_all_layers_are_right_unless_penalties_say_otherwise(directory: Path, ho
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_guesses_are_those_of_a_model_without_the_other_layers(
+def test_drafts_are_those_of_a_model_without_the_other_layers(
     directory: Path, tmp_path: Path, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_fused:
