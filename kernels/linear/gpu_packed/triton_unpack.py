@@ -13,6 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.linear.forms import NUMBERS
+
+_BITS = {number.name: number.bits for number in NUMBERS}
 # For each number of `forms/numbers.py` and type, in PTX: $0 is the plane's numbers, `word` is two words, shifted right
 # by the bits before the plane. Table 0xea of lop3 is (a & b) | c, 0xae is (~a & b) | c.
 _NUMBERS = {
@@ -73,7 +76,7 @@ fma.rn.f16x2 $0, word, one, bias;
 @triton.constexpr_function
 def assembly(kind, dtype, plane):
     """Return the instructions for a plane."""
-    shift = plane * (4 if kind == "int4" else 8)
+    shift = plane * _BITS[kind]
     numbers = _NUMBERS[f"{kind} {dtype}"]
     return f"{{\n.reg .b32 word, one, bias, base;\nshr.u32 word, $1, {shift};{numbers}}}"
 

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.linear.forms import FLOAT8, INT4, INT8, CodedMatrix, Number
+from kernels.linear.forms import INT4, INT8, NUMBERS, CodedMatrix, Number
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, dispatch, pack_matrix, packed_linear
 from kernels.linear.gpu_packed.config import PackedLinearConfig, is_fused, packed_linear_config, splits_of
 from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
@@ -26,7 +26,6 @@ from tests.kernels.poisoned_memory import poisoned_memory
 
 H200 = Gpu(GpuGeneration.HOPPER, 132)
 SMALL = PackedLinearConfig(16, 64, 4, 2, 1)
-NUMBERS = (INT4, INT8, FLOAT8)
 # Weights are multiplied unrounded and summed in float32; the result is rounded.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 
@@ -59,13 +58,12 @@ class Plain:
 
     def numbers(self) -> torch.Tensor:
         """The matrix in float64, its columns as they are."""
-        values = self.values.view(torch.float8_e4m3fn) if self.number is FLOAT8 else self.values
         columns = self.values.shape[1]
 
         def spread(parts: torch.Tensor) -> torch.Tensor:
             return parts.double().repeat_interleave(self.group_size, dim=1)[:, :columns]
 
-        numbers = values.double() * spread(self.scales)
+        numbers = self.number.decode(self.values).double() * spread(self.scales)
         return numbers if self.offsets is None else numbers + spread(self.offsets)
 
 
@@ -73,10 +71,10 @@ def random_matrix(number: Number, rows: int, columns: int, group_size: int, *, i
     generator = torch.Generator().manual_seed(rows + columns + group_size)
     size = (rows, -(-columns // group_size))
     scales = torch.rand(size, generator=generator) + 0.1
-    if number is FLOAT8:
-        values = (torch.randn(rows, columns, generator=generator) * 50).to(torch.float8_e4m3fn).view(torch.uint8)
-        return Plain(number, values, scales, None, group_size)
     values = torch.randint(2**number.bits, (rows, columns), generator=generator).to(torch.uint8)
+    if not number.is_integer:
+        values[number.decode(values).isnan()] = 0
+        return Plain(number, values, scales, None, group_size)
     offsets = -number.centre * scales if is_symmetric else torch.randn(size, generator=generator)
     return Plain(number, values, scales, offsets, group_size)
 
@@ -198,12 +196,9 @@ def test_instructions_unpack_every_word_exactly(number: Number, dtype: str) -> N
         (result,) = run_ptx(source, [words.view(np.uint32)], 1)
         actual = torch.from_numpy(result.view(np.int16).copy()).view(DTYPES[dtype]).float()
         values = torch.from_numpy((words >> (bits * plane) & (2**bits - 1)).astype(np.uint8))
-        if number is FLOAT8:
-            expected = values.view(torch.float8_e4m3fn).float()
-            is_number = ~expected.isnan()
-            assert torch.equal(actual[is_number], expected[is_number])
-        else:
-            assert torch.equal(actual, values.float() - number.centre)
+        expected = number.decode(values) - number.centre
+        is_number = ~expected.isnan()
+        assert torch.equal(actual[is_number], expected[is_number])
 
 
 def test_groups_that_planes_cannot_hold_are_not_packed() -> None:
