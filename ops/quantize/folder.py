@@ -79,8 +79,10 @@ class QuantizedFolder:
         """Write what is outside the layers."""
         self._write(self.layer(self._num_layers), tensors)
 
-    def finish(self, model: Path, quantization_config: Mapping[str, object]) -> None:
-        """Make a model of the files; tokenizer and generation settings are copied from `model`."""
+    def finish(
+        self, model: Path, quantization_config: Mapping[str, object], changes: Mapping[str, object] | None = None
+    ) -> None:
+        """Make a model of the files; tokenizer and settings are copied from `model`, but for what `changes` says."""
         total, num_bytes = self._num_layers + 1, 0
         weight_map: dict[str, str] = {}
         for index in range(total):
@@ -95,7 +97,7 @@ class QuantizedFolder:
         index_text = json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1)
         (self._path / INDEX_FILE).write_text(index_text)
         config = json.loads((model / "config.json").read_text())
-        config["quantization_config"] = dict(quantization_config)
+        config |= {**(changes or {}), "quantization_config": dict(quantization_config)}
         (self._path / "config.json").write_text(json.dumps(config, indent=2))
         shutil.rmtree(self._work)
 

@@ -40,7 +40,7 @@ class QuantizeJob:
         calibration: Text that the methods which look at inputs run through the model.
         samples: Windows of it.
         window: Tokens of a window.
-        lm_head: The head is rounded too, to eight bits.
+        lm_head: The head is rounded too, to eight bits: of a tied vocabulary a copy, beside the embedding.
     """
 
     model: Path
@@ -92,7 +92,8 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
             if layer_pass is not None:
                 layer_pass.advance(rounding.weights)
     folder.write_rest(_rest(job, config, method))
-    folder.finish(job.model, method.config(has_head=job.lm_head))
+    untied = {"tie_word_embeddings": False} if job.lm_head else {}
+    folder.finish(job.model, method.config(has_head=job.lm_head), untied)
 
 
 class _LayerRounding:
@@ -134,7 +135,10 @@ def _rest(job: QuantizeJob, config: ModelConfig, method: Method) -> dict[str, to
     with Checkpoint(job.model, config.dtype, torch.device("cpu")) as checkpoint:
         tensors = dense_tensors(config, checkpoint, has_head=job.lm_head)
         if job.lm_head:
-            head = checkpoint.take(f"{HEAD}.weight", config.vocab_size, config.hidden_size).float()
+            name = f"{HEAD}.weight"
+            size = (config.vocab_size, config.hidden_size)
+            is_tied = config.tie_word_embeddings
+            head = (tensors["model.embed_tokens.weight"] if is_tied else checkpoint.take(name, *size)).float()
             tensors |= {f"{HEAD}.{suffix}": tensor for suffix, tensor in method.head_tensors(head).items()}
         return tensors
 
@@ -167,10 +171,6 @@ def _check(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
         raise ConfigError("HEADRACE_CALIBRATION", problem)
     if job.out.resolve() == job.model.resolve():
         raise ConfigError("HEADRACE_OUT", "is the model's own folder; name another one")
-    if job.lm_head and config.tie_word_embeddings:
-        raise ConfigError(
-            "HEADRACE_LM_HEAD", f"the head of {job.model} is its embedding, which stays as it is; leave it out"
-        )
     if job.lm_head and not method.can_round_head:
         problem = (
             f"checkpoints of {job.method} have one precision, too low for a head; use rtn-int4 or gptq, or leave it out"

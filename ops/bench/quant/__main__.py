@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace, loads: list[Load], folder: Path) -> None
         shutil.copytree(arguments.model, folder / PLAIN)
         calibration = training_text(folder / "calibration.txt")
     models = {PLAIN: folder / PLAIN}
-    methods = all_methods(folder / PLAIN) if arguments.methods is None else arguments.methods.split(",")
+    methods = all_methods() if arguments.methods is None else arguments.methods.split(",")
     for name, path in make_checkpoints(models[PLAIN], folder, methods, calibration):
         print(f"made {name}", file=sys.stderr, flush=True)
         models[name] = path

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker.models.registry import read_model_config
 from ops.demo_model.corpus import training_files
 from ops.quantize.job import QuantizeJob, quantize
 
@@ -29,10 +28,9 @@ class Calibration:
     window: int
 
 
-def all_methods(model: Path) -> list[str]:
-    """Return every method by its name, and again with a rounded head where the model has one of its own."""
-    is_tied = read_model_config(model).tie_word_embeddings
-    return [*METHODS] if is_tied else [*METHODS, *_METHODS_WITH_HEAD]
+def all_methods() -> list[str]:
+    """Return every method by its name, and again with a rounded head."""
+    return [*METHODS, *_METHODS_WITH_HEAD]
 
 
 def make_checkpoints(

@@ -138,13 +138,46 @@ def test_models_with_a_rounded_head_answer_nearly_alike(method: str, untied_mode
     assert float((actual - expected).norm() / expected.norm()) < 0.03
 
 
-@pytest.mark.parametrize(("method", "message"), [("int8", "its embedding"), ("awq", "one precision")])
-def test_heads_that_cannot_be_rounded_are_refused(
-    method: str, message: str, model: Path, untied_model: Path, tmp_path: Path
+@pytest.mark.parametrize("method", ["int8", "fp8", "rtn-int4", "gptq"])
+def test_head_of_a_tied_vocabulary_is_a_rounded_copy(method: str, model: Path, tmp_path: Path) -> None:
+    job = job_for(model, tmp_path / "plain", method)
+    list(quantize(job))
+    list(quantize(replace(job, out=tmp_path / "head", lm_head=True)))
+
+    plain, head = tensors_of(tmp_path / "plain"), tensors_of(tmp_path / "head")
+    assert torch.equal(head["model.embed_tokens.weight"], plain["model.embed_tokens.weight"])
+    assert {name.partition(".")[0] for name in head.keys() - plain.keys()} == {"lm_head"}
+    config = read_model_config(tmp_path / "head")
+    assert not config.tie_word_embeddings
+    assert config.quantization is not None
+    with Checkpoint(tmp_path / "head", torch.float32, CPU) as checkpoint:
+        rounded = config.quantization.take(checkpoint, "lm_head", config.vocab_size, config.hidden_size)
+    embedding = plain["model.embed_tokens.weight"].float()
+    assert rounded.num_bytes < 0.6 * embedding.nbytes / 2 + 16 * config.vocab_size
+    assert float((rounded.dequantize() - embedding).norm() / embedding.norm()) < 0.03
+    token_ids = list(range(3, 43))
+    expected, actual = (logits_of(tmp_path / name, token_ids) for name in ("plain", "head"))
+    # In fp8 inputs of the head are rounded too, to four significant bits as its weights are.
+    assert float((actual - expected).norm() / expected.norm()) < (0.05 if method == "fp8" else 0.03)
+
+
+@pytest.mark.parametrize("method", ["int8", "rtn-int4"])
+def test_rounded_copy_of_a_tied_vocabulary_is_read_alike_by_transformers(
+    method: str, model: Path, tmp_path: Path
 ) -> None:
-    source = model if method == "int8" else untied_model
-    with pytest.raises(ConfigError, match=f"HEADRACE_LM_HEAD.*{message}"):
-        next(quantize(replace(job_for(source, tmp_path / "out", method), lm_head=True)))
+    list(quantize(replace(job_for(model, tmp_path / "out", method), lm_head=True)))
+
+    with torch.inference_mode():
+        oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+        oracle(torch.tensor([[1, 2, 3]]))
+    head, embedding = oracle.lm_head.weight.data, oracle.model.embed_tokens.weight.data
+    assert head.data_ptr() != embedding.data_ptr()
+    assert 0 < float((head - embedding).norm() / embedding.norm()) < 0.03
+
+
+def test_head_of_awq_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"HEADRACE_LM_HEAD.*one precision"):
+        next(quantize(replace(job_for(model, tmp_path / "out", "awq"), lm_head=True)))
     assert not (tmp_path / "out").exists()
 
 

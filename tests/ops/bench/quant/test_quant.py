@@ -37,11 +37,9 @@ def test_every_method_makes_a_smaller_model(tmp_path: Path) -> None:
     assert all(weight_bytes(path) < weight_bytes(tmp_path / PLAIN) for path in made.values())
 
 
-def test_heads_are_rounded_where_models_have_their_own(tmp_path: Path) -> None:
-    make_model(TINY, tmp_path / "tied")
+def test_heads_are_rounded_too(tmp_path: Path) -> None:
     make_model(replace(TINY, is_tied=False), tmp_path / PLAIN)
-    assert all_methods(tmp_path / "tied") == list(METHODS)
-    assert "rtn-int4+head" in all_methods(tmp_path / PLAIN)
+    assert all_methods() == [*METHODS, "int8+head", "fp8+head", "rtn-int4+head", "gptq+head"]
     calibration = random_words(TINY.vocab_size, tmp_path / "text")
     made = dict(make_checkpoints(tmp_path / PLAIN, tmp_path, ["rtn-int4", "rtn-int4+head"], calibration))
     saved = weight_bytes(made["rtn-int4"]) - weight_bytes(made["rtn-int4+head"])
