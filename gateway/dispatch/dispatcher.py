@@ -142,7 +142,11 @@ class Dispatcher:
         now = self._loop.time()
         expires_at = None if request.deadline is None else now + request.deadline - time.time()
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at)
+        is_suspect = self._recovery.is_suspect(flight)
         self._flights.add(flight)
+        if is_suspect:
+            self._recovery.publish_suspect(flight)
+            return flight
         if not self._nats.is_connected and self._recovery.holds_back(now):
             flight.is_held_back = True
             return flight
@@ -162,6 +166,7 @@ class Dispatcher:
     def complete(self, flight: Flight, delta: Delta) -> None:
         """Deliver a flight's last delta."""
         if self._flights.remove(flight):
+            self._recovery.note_answer(flight)
             self.on_end(flight, "completed")
             flight.sink.deliver(delta)
 

@@ -19,6 +19,7 @@ import msgspec
 
 from gateway.dispatch import blame
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.known_poison import KnownPoison
 from gateway.dispatch.probation import ProbationQueue
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
@@ -102,10 +103,34 @@ class Recovery:
         self._fail = fail
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._known_poison = KnownPoison(self._loop.time)
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks = BackgroundTasks()
         self._disconnected_at: float | None = None
         self.on_move: Callable[[Reason], None] = lambda reason: None
+
+    def is_suspect(self, flight: Flight) -> bool:
+        """Whether a new flight is like one that was quarantined lately; if so, it is published when its turn has come.
+
+        Raises:
+            ApiError: 500; flights like it were quarantined several times.
+        """
+        loss = self._known_poison.find(flight.request)
+        if loss is None:
+            return False
+        flight.losses.append(loss)
+        flight.probation = blame.probation(flight)
+        return True
+
+    def publish_suspect(self, flight: Flight) -> None:
+        """Publish a new flight that is suspected, when no more suspects run than workers."""
+        self._probation.add(flight)
+        self._publish_soon(self._probation.take_ready())
+
+    def note_answer(self, flight: Flight) -> None:
+        """Take note that a flight has been answered: its kind is no poison."""
+        if flight.losses:
+            self._known_poison.forget(flight)
 
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
         """Dispatch a lost attempt again. Nobody is blamed for it."""
@@ -120,6 +145,7 @@ class Recovery:
             if blame.is_to_blame(flight):
                 # Nobody is left to acknowledge its message, which would go to the next worker: it is deleted.
                 self._flights.release(flight)
+                self._known_poison.note(flight)
                 why = "Every worker that ran this request died of it."
                 self._fail(flight, self._quarantine.take(flight, "worker_lost", why))
         _logger.warning("worker %s died with %d requests", death.worker, len(held))

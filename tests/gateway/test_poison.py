@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from gateway.errors import ApiError
 from shared.dead_letters import DeadLetter
 from shared.messages import Request, Sampling
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM
@@ -100,6 +101,52 @@ async def test_poison_among_neighbours_is_quarantined_alone(bench: Bench, num_wo
     async with asyncio.timeout(5):
         while await _num_queued(bench):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+async def test_poison_that_is_repeated_costs_one_worker_and_then_none(bench: Bench) -> None:
+    fleet = MortalFleet(bench, 2, 0)
+    sampling = Sampling(max_tokens=NUM_TOKENS)
+    fleet.start()
+    costs: list[int] = []
+    try:
+        for seed in range(2):
+            before, sink = fleet.num_deaths, ListSink()
+            await bench.submit(sink, text=POISON, sampling=msgspec.structs.replace(sampling, seed=seed))
+            await sink.end(60)
+            assert sink.error is not None
+            assert sink.error.code == "request_quarantined"
+            await asyncio.sleep(0.3)
+            costs.append(fleet.num_deaths - before)
+        with pytest.raises(ApiError) as refused:
+            await bench.submit(ListSink(), text=POISON, sampling=sampling)
+        assert refused.value.code == "request_quarantined"
+        innocent = ListSink()
+        await bench.submit(innocent, text=POISON + "!", sampling=sampling)
+        await innocent.end(20)
+        assert innocent.error is None
+    finally:
+        await fleet.stop()
+    assert costs[1] == 1 < costs[0]
+
+
+async def test_suspected_repetition_that_is_answered_clears_its_kind(bench: Bench) -> None:
+    fleet = MortalFleet(bench, 1, 0)
+    fleet.start()
+    poisoned = ListSink()
+    await bench.submit(poisoned, text=POISON)
+    await poisoned.end(60)
+    await fleet.stop()
+    worker = await bench.worker("immune")
+    serving = asyncio.create_task(worker.serve(0.001))
+    probations = []
+    for _ in range(2):
+        sink = ListSink()
+        await bench.submit(sink, text=POISON)
+        probations.append(bench.flight.probation)
+        await sink.end(20)
+        assert sink.error is None
+    serving.cancel()
+    assert probations == [1, 0]
 
 
 async def _letter(bench: Bench, tenant: str) -> DeadLetter:
