@@ -33,6 +33,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         quantized_linear.FP8_LINEAR,
         logits.SAMPLING,
         quantized_linear.INT8_LINEAR,
+        quantized_linear.FP8_BLOCK_LINEAR,
         steps.THROUGHPUT,
         steps.PREFIX_CACHE,
         steps.DECODE_06B,

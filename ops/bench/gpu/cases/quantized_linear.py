@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.linear.forms import INT4, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
+from kernels.linear.forms import INT4, SCALE_BLOCK, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
@@ -49,9 +51,10 @@ def _int8_weight(device: torch.device, out_features: int, in_features: int) -> S
     return ScaledWeight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
 
 
-def _fp8_weight(device: torch.device, out_features: int, in_features: int) -> ScaledWeight:
+def _fp8_weight(device: torch.device, out_features: int, in_features: int, has_blocks: bool = False) -> ScaledWeight:
     values = torch.randn(out_features, in_features, device=device).mul_(50).to(torch.float8_e4m3fn)
-    return ScaledWeight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
+    blocks = (-(-out_features // SCALE_BLOCK), -(-in_features // SCALE_BLOCK)) if has_blocks else (out_features, 1)
+    return ScaledWeight(values, torch.rand(blocks, device=device) + 0.1, "dynamic")
 
 
 def random_int4(device: torch.device, out_features: int, in_features: int) -> Matrix:
@@ -89,10 +92,16 @@ def int8_error(device: torch.device, num_rows: int, out_features: int, in_featur
 
 
 def fp8_error(
-    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = multiply
+    device: torch.device,
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    multiply: Multiply = multiply,
+    has_blocks: bool = False,
 ) -> float:
     """Compare with float64, inputs rounded as in the reference."""
-    weight, x = _fp8_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
+    weight = _fp8_weight(device, out_features, in_features, has_blocks)
+    x = random_inputs(device, num_rows, in_features)
     exact = round_inputs(x, weight).double() @ weight.dequantize().double().T
     return relative_error(multiply(x, on_device(weight)), exact)
 
@@ -153,10 +162,57 @@ def fp8_case(device: torch.device, num_rows: int, out_features: int, in_features
     return _case_of_8_bits(x, out_features, num_sets, candidates)
 
 
-def _case_of_8_bits(x: torch.Tensor, out_features: int, num_sets: int, candidates: Candidates) -> Case:
+def fp8_block_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
+    """Multiply by a weight with a scale for each block of 128 x 128, beside torch's scaled product of such blocks."""
+    x = random_inputs(device, num_rows, in_features)
+    num_sets = sets_for(out_features * in_features)
+    plain = [_fp8_weight(device, out_features, in_features, has_blocks=True) for _ in range(num_sets)]
+    weights = [on_device(weight) for weight in plain]
+    candidates: Candidates = {OURS: lambda index: multiply(x, weights[index])}
+    unavailable = {}
+    if device.type == "cuda":
+        try:
+            candidates["scaled_mm of blocks"] = _torch_blocks(x, plain)
+        except AttributeError as error:
+            unavailable["scaled_mm of blocks"] = str(error)
+    candidates |= _cublas(x, out_features)
+    return _case_of_8_bits(x, out_features, num_sets, candidates, unavailable)
+
+
+def _torch_blocks(x: torch.Tensor, plain: Sequence[ScaledWeight]) -> Callable[[int], object]:
+    """Return torch's product on inputs that are quantized beforehand, with scales as it wants them.
+
+    Those of inputs lie column by column, of rows that are a multiple of 4; those of a weight have a multiple of 4
+    blocks along its input features.
+    """
+    recipes: Any = F.ScalingType
+    num_rows, num_blocks = -(-x.shape[0] // 4) * 4, -(-x.shape[1] // SCALE_BLOCK)
+    values = F.pad(x, (0, 0, 0, num_rows - x.shape[0])).to(torch.float8_e4m3fn)
+    scales = torch.ones(num_blocks, num_rows, device=x.device).t()
+    of_weights = [F.pad(weight.scales, (0, -num_blocks % 4)).t() for weight in plain]
+    product: Any = F.scaled_mm
+    return lambda index: product(
+        values,
+        plain[index].values.t(),
+        scales,
+        recipes.BlockWise1x128,
+        of_weights[index],
+        recipes.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
+
+
+def _case_of_8_bits(
+    x: torch.Tensor,
+    out_features: int,
+    num_sets: int,
+    candidates: Candidates,
+    unavailable: Mapping[str, str] = MappingProxyType({}),
+) -> Case:
     num_rows, in_features = x.shape
     num_bytes = out_features * in_features + 2 * num_rows * (in_features + out_features)
-    return Case(num_bytes, 2 * num_rows * out_features * in_features // _RATE_OF_8_BITS, num_sets, candidates)
+    num_flops = 2 * num_rows * out_features * in_features // _RATE_OF_8_BITS
+    return Case(num_bytes, num_flops, num_sets, candidates, unavailable)
 
 
 def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
@@ -248,3 +304,4 @@ def _suite(name: str, error: Callable[..., float], case: Callable[..., Case], to
 INT4_LINEAR = _suite("int4_linear", int4_error, int4_case, 4e-3)
 INT8_LINEAR = _suite("int8_linear", int8_error, int8_case, 4e-3)
 FP8_LINEAR = _suite("fp8_linear", fp8_error, fp8_case, 4e-3)
+FP8_BLOCK_LINEAR = _suite("fp8_block_linear", partial(fp8_error, has_blocks=True), fp8_block_case, 4e-3)

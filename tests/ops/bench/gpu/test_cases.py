@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from ops.bench.gpu.case import OURS, Case
+from ops.bench.gpu.case import OURS, Case, relative_error
 from ops.bench.gpu.cases import attention, elementwise, logits, quantized_linear, rotation, small_gemm
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import MODELS, ModelShape
@@ -32,6 +33,7 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "int4": (partial(quantized_linear.int4_error, CPU, 3, 48, 160), 4e-3),
     "int8": (partial(quantized_linear.int8_error, CPU, 3, 48, 160), 4e-3),
     "fp8": (partial(quantized_linear.fp8_error, CPU, 3, 48, 160), 4e-3),
+    "fp8 blocks": (partial(quantized_linear.fp8_error, CPU, 3, 260, 300, has_blocks=True), 4e-3),
 }
 CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "rms_norm": (elementwise, partial(elementwise.rms_norm_case, CPU, 3, 64)),
@@ -47,6 +49,7 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "int4": (quantized_linear, partial(quantized_linear.int4_case, CPU, 3, 48, 160)),
     "int8": (quantized_linear, partial(quantized_linear.int8_case, CPU, 32, 48, 160)),
     "fp8": (quantized_linear, partial(quantized_linear.fp8_case, CPU, 32, 48, 160)),
+    "fp8 blocks": (quantized_linear, partial(quantized_linear.fp8_block_case, CPU, 3, 260, 300)),
 }
 
 
@@ -98,3 +101,33 @@ def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
         for spec in suite.cases:
             inspect.signature(spec.build).bind(CPU)
     assert {(model.hidden_size, model.vocab_size) for model in MODELS} >= {(4096, 128_256), (5120, 151_936)}
+
+
+@pytest.mark.parametrize("num_rows", [3, 8])
+def test_blocks_are_given_to_torch_as_it_takes_them(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled_mm(
+        left: torch.Tensor,
+        right: torch.Tensor,
+        left_scales: torch.Tensor,
+        left_recipe: object,
+        right_scales: torch.Tensor,
+        right_recipe: object,
+        output_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        assert (left_recipe, right_recipe) == (F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128)
+        assert left.shape[0] % 4 == 0
+        assert left_scales.stride() == (1, left.shape[0])
+        # Scales of a weight: blocks along its input features first, so many that they are a multiple of 4.
+        assert right_scales.stride(0) == 1
+        assert right_scales.shape[0] % 4 == 0
+        wide = left_scales.repeat_interleave(128, 1).double()
+        high = right_scales[: wide.shape[1] // 128].repeat_interleave(128, 0).repeat_interleave(128, 1).double()
+        return (left.double() * wide @ (right.double() * high)).to(output_dtype)
+
+    monkeypatch.setattr(F, "scaled_mm", scaled_mm)
+    weight = quantized_linear._fp8_weight(CPU, 256, 384, has_blocks=True)
+    x = torch.randn(num_rows, 384).bfloat16()
+    product = quantized_linear._torch_blocks(x, [weight])(0)
+    assert isinstance(product, torch.Tensor)
+    expected = x.to(torch.float8_e4m3fn).double() @ weight.dequantize().double().T
+    assert relative_error(product[:num_rows], expected) < 4e-3
