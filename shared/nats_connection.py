@@ -106,6 +106,10 @@ async def connect(
     except (TimeoutError, OSError, NatsError):
         await _discard(client)
         raise DependencyError(_failure_message(url, log.failures, timeout_s)) from None
+    except asyncio.CancelledError:
+        # A client that nobody has would stay connected, and connect again for ever.
+        await _discard(client)
+        raise
     log.was_connected = True
     await _check_version(client)
     return client

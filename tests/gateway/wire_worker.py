@@ -58,9 +58,13 @@ class WireWorker:
 
     async def __aenter__(self) -> WireWorker:
         self.nats = await connect(self._url, role="worker", name=self.name, on_reconnect=self._prepare)
-        await self._prepare()
-        await self.nats.subscribe(cancel_subject(self.model), cb=self._hear_cancel)
-        await self.nats.subscribe(probe_subject(self.name), cb=self._answer_probe)
+        try:
+            await self._prepare()
+            await self.nats.subscribe(cancel_subject(self.model), cb=self._hear_cancel)
+            await self.nats.subscribe(probe_subject(self.name), cb=self._answer_probe)
+        except BaseException:
+            await self.nats.close()
+            raise
         self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._pull())]
         return self
 

@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from shared import nats_connection
@@ -27,6 +28,26 @@ async def test_wrong_password_raises_naming_the_settings(start_nats: Callable[..
         await connect(server.url, role="worker", name="w", user="u", password="wrong")
     client = await connect(server.url, role="worker", name="w", user="u", password="p")
     await client.close()
+
+
+async def test_connecting_that_is_cancelled_leaves_no_connection(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    server.pause()  # its kernel accepts the connection, and nobody greets us
+    connecting = asyncio.create_task(connect(server.url, role="worker", name="w"))
+    while not num_connections(server):  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert num_connections(server) == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def num_connections(server: NatsServer) -> int:
+    """Count this process's connections to a server."""
+    connections = psutil.Process().net_connections()
+    return sum(c.status == psutil.CONN_ESTABLISHED and c.raddr.port == server.port for c in connections)
 
 
 async def test_old_server_is_refused(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
