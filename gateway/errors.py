@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import msgspec
-from starlette.types import Send
 
 from shared.errors import HeadraceError
 
@@ -71,22 +70,3 @@ def model_not_found(model: str) -> ApiError:
     """Answer for a model that is unknown, or that the key may not use: the two are not told apart."""
     message = f"The model `{model[:128]}` does not exist or you do not have access to it."
     return ApiError(404, message, param="model", code="model_not_found")
-
-
-async def send_error(send: Send, error: ApiError, request_id: str | None = None, *, close: bool = False) -> None:
-    """Answer with an error over raw ASGI.
-
-    Args:
-        send: The connection's ASGI `send`; no response may have been started on it.
-        error: What to answer.
-        request_id: Value of `x-request-id`; None where an outer layer adds it.
-        close: Announce that the connection ends, for a request whose body was not read to its end.
-    """
-    body = error.body()
-    headers = [*error.response_headers(), (b"content-length", b"%d" % len(body))]
-    if request_id is not None:
-        headers.append((b"x-request-id", request_id.encode()))
-    if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

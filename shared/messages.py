@@ -267,7 +267,6 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     gateway: PeerName
     unclaimed: NumRequests
     unclaimed_tokens: NumTokens
-    active: NumRequests
     version: Version = PROTOCOL_VERSION
 
 

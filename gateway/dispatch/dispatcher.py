@@ -36,10 +36,10 @@ from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.messages import Delta, GatewayHeartbeat, Request, encode
-from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
 from shared.subjects import frame_subject, gateway_subject
+from shared.task_supervisor import TaskSupervisor
 
 SWEEP_INTERVAL_S = 0.05
 # A sweep that is later than this follows a pause of this process.
@@ -68,6 +68,7 @@ class Dispatcher:
         fleet_limits: FleetLimits | None = None,
         recovery_limits: RecoveryLimits | None = None,
         stream_limits: StreamLimits | None = None,
+        tasks: TaskSupervisor | None = None,
     ) -> None:
         """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
         self._nats = nats
@@ -93,7 +94,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._log_limit = LogLimit(_logger)
         self._stream_created: object = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks or TaskSupervisor()
+        self._running: list[asyncio.Task[None]] = []
         self._restoring: asyncio.Task[None] | None = None
         self._records: asyncio.Task[None] | None = None
         self.reply = frame_subject(gateway)
@@ -113,16 +115,16 @@ class Dispatcher:
         await self._prober.start()
         await self._nats.subscribe_direct(self.reply, self._frames.receive)
         await self._heartbeats.start(self._nats)
-        self._tasks = [self._loop.create_task(self._sweep()), self._loop.create_task(self._send_heartbeats())]
+        self._running = [
+            self._tasks.start(self._sweep(), "sweep of workers and requests"),
+            self._tasks.every(HEARTBEAT_INTERVAL_S, self._send_heartbeat, "heartbeats"),
+        ]
         self._restore_records()
 
     async def close(self) -> None:
         """Fail what is still in flight, and stop."""
         self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
-        tasks = [*self._tasks, *(task for task in (self._restoring, self._records) if task is not None)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop(*self._running, *(task for task in (self._restoring, self._records) if task is not None))
         await self._recovery.close()
         await self._revoker.close()
 
@@ -292,14 +294,7 @@ class Dispatcher:
         except Exception as error:
             self._log_limit.warning(part, "%s failed: %r", part, error, exc_info=error)
 
-    async def _send_heartbeats(self) -> None:
-        while True:
-            unclaimed, tokens = self._flights.unclaimed()
-            heartbeat = GatewayHeartbeat(
-                gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens, active=len(self._flights)
-            )
-            try:
-                await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))
-            except SEND_ERRORS as error:
-                _logger.warning("the heartbeat was not sent: %r", error)
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+    async def _send_heartbeat(self) -> None:
+        unclaimed, tokens = self._flights.unclaimed()
+        heartbeat = GatewayHeartbeat(gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens)
+        await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))

@@ -6,7 +6,6 @@ A drain stops accepting, lets what runs finish, tells and cuts what takes too lo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable, Iterable
 
@@ -14,6 +13,7 @@ from gateway.http1.connection import Connection
 from gateway.http1.connection_table import SWEEP_INTERVAL_S, ConnectionLimits, ConnectionTable
 from gateway.http1.handler_runner import Handler, HandlerRunner
 from gateway.http1.head import MAX_HEAD_BYTES
+from shared.task_supervisor import TaskSupervisor
 
 BACKLOG = 2048
 DRAIN_POLL_S = 0.02
@@ -36,6 +36,7 @@ class HttpServer:
         limits: ConnectionLimits,
         exempt_paths: frozenset[str] = frozenset(),
         on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
+        tasks: TaskSupervisor | None = None,
     ) -> None:
         """Answer with `handler`.
 
@@ -44,7 +45,9 @@ class HttpServer:
             limits: What connections may have.
             exempt_paths: Answered on connections beyond the limit, too.
             on_sweep: Called twice a second, to count connections.
+            tasks: Runs the loops of the server.
         """
+        self._tasks = tasks or TaskSupervisor()
         self._loop = asyncio.get_running_loop()
         self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
         self._runner = HandlerRunner(handler, exempt_paths)
@@ -57,15 +60,15 @@ class HttpServer:
     async def start(self, bound: socket.socket, others: Iterable[socket.socket] = ()) -> None:
         """Accept connections to a bound socket, and what the owners of `others` leave unaccepted for a moment."""
         self._server = await self._loop.create_server(self._new_connection, sock=bound, backlog=BACKLOG)
-        self._sweeping = asyncio.create_task(self._sweep_forever())
-        self._rescuing = asyncio.create_task(self._rescue_forever([*others]))
+        self._sweeping = self._tasks.start(self._sweep_forever(), "sweep of connections")
+        self._rescuing = self._tasks.start(self._rescue_forever([*others]), "rescue of unaccepted connections")
 
     async def drain(self, timeout_s: float, cut: Callable[[], None] = lambda: None) -> None:
         """Stop: let requests finish for `timeout_s`, then call `cut`, which must end those that still run."""
         assert self._server is not None, "the server has not been started"
         self._server.close()
-        await _cancel(self._rescuing)
         self.table.drain()
+        await self._stop(self._rescuing)
         if not await self._all_finish(timeout_s):
             cut()
             await self._all_finish(CUT_TIMEOUT_S)
@@ -73,8 +76,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Close everything now."""
-        await _cancel(self._rescuing)
-        await _cancel(self._sweeping)
+        await self._stop(self._rescuing)
+        await self._stop(self._sweeping)
         for connection in list(self.table.members):
             connection.evict()
         await self._runner.cancel_all()
@@ -122,9 +125,6 @@ class HttpServer:
             # Ours from here on, also if a drain ends the rescuing meanwhile.
             await asyncio.shield(self._loop.connect_accepted_socket(self._new_connection, accepted))
 
-
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    async def _stop(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            await self._tasks.stop(task)

@@ -53,6 +53,7 @@ from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
 from shared.nats_connection import SEND_ERRORS, connect
+from shared.task_supervisor import TaskSupervisor
 from shared.telemetry import configure_logging
 
 # Requests allocate many small objects that die young: by default the collector is a quarter of their cost.
@@ -100,24 +101,24 @@ def _run(
 ) -> int:
     return_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, listeners, slot, link, board))
-    return 0
+        return runner.run(_serve(config, listeners, slot, link, board))
 
 
 async def _serve(
     config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
-) -> None:
-    stop = asyncio.Event()
+) -> int:
+    """Serve until told to stop, or until a task has died that the process cannot do without; return the exit status."""
+    stop, tasks = asyncio.Event(), TaskSupervisor()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         if link is not None:
             loop.add_reader(link.parent_pipe, stop.set)
-            await stack.enter_async_context(_background(link.beat_forever()))
-        parts = await _unless_stopped(stop, _assemble(stack, config, slot, board))
+            await stack.enter_async_context(_running(tasks, link.beat_forever(), "beats"))
+        parts = await _unless_stopped(stop, _assemble(stack, config, slot, board, tasks))
         if parts is None:
-            return
+            return 0
         server, operator, cut = parts
         if listeners.operator is not None:
             await operator.start(listeners.operator)
@@ -128,7 +129,7 @@ async def _serve(
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         _announce(listeners, link)
-        await stop.wait()
+        await _unless_stopped(stop, tasks.has_failed.wait())
         if link is not None:
             loop.remove_reader(link.parent_pipe)
             link.enter(ProcessState.DRAINING)
@@ -136,6 +137,7 @@ async def _serve(
         user = nats_login(config.nats_user, config.nats_url, config)
         with audited_drain(config.audit_file, "gateway.drain", nats_user=user, timeout_s=config.drain_timeout_s):
             await server.drain(config.drain_timeout_s, cut)
+    return 1 if tasks.has_failed.is_set() else 0
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
@@ -159,7 +161,11 @@ def _announce(listeners: Listeners, link: ParentLink | None) -> None:
 
 
 async def _assemble(
-    stack: contextlib.AsyncExitStack, config: GatewayConfig, slot: int, board: MetricsBoard | None
+    stack: contextlib.AsyncExitStack,
+    config: GatewayConfig,
+    slot: int,
+    board: MetricsBoard | None,
+    tasks: TaskSupervisor,
 ) -> tuple[HttpServer, HttpServer, Callable[[], None]]:
     """Connect, build everything and wait for the fleet.
 
@@ -169,7 +175,7 @@ async def _assemble(
     metrics = GatewayMetrics()
     keys = KeyStore(Path(config.keys_file) if config.keys_file else None, config.api_key, metrics)
     redis = await stack.enter_async_context(_redis(config, metrics))
-    nats, dispatcher = await stack.enter_async_context(_queue(config, metrics))
+    nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
     fleet = dispatcher.fleet
     limiter = RateLimiter(redis, metrics)
     places = None if redis is None else SharedPlaces(redis, time.monotonic)
@@ -188,15 +194,15 @@ async def _assemble(
     )
     entrance = Entrance(completions, AsgiHandler(create_app(services), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections)
-    registry = await stack.enter_async_context(_registry(metrics, slot, board))
+    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)
+    registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
     registry.register(FleetCollector(fleet))
     operator_app = create_operator_app(
         OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry),
     )
-    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits())
-    for work in (completions.tick_forever(), limiter.state_forever()):
-        await stack.enter_async_context(_background(work))
+    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits(), tasks=tasks)
+    await stack.enter_async_context(_running(tasks, completions.tick_forever(), "ticks of completions"))
+    await stack.enter_async_context(_running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, fleet)
     return public, operator, partial(dispatcher.fail_all, shutting_down)
 
@@ -216,14 +222,16 @@ def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
 
 
 @contextlib.asynccontextmanager
-async def _registry(metrics: GatewayMetrics, slot: int, board: MetricsBoard | None) -> AsyncIterator[CollectorRegistry]:
+async def _registry(
+    metrics: GatewayMetrics, slot: int, board: MetricsBoard | None, tasks: TaskSupervisor
+) -> AsyncIterator[CollectorRegistry]:
     """What a scrape of this process shows: its own metrics, and those of the processes beside it."""
     own = MetricsCollector(metrics, slot)
     if board is None:
         yield make_registry(own)
         return
     collector = BoardCollector(board, slot, own)
-    async with _background(collector.publish_forever()):
+    async with _running(tasks, collector.publish_forever(), "metrics for the processes beside"):
         yield make_registry(collector)
 
 
@@ -242,7 +250,9 @@ async def _redis(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[tuple[DirectClient, Dispatcher]]:
+async def _queue(
+    config: GatewayConfig, metrics: GatewayMetrics, tasks: TaskSupervisor
+) -> AsyncIterator[tuple[DirectClient, Dispatcher]]:
     gateway = f"gw-{secrets.token_hex(6)}"
     dispatchers: list[Dispatcher] = []
 
@@ -265,7 +275,7 @@ async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
         on_reconnect=back,
     )
     try:
-        dispatcher = Dispatcher(nats, gateway)
+        dispatcher = Dispatcher(nats, gateway, tasks=tasks)
         dispatcher.count_moves(lambda reason: metrics.redispatches.update((reason,)))
         dispatcher.on_end = lambda flight, ending: metrics.sequences.update((ending,))
         await dispatcher.start()
@@ -280,11 +290,9 @@ async def _queue(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
+async def _running(tasks: TaskSupervisor, work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    task = tasks.start(work, name)
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await tasks.stop(task)

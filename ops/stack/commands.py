@@ -6,7 +6,6 @@ from pathlib import Path
 
 GATEWAY = ("headrace", "gateway")
 WORKER = ("headrace", "worker")
-SETUP = ("headrace", "setup")
 NATS = ("nats-server", "-c")
 REDIS = ("redis-server",)
 

@@ -108,4 +108,4 @@ def _refuse(payload: bytes) -> Any:
 
 
 def _gateway_heartbeat() -> bytes:
-    return encode(GatewayHeartbeat(gateway="g", unclaimed=0, unclaimed_tokens=0, active=0))
+    return encode(GatewayHeartbeat(gateway="g", unclaimed=0, unclaimed_tokens=0))

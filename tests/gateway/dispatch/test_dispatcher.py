@@ -428,7 +428,7 @@ async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
     beat = worker._heartbeat()
     for changes in ({"worker": ""}, {"worker": "é" * 100}, {"waiting": 2**62}, {"block_size": 0}):
         await worker.nats.publish("hr.worker.m.liar", encode(msgspec.structs.replace(beat, **changes)))
-    gateway = GatewayHeartbeat(gateway="liar", unclaimed=2**62, unclaimed_tokens=0, active=0)
+    gateway = GatewayHeartbeat(gateway="liar", unclaimed=2**62, unclaimed_tokens=0)
     for _ in range(100):
         await worker.nats.publish("hr.worker.m.liar", b"junk")
         await worker.nats.publish("hr.gateway.liar", encode(gateway))
@@ -450,7 +450,7 @@ async def test_heartbeat_on_the_subject_of_somebody_else_counts_for_nobody(
         (worker_subject(beat.model, "liar"), beat),
         (worker_subject(beat.model, "liar"), msgspec.structs.replace(beat, worker="other")),
         (worker_subject("other", "liar"), msgspec.structs.replace(beat, worker="liar")),
-        (gateway_subject("liar"), GatewayHeartbeat(gateway="other", unclaimed=9, unclaimed_tokens=9, active=9)),
+        (gateway_subject("liar"), GatewayHeartbeat(gateway="other", unclaimed=9, unclaimed_tokens=9)),
     ]
     for subject, lie in lies:
         await worker.nats.publish(subject, encode(lie))

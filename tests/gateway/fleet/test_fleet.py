@@ -60,12 +60,8 @@ def test_load_adds_up_live_workers_and_all_gateways(watched: Watched) -> None:
     watched.hear(worker="w2", free_blocks=5, max_model_len=500)
     watched.hear(worker="w3", draining=True)
     watched.hear(worker="w4", model="other")
-    watched.fleet.note_gateway_heartbeat(
-        GatewayHeartbeat(gateway="gw", unclaimed=9, unclaimed_tokens=9, active=0), watched.now
-    )
-    watched.fleet.note_gateway_heartbeat(
-        GatewayHeartbeat(gateway="gw2", unclaimed=4, unclaimed_tokens=7, active=0), watched.now
-    )
+    watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="gw", unclaimed=9, unclaimed_tokens=9), watched.now)
+    watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="gw2", unclaimed=4, unclaimed_tokens=7), watched.now)
     load = watched.fleet.load("m")
     assert load is not None
     assert (load.num_workers, load.running, load.free_blocks, load.free_slots) == (2, 2, 15, 14)

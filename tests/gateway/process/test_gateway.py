@@ -82,6 +82,34 @@ async def test_children_of_a_killed_parent_end(nats_url: str, tmp_path: Path) ->
         await until(lambda: not any(child.is_running() for child in children), 10)
 
 
+DYING_TASK = """
+import sys
+from gateway.__main__ import run
+from gateway.http1.connection_table import ConnectionTable
+
+num_sweeps = 0
+
+def sweep(self):
+    global num_sweeps
+    num_sweeps += 1
+    if num_sweeps > 3:
+        raise RuntimeError("a bug in the sweep")
+
+ConnectionTable.sweep = sweep
+sys.exit(run())
+"""
+
+
+def test_dead_task_ends_the_gateway_and_is_named(nats_url: str) -> None:
+    environ = os.environ | {"HEADRACE_PORT": "0", "HEADRACE_NATS_URL": nats_url, "HEADRACE_API_KEY": "sk"}
+    done = subprocess.run(
+        [sys.executable, "-c", DYING_TASK], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "task 'sweep of connections' failed" in done.stderr
+    assert "a bug in the sweep" in done.stderr
+
+
 def test_taken_port_is_named(nats_url: str, tmp_path: Path) -> None:
     with running_gateway(tmp_path, nats_url) as gateway:
         environ = os.environ | {

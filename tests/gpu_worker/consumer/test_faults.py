@@ -61,7 +61,7 @@ async def test_deleted_consumer_is_made_again(worker: RunningWorker, gateway: Te
 
 
 async def _beat(gateway: TestGateway) -> None:
-    heartbeat = GatewayHeartbeat(gateway=gateway.name, unclaimed=0, unclaimed_tokens=0, active=1)
+    heartbeat = GatewayHeartbeat(gateway=gateway.name, unclaimed=0, unclaimed_tokens=0)
     await gateway.nats.publish(gateway_subject(gateway.name), encode(heartbeat))
 
 
