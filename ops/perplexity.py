@@ -20,7 +20,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.build import BuiltRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from shared.messages import Sampling
 
 _BATCHED_TOKENS = 512
@@ -64,7 +64,7 @@ def windows(token_ids: Sequence[int], context: int, stride: int) -> Iterator[Win
             return
 
 
-def score(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: int) -> Iterator[Score]:
+def score(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stride: int) -> Iterator[Score]:
     """Score a text, reporting after each window.
 
     Raises:
@@ -78,7 +78,7 @@ def score(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: i
         yield Score(nats, num_tokens)
 
 
-def most_likely_tokens(runner: BuiltRunner, token_ids: Sequence[int], context: int, stride: int) -> list[int]:
+def most_likely_tokens(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stride: int) -> list[int]:
     """Return, for each token of a text but the first, the one that the model takes for most likely in its place.
 
     Raises:
@@ -89,7 +89,7 @@ def most_likely_tokens(runner: BuiltRunner, token_ids: Sequence[int], context: i
     return [entry.top[0][0] for entries in scored for entry in entries]
 
 
-def _engine(runner: BuiltRunner) -> Engine:
+def _engine(runner: TorchModelRunner) -> Engine:
     return Engine(
         Scheduler(
             SchedulerConfig(

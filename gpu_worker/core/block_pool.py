@@ -67,6 +67,14 @@ class BlockPool:
             self._block_of[digest] = block
             self._digests[block] = digest
 
+    def unlabel(self, blocks: list[int]) -> None:
+        """Let nobody find the content of these blocks, which are in use, from now on."""
+        for block in blocks:
+            assert self._ref_counts[block] > 0
+            if (digest := self._digests[block]) is not None:
+                del self._block_of[digest]
+                self._digests[block] = None
+
     def release(self, blocks: list[int]) -> None:
         """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first."""
         for block in reversed(blocks):

@@ -24,11 +24,22 @@ class BrokenRunnerError(HeadraceError):
         self.cause = cause
 
 
+class InvalidLogitsError(HeadraceError):
+    """The model's logits for a token are no distribution."""
+
+    def __init__(self) -> None:
+        """Say what it means."""
+        super().__init__("the model's logits are not numbers, or leave no token to choose from")
+
+
 class PendingStep(Protocol):
     """A submitted step."""
 
     def result(self) -> StepResult:
-        """Wait until the step's tokens are on the host; raise what the step raised."""
+        """Wait until the step's tokens are on the host; raise what the step raised.
+
+        A sequence whose logits are no distribution has a result with an error, which concerns nobody else.
+        """
         ...
 
 

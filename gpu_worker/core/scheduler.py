@@ -313,6 +313,8 @@ class Scheduler:
     def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:
         """Apply one sequence's share of a step, whatever it is."""
         sequence = item.sequence
+        if sampled.error is not None:
+            return self._apply_error(item, sampled, sampled.error)
         new = sampled.token_ids if item.samples else ()
         assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
         assert len(sampled.accepted) <= min(item.num_draft_tokens, max(0, len(new) - 1)), (
@@ -340,6 +342,23 @@ class Scheduler:
         if not count and finish is None and not prompt_logprobs:
             return None
         return SequenceEvent(sequence, new[:count], num_before, finish, sampled.logprobs[:count], prompt_logprobs)
+
+    def _apply_error(self, item: ScheduledSequence, sampled: SampledTokens, error: str) -> SequenceEvent:
+        """End a sequence behind the tokens that it got before the error, unless these end it already.
+
+        Nobody is to find what its blocks hold, because the cause of the error may be in there.
+        """
+        sequence, num_before = item.sequence, item.sequence.num_output_tokens
+        count, finish = extend(sequence, sampled.token_ids)
+        if self.speculation is not None:
+            self.speculation.record(sequence, sampled.num_drafted, sampled.accepted[:count])
+        if finish is None:
+            self._blocks.hide(sequence)
+        self._finish(sequence)
+        new, logprobs = sampled.token_ids[:count], sampled.logprobs[:count]
+        if finish is not None:
+            return SequenceEvent(sequence, new, num_before, finish, logprobs)
+        return SequenceEvent(sequence, new, num_before, "failed", logprobs, error=error)
 
     def _record_drafts(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Count the drafts of a step, and take back the blocks of those that were wrong."""

@@ -92,6 +92,10 @@ class SequenceBlocks:
         if self._cache:
             self._cache.publish(sequence, num_written)
 
+    def hide(self, sequence: Sequence) -> None:
+        """Let nobody find what the sequence's blocks hold: it may be wrong. Those who share them keep them."""
+        self.pool.unlabel(sequence.block_table)
+
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""
         self._num_promised -= self._promised(sequence)

@@ -75,6 +75,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
         prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
         num_drafted: Drafts that were computed.
         accepted: The numbers of those that are the first of `token_ids`; their KV is in the blocks, in its place.
+        error: Why no token follows `token_ids`, although the sequence samples: it ends with this.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -82,6 +83,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
     num_drafted: int = 0
     accepted: tuple[int, ...] = ()
+    error: str | None = None
 
 
 class StepResult(Struct, frozen=True, gc=False):

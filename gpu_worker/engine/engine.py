@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from gpu_worker.core.isolation import Isolation
-from gpu_worker.core.model_runner import BrokenRunnerError, ModelRunner, PendingStep, RefusedStep
+from gpu_worker.core.model_runner import BrokenRunnerError, InvalidLogitsError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
 from gpu_worker.engine.rates import StepRates
 
@@ -202,6 +202,8 @@ class Engine:
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(plan.scheduled)} sequences")
         except Exception as error:
             return self._undo(error)
+        if _is_all_invalid(plan, result):
+            return self._undo(InvalidLogitsError())
         events = self._scheduler.settle(plan, result)
         if plan.scheduled:
             # A step that was submitted behind another one has had the device only since that one landed.
@@ -292,3 +294,18 @@ class Engine:
             is_batch_full=self._scheduler.is_saturated_by(plan),
             duration_s=duration_s,
         )
+
+
+def _is_all_invalid(plan: StepPlan, result: StepResult) -> bool:
+    """Say whether all results are errors: then the runner may be at fault rather than the sequences.
+
+    Sequences that have ended, which steps in flight may still name, and chunks of prompts say nothing of that.
+    """
+    has_error = False
+    for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+        if sampled.error is None:
+            if sampled.token_ids:
+                return False
+        elif item.sequence.status is SequenceStatus.RUNNING:
+            has_error = True
+    return has_error

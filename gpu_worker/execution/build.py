@@ -21,8 +21,7 @@ from gpu_worker.execution.memory.host import (
 )
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
 from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
-from gpu_worker.execution.model_runner import TorchModelRunner
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
     choose_dtype,
@@ -41,8 +40,6 @@ from kernels.linear import LinearFactory
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-BuiltRunner = TorchModelRunner | DeviceModelRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class _Plan:
 
 def build_runner(
     config: RunnerConfig, start_up: StartUp | None = None, memory: DeviceMemory | None = None
-) -> BuiltRunner:
+) -> TorchModelRunner:
     """Build the runner that the device calls for.
 
     Args:
@@ -125,6 +122,19 @@ def _allocate(plan: _Plan, num_blocks: int) -> KVCache:
     return allocate_kv_cache(num_blocks, plan.config.block_size, plan.model_config, plan.kv_cache_dtype, plan.device)
 
 
+def _make_runner(plan: _Plan, model: CausalLM, cache: KVCache, is_asynchronous: bool | None = None) -> TorchModelRunner:
+    config = plan.config
+    return TorchModelRunner(
+        model,
+        cache,
+        config.max_num_seqs,
+        plan.demand.max_model_len,
+        config.max_num_batched_tokens,
+        config.max_draft_tokens,
+        is_asynchronous=is_asynchronous,
+    )
+
+
 def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     num_threads = choose_num_threads(config.num_threads)
@@ -142,28 +152,21 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(num_blocks * demand.block_bytes)
     )
-    runner = TorchModelRunner(model, cache, config.max_num_seqs, demand.max_model_len)
+    runner = _make_runner(plan, model, cache)
     with start_up.stage(Stage.PROFILE):
-        runner.warm_up(config.max_num_batched_tokens)
+        runner.warm_up()
     return runner
 
 
-def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -> DeviceModelRunner:
+def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     probe = MemoryProbe(memory)
     check_weights_fit(plan.weights, plan.dtype_name, _budget(plan, probe, MemoryUse()))
     with _out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, _smaller_model(plan)):
         model = _load(plan, start_up)
 
-    def make_runner(num_blocks: int) -> DeviceModelRunner:
-        return DeviceModelRunner(
-            model,
-            _allocate(plan, num_blocks),
-            config.max_num_seqs,
-            demand.max_model_len,
-            config.max_num_batched_tokens,
-            config.max_draft_tokens,
-        )
+    def make_runner(num_blocks: int) -> TorchModelRunner:
+        return _make_runner(plan, model, _allocate(plan, num_blocks), is_asynchronous=True)
 
     least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
     with (

@@ -1,23 +1,31 @@
-"""Executes step plans on a device that runs behind: submits a step while the one before it is still being computed.
+"""Executes step plans with torch: assembles the inputs, runs the model, samples.
 
 Owns the KV cache's contents and, by row of the batch, everything that the device keeps for a sequence: block table,
-last token, sampling parameters. A step crosses to the device in one copy, its launches wait for nothing, and its
-results come back on their own. With a proposer there is one step at a time, since the next begins where the drafts of
-this one end that were right. Runs on any device that torch has; where there are no streams, each call computes.
+last token, what is asked of the sampler. A step crosses to the device in one copy, its launches wait for nothing, and
+its results come back on their own.
+
+A GPU runs behind: a step is submitted while the one before it is computed, and decodes are replayed from graphs. On a
+CPU a step is computed where it is submitted, so there is one in flight, nothing is copied, and the host knows all
+tokens. A step that verifies drafts is in flight alone, since the next begins where those of its drafts end that were
+right.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from gpu_worker.core.model_runner import InvalidLogitsError
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan
 from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS, GraphShape, graph_shapes
@@ -31,11 +39,10 @@ from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.execution.sampling.device_sampler import DeviceSampler, DrawnTokens, SamplingRequest
 from gpu_worker.execution.sampling.prompt_logprobs import prompt_chunks, score_chunk
-from gpu_worker.execution.sampling.row_parameters import RowParameters
-from gpu_worker.execution.step import DeviceStep, StepOutputs
-from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_plans
+from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
+from gpu_worker.execution.step import StepOutputs, SubmittedStep
+from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
@@ -45,21 +52,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Rows that are sampled at once, on their way to the device."""
+    """Rows that are sampled at once, on their way to the device; `tokens` is None where they are all there are."""
 
-    request: SamplingRequest
-    tokens: StagedArray
-    rows: StagedArray
+    sampling: StagedSampling
+    tokens: StagedArray | None
 
 
-class DeviceModelRunner:
+class TorchModelRunner:
     """Runs one model on one device. Not thread safe: one thread submits steps.
 
     Attributes:
+        is_asynchronous: Whether the device runs behind the host.
         max_model_len: Tokens of a sequence at most.
+        max_steps_in_flight: Steps that may be submitted before the first of them has a result.
     """
-
-    max_steps_in_flight = 2
 
     def __init__(
         self,
@@ -69,22 +75,36 @@ class DeviceModelRunner:
         max_model_len: int,
         max_num_batched_tokens: int,
         max_draft_tokens: int = 0,
+        *,
+        is_asynchronous: bool | None = None,
     ) -> None:
-        """Run `model` with the blocks of `cache`; sequences verify up to `max_draft_tokens` in a step."""
+        """Run `model` with the blocks of `cache`.
+
+        Args:
+            model: The model, on its device.
+            cache: On the same device.
+            max_num_seqs: Sequences in a step at most.
+            max_model_len: Tokens of a sequence at most.
+            max_num_batched_tokens: Tokens in a step at most.
+            max_draft_tokens: Drafts that a sequence verifies in a step at most.
+            is_asynchronous: Whether the device runs behind the host; None says so of all but CPUs.
+        """
         self._model = model
         self._cache = cache
         self._device = model.device
+        self.is_asynchronous = model.device.type != "cpu" if is_asynchronous is None else is_asynchronous
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_draft_tokens = max_draft_tokens
         self.max_model_len = max_model_len
-        vocab_size = model.config.vocab_size
+        self.max_steps_in_flight = 2 if self.is_asynchronous else 1
         self._rows = BatchRows(max_num_seqs, -(-max_model_len // cache.block_size), self._device)
-        self._parameters = RowParameters(self._rows.num_rows, vocab_size, self._device)
-        self._sampler = DeviceSampler(self._parameters, vocab_size)
+        self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
         self._last_tokens = torch.zeros(self._rows.num_rows, dtype=torch.int64, device=self._device)
         self._downloads = Downloads(self._device)
         self._graphs: DecodeGraphs | None = None
         self._drafting: Drafting | None = None
+        # Submitted with a proposer, and its result not asked for yet.
+        self._unlanded: deque[AssembledStep] = deque(maxlen=self.max_steps_in_flight)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -116,14 +136,27 @@ class DeviceModelRunner:
         """Tokens of a block."""
         return self._cache.block_size
 
-    def verify_drafts_of(self, proposer: Proposer) -> None:
-        """Ask `proposer` for what plans allow to be drafted. Call it before the first step, and after `warm_up()`."""
+    def verify_drafts_of(self, proposer: Proposer | None) -> None:
+        """Ask `proposer` for what plans allow to be drafted, None nobody.
+
+        Call it while no sequence is in the batch, and after `warm_up()`.
+        """
+        self._unlanded.clear()
+        if proposer is None:
+            self._drafting = None
+            return
         windows = [window for window in self._model.config.layer_windows if window is not None]
-        self._drafting = Drafting(proposer, self._model.config.vocab_size, min(windows, default=None))
-        self.max_steps_in_flight = 1
+        # A CPU computes a chain to the very bits of plain decoding. Behind a branch sums are rounded otherwise, which
+        # turns one in ten thousand drawn tokens. No GPU promises that for any draft.
+        self._drafting = Drafting(
+            proposer,
+            self._model.config.vocab_size,
+            min(windows, default=None),
+            draws_from_trees=self.is_asynchronous,
+        )
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> DeviceStep:
+    def submit(self, plan: StepPlan) -> SubmittedStep:
         """Launch a step; the plan schedules at least one sequence."""
         with self._on_device():
             upload = Upload(self._device)
@@ -133,13 +166,30 @@ class DeviceModelRunner:
                 outputs, hidden = self._launch(step, upload)
             else:
                 outputs, hidden = self._replay(self._graphs, shape, step, upload)
-            land = None if self._drafting is None else partial(self._land, self._drafting, step, hidden)
-            return DeviceStep(plan.step, outputs, self._downloads, land)
+            land = None
+            if self._drafting is not None:
+                self._unlanded.append(step)
+                land = partial(self._land, self._drafting, step, hidden)
+            return SubmittedStep(plan.step, outputs, self._downloads, land)
+
+    def release(self, sequences: Iterable[Sequence]) -> None:
+        """Forget sequences that no plan will name any more, as plans do with those that departed.
+
+        Call it when an engine ends before its runner does: no plan says that its last sequences have left.
+        """
+        sequences = list(sequences)
+        self._rows.release(sequences)
+        if self._drafting is not None:
+            self._drafting.forget(sequences)
 
     def warm_up(self) -> None:
-        """Execute all kinds of steps, the largest included, so that no request waits for what happens only once.
+        """Execute steps that make everything happen which happens only once, so that no request waits for it.
 
-        Call it before the first step: it writes into the cache.
+        On a device whose kernels are compiled for a shape these are all kinds of steps, the largest included. Call it
+        before the first step: it writes into the cache.
+
+        Raises:
+            InvalidLogitsError: The model's logits are no distribution: its weights or their data type are broken.
         """
         started = time.monotonic()
         limits = StepLimits(
@@ -149,14 +199,13 @@ class DeviceModelRunner:
             self._cache.block_size,
             self._max_draft_tokens,
         )
-        steps_in_flight = self.max_steps_in_flight
         self.verify_drafts_of(WarmUpProposer())
-        for plan in warm_up_plans(limits):
-            if plan.scheduled:
-                self.submit(plan).result()
-            else:
-                self._rows.release(plan.departed)
-        self._drafting, self.max_steps_in_flight = None, steps_in_flight
+        for plan in warm_up_plans(limits) if self.is_asynchronous else first_plans(limits):
+            if not plan.scheduled:
+                self.release(plan.departed)
+            elif any(tokens.error is not None for tokens in self.submit(plan).result().sampled):
+                raise InvalidLogitsError
+        self.verify_drafts_of(None)
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -173,26 +222,42 @@ class DeviceModelRunner:
             graphs.capture(progress)
         self._graphs = graphs
 
+    def early_exit(self, num_layers: int) -> TorchModelRunner:
+        """Return a runner of the model's first layers, on the first caches of this one's; its decodes are captured."""
+        cache = dataclasses.replace(self._cache, layers=self._cache.layers[:num_layers])
+        short, max_num_seqs = self._model.early_exit(num_layers), self._rows.spare
+        runner = TorchModelRunner(
+            short,
+            cache,
+            max_num_seqs,
+            self.max_model_len,
+            max_num_batched_tokens=max_num_seqs,
+            is_asynchronous=self.is_asynchronous,
+        )
+        if self.is_asynchronous:
+            runner.capture_graphs()
+        return runner
+
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         """Bring the rows up to date, ask for drafts, and lay out the step."""
-        scheduled, drafting = plan.scheduled, self._drafting
+        scheduled = plan.scheduled
         self._rows.release(plan.departed)
-        drafts = None if drafting is None else drafting.drafts(scheduled, plan.departed)
+        for unlanded in self._unlanded:
+            unlanded.departed.update(plan.departed)
+        drafts = None if self._drafting is None else self._drafting.drafts(scheduled, plan.departed)
         rows, newcomers = self._rows.place(scheduled, upload)
-        self._parameters.assign(newcomers, upload)
-        if drafting is not None:
-            self._parameters.catch_up([item.sequence for item in scheduled], rows, upload)
+        self._sampler.assign(newcomers, upload)
         layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts)
-        return AssembledStep(scheduled, layout, drafts)
+        return AssembledStep(scheduled, layout, self._rows.prompt_lens[rows], drafts)
 
     def _replay(
         self, graphs: DecodeGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
     ) -> tuple[StepOutputs, torch.Tensor]:
         """Decode each sequence, and sample; return also the hidden vectors of the step's tokens."""
-        request = self._sampler.stage(step.sampled_rows(), upload)
+        staged = self._sampler.stage(step.sampled_rows(), upload)
         upload.send()
-        computed, rows = graphs.run(shape, step.layout)
-        drawn = self._draw(computed.logits, rows, request)
+        computed = graphs.run(shape, step.layout)
+        drawn = self._draw(step, computed.logits, staged)
         is_kept = self._drafting is not None and self._drafting.wants_hidden
         # The next replay writes to the same memory.
         hidden = computed.hidden.clone() if is_kept else computed.hidden
@@ -203,51 +268,57 @@ class DeviceModelRunner:
         staged = StagedStep(step.layout, upload)
         # With drafts there are more rows than sequences; what their logits take must not grow with it.
         most = max(self._rows.spare, MAX_VERIFIED_ROWS)
-        tiles = [self._stage(tile, upload) for tile in step.sampled_rows().tiles(most)]
+        tiles = [self._stage(tile, step, upload) for tile in step.sampled_rows().tiles(most)]
         chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
         upload.send()
-        hidden = self._forward(staged.tensors)
+        max_context_len = int(step.layout.context_lens.max())
+        hidden = self._forward(staged.tensors, max_context_len, knows_tokens=not self.is_asynchronous)
         scores = [
             (chunk, score_chunk(self._model, hidden, chunk, wanted.tensor))
             for chunk, wanted in zip(chunks, targets, strict=True)
         ]
         drawn = []
         for tile in tiles:
-            logits = self._model.logits(hidden.index_select(0, tile.tokens.tensor))
-            drawn.append(self._draw(logits, tile.rows.tensor, tile.request))
+            rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
+            drawn.append(self._draw(step, self._model.logits(rows), tile.sampling))
         return StepOutputs(step.samples, drawn, scores, step.sampling_drafts), hidden
 
-    def _stage(self, sampled: SampledRows, upload: Upload) -> _Tile:
-        return _Tile(self._sampler.stage(sampled, upload), upload.add(sampled.tokens), upload.add(sampled.rows))
+    def _stage(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
+        is_whole = len(sampled.rows) == len(step.layout.token_ids)
+        return _Tile(self._sampler.stage(sampled, upload), None if is_whole else upload.add(sampled.tokens))
 
-    def _draw(self, logits: torch.Tensor, rows: torch.Tensor, request: SamplingRequest) -> DrawnTokens:
-        """Sample; where nothing is verified the tokens are the last of their sequences."""
-        drawn = self._sampler.sample(logits, rows, request)
-        if not request.verifies:
-            self._last_tokens.index_copy_(0, rows, drawn.token_ids)
+    def _draw(self, step: AssembledStep, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
+        """Sample; where the next step may be launched before the host knows the tokens, keep them."""
+        drawn = self._sampler.sample(logits, staged)
+        if self.is_asynchronous and step.drafts is None:
+            self._last_tokens.index_copy_(0, staged.slots.tensor, drawn.token_ids)
         return drawn
 
     def _land(
         self, drafting: Drafting, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
     ) -> None:
         """Put the KV of right guesses in its place, and show the proposer what the step left behind."""
+        if step in self._unlanded:
+            self._unlanded.remove(step)
         accepted = {place: tokens.accepted for place, tokens in enumerate(sampled)}
         with self._on_device(), torch.inference_mode():
             if step.drafts is not None:
                 move_accepted(self._cache, step.layout, step.drafts, accepted)
             if drafting.wants_hidden:
-                drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted))
+                drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted, step.departed))
 
     def _decode(self, step: StepTensors) -> ComputedRows:
-        hidden = self._forward(step)
+        hidden = self._forward(step, self.max_model_len, knows_tokens=False)
         return ComputedRows(hidden, self._model.logits(hidden))
 
-    def _forward(self, step: StepTensors) -> torch.Tensor:
+    def _forward(self, step: StepTensors, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
-        sampled_last = self._last_tokens.index_select(0, step.token_rows)
-        # A row without a valid last token has failed, which the host does not know yet: any token will do.
-        token_ids = torch.where(step.token_ids < 0, sampled_last, step.token_ids).clamp_(min=0)
+        token_ids = step.token_ids
+        if not knows_tokens:
+            sampled_last = self._last_tokens.index_select(0, step.token_rows)
+            # A row without a valid last token has failed, which the host does not know yet: any token will do.
+            token_ids = torch.where(token_ids < 0, sampled_last, token_ids).clamp_(min=0)
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=step.slots,
@@ -255,7 +326,7 @@ class DeviceModelRunner:
             query_starts=step.query_starts,
             context_lens=step.context_lens,
             max_query_len=step.max_query_len,
-            max_context_len=self.max_model_len,
+            max_context_len=max_context_len,
             tree_masks=step.tree_masks,
         )
         return self._model.forward(token_ids, step.positions, context)

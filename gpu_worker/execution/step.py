@@ -1,4 +1,4 @@
-"""A step that was submitted to a device, and what becomes of it."""
+"""A step that was submitted, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import msgspec
 import torch
 
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from gpu_worker.execution.batch.transfers import Download, Downloads
 from gpu_worker.execution.drafts.verification import Entries, accepted_tokens
-from gpu_worker.execution.sampling.device_sampler import DrawnTokens
-from gpu_worker.execution.sampling.logprobs import LogprobTensors
+from gpu_worker.execution.sampling.logprobs import entries as entries_of
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, chunk_entries
-from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
-from kernels.sampling import INVALID_TOKEN
+from gpu_worker.execution.sampling.sampler import DrawnTokens
+from kernels.sampling import INVALID_TOKEN, TokenScores
 
 _NOTHING_SAMPLED = SampledTokens()
+_INVALID_LOGITS = f"{InvalidLogitsError.__name__}: {InvalidLogitsError()}"
 
 
 @dataclass(slots=True)
@@ -34,24 +35,24 @@ class StepOutputs:
 
     samples: list[bool]
     drawn: list[DrawnTokens]
-    chunks: list[tuple[PromptChunk, list[LogprobTensors]]]
+    chunks: list[tuple[PromptChunk, list[TokenScores]]]
     drafts: list[Draft] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all tensors, in the order in which `DeviceStep` takes them up again."""
+        """Return all tensors, in the order in which `SubmittedStep` takes them up again."""
         tensors: list[torch.Tensor] = []
         for drawn in self.drawn:
             tensors.append(drawn.token_ids)
-            if drawn.logprobs is not None:
-                tensors += _columns(drawn.logprobs)
+            if drawn.scores is not None:
+                tensors += _columns(drawn.scores)
         for _, scores in self.chunks:
             for part in scores:
                 tensors += _columns(part)
         return tensors
 
 
-class DeviceStep:
-    """The pending step of a device."""
+class SubmittedStep:
+    """The pending step of a runner."""
 
     def __init__(
         self,
@@ -67,24 +68,17 @@ class DeviceStep:
         self._download: Download = downloads.start(outputs.tensors())
 
     def result(self) -> StepResult:
-        """Wait for the step and return what it sampled.
-
-        Raises:
-            InvalidLogitsError: A row that was drawn from is no distribution.
-        """
+        """Wait for the step and return what it sampled, with an error where the logits were no distribution."""
         outputs, tensors = self._outputs, iter(self._download.wait())
         token_ids, entries = _taken_up(outputs.drawn, tensors)
         if outputs.drafts is None:
             sampled = [SampledTokens((token_id,)) for token_id in token_ids]
             for row, entry in entries.items():
                 sampled[row] = SampledTokens((token_ids[row],), entry)
-            is_valid = INVALID_TOKEN not in token_ids
         else:
-            # What follows a wrong guess may be anything.
             sampled = accepted_tokens(outputs.drafts, token_ids, entries)
-            is_valid = all(INVALID_TOKEN not in tokens.token_ids for tokens in sampled)
-        if not is_valid:
-            raise InvalidLogitsError
+        if INVALID_TOKEN in token_ids:
+            sampled = [_checked(tokens) for tokens in sampled]
         if len(sampled) < len(outputs.samples):
             rest = iter(sampled)
             sampled = [next(rest) if samples else _NOTHING_SAMPLED for samples in outputs.samples]
@@ -103,20 +97,31 @@ def _taken_up(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tupl
     for part in drawn:
         first, new = len(token_ids), next(tensors).tolist()
         token_ids += new
-        if part.logprobs is not None:
-            places = part.logprob_places
-            reported = _next(tensors).entries([new[place] for place in places], part.num_top)
-            entries |= {first + place: (entry,) for place, entry in zip(places, reported, strict=True)}
+        if (staged := part.staged_logprobs) is not None:
+            reported = entries_of(_next(tensors), [new[place] for place in staged.places], staged.num_top)
+            entries |= {first + place: (entry,) for place, entry in zip(staged.places, reported, strict=True)}
     return token_ids, entries
 
 
-def _columns(group: LogprobTensors) -> list[torch.Tensor]:
+def _checked(tokens: SampledTokens) -> SampledTokens:
+    """Put an error in the place of an invalid token. It is the last one: behind wrong drafts nothing is taken."""
+    if tokens.token_ids[-1] != INVALID_TOKEN:
+        return tokens
+    valid = tokens.token_ids[:-1]
+    logprobs = tokens.logprobs[: len(valid)]
+    return msgspec.structs.replace(tokens, token_ids=valid, logprobs=logprobs, error=_INVALID_LOGITS)
+
+
+def _columns(group: TokenScores) -> list[torch.Tensor]:
     return [group.chosen, group.top_ids, group.top_values]
 
 
-def _next(tensors: Iterator[torch.Tensor]) -> LogprobTensors:
-    return LogprobTensors(next(tensors), next(tensors), next(tensors))
+def _next(tensors: Iterator[torch.Tensor]) -> TokenScores:
+    return TokenScores(next(tensors), next(tensors), next(tensors))
 
 
 def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> SampledTokens:
+    """Add what is reported of the prompt; where that is no number, the sequence ends."""
+    if any(entry.logprob != entry.logprob for entry in entries):
+        return SampledTokens(error=_INVALID_LOGITS)
     return msgspec.structs.replace(tokens, prompt_logprobs=entries)

@@ -1,5 +1,7 @@
 """Steps that make everything happen which happens only once: kernels compiled, libraries loaded, memory taken.
 
+On a CPU, where nothing is compiled for a shape, two steps do.
+
 A kernel that is compiled while requests wait delays all of them by seconds. Which variants there are depends on the
 number of sequences, on the largest number of query tokens of one, on what is asked of the sampler, and on whether
 drafts are verified; these branch wherever they may.
@@ -21,6 +23,7 @@ from shared.messages import Sampling
 _MAX_DISTINCT_ROWS = 64
 # Above this all chunks run in the same kernels: no model has tiles of more query tokens.
 _MAX_DISTINCT_QUERY_LEN = 128
+_FIRST_CHUNK = 256
 _GREEDY = Sampling(temperature=0.0)
 _SAMPLINGS = (
     Sampling(temperature=1.0),
@@ -68,8 +71,18 @@ class _Shape:
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
     """Yield steps to execute, the largest first, and one at the end that only lets the last sequences depart."""
+    return _plans((*_plain_shapes(limits), *_draft_shapes(limits)), limits)
+
+
+def first_plans(limits: StepLimits) -> Iterator[StepPlan]:
+    """Do the same with a chunk of a prompt and a decode alone."""
+    length = max(1, min(limits.max_num_batched_tokens, limits.max_model_len - 1, _FIRST_CHUNK))
+    return _plans([_Shape([length], _SAMPLINGS[1], [0]), _Shape([1], _GREEDY, [0])], limits)
+
+
+def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
     departed: list[Sequence] = []
-    for shape in (*_plain_shapes(limits), *_draft_shapes(limits)):
+    for shape in shapes:
         scheduled = [
             ScheduledSequence(_sequence(length, num_drafts, shape.sampling, limits), 0, length, True, num_drafts)
             for length, num_drafts in zip(shape.lengths, shape.drafts, strict=True)

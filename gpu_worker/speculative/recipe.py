@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.speculative.draft_files import DraftFiles
 
@@ -96,7 +96,7 @@ class Recipe(ABC):
         return Needs()
 
     @abstractmethod
-    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Load what the proposer needs, and make it.
 
         Args:

@@ -18,7 +18,7 @@ from shared.config import variable_name
 from shared.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.build import BuiltRunner
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
 
 _SPECULATIVE = variable_name("speculative")
@@ -67,7 +67,7 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
     )
 
 
-def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
     """Build the proposer; its weights are loaded for this.
 
     Args:

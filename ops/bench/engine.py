@@ -17,7 +17,8 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.build import BuiltRunner, build_runner
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
 from ops.bench.stepping import make_engine, step, step_while
@@ -75,7 +76,7 @@ class EngineBench:
         """
         self._max_len = max_load.prompt + max_load.new + max_load.batch + 1
         blocks_per_sequence = -(-self._max_len // block_size) + 1
-        self._runner: BuiltRunner = build_runner(
+        self._runner: TorchModelRunner = build_runner(
             RunnerConfig(
                 model,
                 dtype=dtype,

@@ -26,7 +26,8 @@ import torch
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.build import BuiltRunner, build_runner
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench.make_model import SHAPES, Size, make_model
@@ -179,7 +180,7 @@ def _blocks_of(load: MissLoad) -> int:
     return load.batch * _blocks_for(load.prompt + load.new) * 3 // 2
 
 
-def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | None) -> BuiltRunner:
+def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | None) -> TorchModelRunner:
     """Load a model with a KV cache for both measurements.
 
     Raises:

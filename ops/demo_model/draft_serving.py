@@ -13,7 +13,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
@@ -58,7 +58,6 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
         num_threads=torch.get_num_threads(),
     )
     runner = build_runner(config)
-    assert isinstance(runner, TorchModelRunner)
     settings = WorkerConfig(model=MODEL_FOLDER, speculative=_SETTINGS[kind], draft_model=folder)
     runner.verify_drafts_of(build_proposer(settings, config, runner))
     speculation = Speculation(FixedDepth(NUM_GUESSES))

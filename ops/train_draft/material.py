@@ -11,10 +11,11 @@ from typing import Protocol
 
 import torch
 
-from gpu_worker.execution.build import BuiltRunner, build_runner
+from gpu_worker.core.model_runner import InvalidLogitsError
+from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.memory.budget import shown_bytes
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype
-from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
@@ -141,7 +142,7 @@ def _texts(plan: MaterialPlan) -> tuple[torch.Tensor, torch.Tensor]:
     return text[:split], text[split:]
 
 
-def _runner(plan: MaterialPlan) -> BuiltRunner:
+def _runner(plan: MaterialPlan) -> TorchModelRunner:
     config = RunnerConfig(
         plan.target,
         max_num_seqs=_MAX_BATCH,
@@ -156,7 +157,7 @@ def _runner(plan: MaterialPlan) -> BuiltRunner:
 
 
 def _write(
-    runner: BuiltRunner,
+    runner: TorchModelRunner,
     plan: MaterialPlan,
     beginnings: list[list[int]],
     greedy_share: float,

@@ -14,7 +14,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.build import BuiltRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from shared.errors import ConfigError, HeadraceError
 from shared.messages import Sampling
 
@@ -39,7 +39,7 @@ def prompts(token_ids: torch.Tensor, length: int, seed: int) -> Iterator[list[in
 
 
 def write_rows(
-    runner: BuiltRunner,
+    runner: TorchModelRunner,
     beginnings: list[list[int]],
     length: int,
     *,
@@ -77,7 +77,10 @@ def write_rows(
         events = engine.step()
         if engine.last_error is not None:
             raise _failure(engine.last_error) from engine.last_error
+        if (error := next((event.error for event in events if event.error), None)) is not None:
+            raise ConfigError("HEADRACE_TARGET", f"the target cannot write text: {error}")
         progress(sum(len(event.token_ids) for event in events))
+    runner.release(sequences)
     return torch.tensor([sequence.token_ids for sequence in sequences])
 
 
@@ -88,7 +91,7 @@ def _failure(error: Exception) -> Exception:
     return RuntimeError("the engine failed")
 
 
-def _engine(runner: BuiltRunner, num_rows: int) -> Engine:
+def _engine(runner: TorchModelRunner, num_rows: int) -> Engine:
     config = SchedulerConfig(
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,

@@ -8,8 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.sampling.sampler import Sampler
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.cpu import count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
@@ -114,17 +112,6 @@ def reference(case: SamplingCase) -> list[int]:
 def test_tokens_equal_reference(draw: Draw, kind: str, vocab_size: int) -> None:
     case = make_case(SAMPLINGS, make_logits(len(SAMPLINGS), vocab_size, kind))
     assert draw(case, True) == reference(case)
-
-
-def test_tokens_equal_the_cpu_sampler(draw: Draw) -> None:
-    samplings = SAMPLINGS[:12]
-    sequences = [
-        Sequence(str(row), [1] * (2 + row), 2, sampling, max_tokens=10_000) for row, sampling in enumerate(samplings)
-    ]
-    logits = make_logits(len(samplings), 601, "peaked", seed=1)
-    sampled = Sampler(CPU).sample(logits.clone(), sequences)
-    drawn = draw(make_case(samplings, logits, first_position=0), True)
-    assert drawn == [tokens.token_ids[0] for tokens in sampled]
 
 
 def test_batch_without_truncation_equals_reference(draw: Draw) -> None:
@@ -268,3 +255,14 @@ def test_all_64_bits_of_seed_and_position_matter() -> None:
     seeds = torch.tensor([1, 1 + 2**32, 1 - 2**63, 1, 1])
     positions = torch.tensor([0, 0, 0, 2**32, 1])
     assert len(set(uniforms_reference(seeds, positions).tolist())) == 5
+
+
+def test_uniform_numbers_are_uniform_and_seeds_and_positions_independent() -> None:
+    seeds = torch.arange(-10, 10).repeat_interleave(1000)
+    numbers = uniforms_reference(seeds, torch.arange(1000).repeat(20)).reshape(20, 1000)
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    counts = numbers.histc(50, 0, 1)
+    # Chi-square, 49 degrees of freedom, p = 0.001.
+    assert ((counts - 400) ** 2 / 400).sum() < 86
+    assert numbers.corrcoef().triu(1).abs().max() < 0.15
+    assert len(numbers.unique()) == numbers.numel()

@@ -7,8 +7,9 @@ from collections.abc import Sequence as Values
 import numpy as np
 
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.layout import Int64s, StepLayout
 from gpu_worker.execution.batch.sampled_rows import SampledRows, rows_behind_drafts
 
 
@@ -20,24 +21,31 @@ class AssembledStep:
         layout: Of their tokens, drafts included.
         drafts: Of each sequence; None when there are none at all.
         samples: For each sequence, whether it samples.
+        departed: Sequences that have left the batch since the step was submitted.
     """
 
-    __slots__ = ("drafts", "layout", "samples", "scheduled")
+    __slots__ = ("_prompt_lens", "departed", "drafts", "layout", "samples", "scheduled")
 
     def __init__(
-        self, scheduled: Values[ScheduledSequence], layout: StepLayout, drafts: list[Draft] | None = None
+        self,
+        scheduled: Values[ScheduledSequence],
+        layout: StepLayout,
+        prompt_lens: Int64s,
+        drafts: list[Draft] | None = None,
     ) -> None:
-        """Describe the step."""
+        """Describe the step; `prompt_lens` are the prompt tokens of each sequence."""
         self.scheduled = scheduled
         self.layout = layout
         self.drafts = drafts
         self.samples = [item.samples for item in scheduled]
+        self.departed: set[Sequence] = set()
+        self._prompt_lens = prompt_lens
 
     @property
     def is_decode(self) -> bool:
         """Say whether each sequence computes its last token and drafts, and samples behind all of these."""
         num_drafts = 0 if self.drafts is None else sum(map(len, self.drafts))
-        return all(self.samples) and len(self.layout.token_ids) == len(self.samples) + num_drafts
+        return len(self.layout.token_ids) == len(self.samples) + num_drafts and all(self.samples)
 
     @property
     def sampling_drafts(self) -> list[Draft] | None:
@@ -49,11 +57,10 @@ class AssembledStep:
     def sampled_rows(self) -> SampledRows:
         """Return the rows behind the last tokens of the sequences that sample, and behind each of their drafts."""
         layout, drafts = self.layout, self.sampling_drafts
-        last_tokens, rows = layout.last_tokens[self.samples], layout.rows[self.samples]
-        positions = np.array(
-            [item.start + item.num_tokens - item.sequence.num_prompt_tokens for item in self.scheduled if item.samples],
-            dtype=np.int64,
-        )
+        # The token that follows the last known one has as many before it in the output as are known.
+        last_tokens, rows, positions = layout.last_tokens, layout.rows, layout.context_lens - self._prompt_lens
+        if not all(self.samples):
+            last_tokens, rows, positions = (array[self.samples] for array in (last_tokens, rows, positions))
         if drafts is None:
             return SampledRows(last_tokens, rows, positions)
-        return rows_behind_drafts(last_tokens, rows, positions, drafts)
+        return rows_behind_drafts(last_tokens, rows, positions - np.array([len(draft) for draft in drafts]), drafts)

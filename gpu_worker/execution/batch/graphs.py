@@ -81,19 +81,14 @@ class DecodeGraphs:
         first = bisect_left(self._sizes, len(layout.token_ids))
         return next((shape for shape in self._shapes[first:] if shape.holds(layout)), None)
 
-    def run(self, shape: GraphShape, layout: StepLayout) -> tuple[ComputedRows, torch.Tensor]:
-        """Launch a step.
-
-        Returns:
-            What it makes of the layout's tokens, valid until the next step is launched; and their rows, `[num_tokens]`.
-        """
+    def run(self, shape: GraphShape, layout: StepLayout) -> ComputedRows:
+        """Launch a step; return what it makes of the layout's tokens, valid until the next step is launched."""
         num_tokens = len(layout.token_ids)
         upload = Upload(self._device)
         StagedStep(_joined(layout, self._padding, shape), upload)
         upload.send_into(self._buffer)
         computed = self._launches[shape]()
-        rows = self._steps[shape].token_rows[:num_tokens]
-        return ComputedRows(computed.hidden[:num_tokens], computed.logits[:num_tokens]), rows
+        return ComputedRows(computed.hidden[:num_tokens], computed.logits[:num_tokens])
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
         """Prepare to upload a step of padding alone."""

@@ -24,14 +24,19 @@ class BatchRows:
     Attributes:
         spare: The row of padding.
         tables: `[max_num_seqs + 1, width]`, as this side knows them.
-        device_tables: The same on the device.
+        device_tables: The same on the device; on a CPU the same memory.
+        prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence.
     """
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device) -> None:
         """Make room for `max_num_seqs` sequences of at most `width` blocks."""
         self.spare = max_num_seqs
         self.tables: Int32s = np.zeros((max_num_seqs + 1, width), dtype=np.int32)
-        self.device_tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
+        self._is_shared = device.type == "cpu"
+        self.device_tables = torch.from_numpy(self.tables)
+        if not self._is_shared:
+            self.device_tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
+        self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._placed: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._num_placed = [0] * max_num_seqs
@@ -62,8 +67,9 @@ class BatchRows:
         sequences = [item.sequence for item in scheduled]
         newcomers = [sequence for sequence in sequences if sequence.row is None]
         for sequence in newcomers:
-            sequence.row = self._free.pop()
-        rows = [row for sequence in sequences if (row := sequence.row) is not None]
+            sequence.row = row = self._free.pop()
+            self.prompt_lens[row] = sequence.num_prompt_tokens
+        rows = [sequence.row for sequence in sequences if sequence.row is not None]
         placed, num_placed = self._placed, self._num_placed
         changed = [
             (row, sequence.block_table)
@@ -84,8 +90,10 @@ class BatchRows:
             places += range(row * width + known, row * width + len(table))
             blocks += table[known:]
             self._placed[row], self._num_placed[row] = table, len(table)
+        self.tables.reshape(-1)[places] = blocks
+        if self._is_shared:
+            return
         staged_places = upload.add(np.array(places, dtype=np.int64))
         staged_blocks = upload.add(np.array(blocks, dtype=np.int32))
-        self.tables.reshape(-1)[staged_places.array] = staged_blocks.array
         flat = self.device_tables.view(-1)
         upload.on_arrival(lambda: flat.index_copy_(0, staged_places.tensor, staged_blocks.tensor))

@@ -1,12 +1,13 @@
 """Carries arrays to the device and results back, in one copy each way, and never waits for the device to do so.
 
-On a CPU nothing is carried: the same calls hand the memory on.
+On a CPU nothing is copied: the same calls hand the memory on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Values
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,11 @@ import torch
 
 # Kernels are compiled anew for a pointer that is aligned otherwise: all are aligned alike.
 _ALIGNMENT = 64
+
+DTYPES = MappingProxyType(
+    {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+)
+"""What can be carried."""
 
 
 class StagedArray:
@@ -34,7 +40,7 @@ class StagedArray:
     def bind(self, buffer: torch.Tensor) -> None:
         """Find the tensor in the upload's bytes."""
         part = buffer[self.offset : self.offset + self.array.nbytes]
-        self.tensor = part.view(_DTYPES[self.array.dtype]).view(self.array.shape)
+        self.tensor = part.view(DTYPES[self.array.dtype]).view(self.array.shape)
 
 
 class Upload:
@@ -53,7 +59,7 @@ class Upload:
         return self._num_bytes
 
     def add(self, array: npt.NDArray[np.generic]) -> StagedArray:
-        """Send this array too. Its contents are read when the upload is sent."""
+        """Send this array too. On a CPU its tensor is the array itself; else it is read when it is sent."""
         staged = StagedArray(np.ascontiguousarray(array), self._num_bytes)
         self._staged.append(staged)
         self._num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -64,8 +70,11 @@ class Upload:
         self._arrivals.append(action)
 
     def send(self) -> None:
-        """Send everything into new memory, set the tensors, and act on them."""
-        if self._staged:
+        """Send everything, set the tensors, and act on them."""
+        if self._device.type == "cpu":
+            for staged in self._staged:
+                staged.tensor = torch.from_numpy(staged.array)
+        elif self._staged:
             self.bind(self._packed().to(self._device, non_blocking=True))
         for action in self._arrivals:
             action()
@@ -131,10 +140,3 @@ class Downloads:
             done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             done.record()
         return Download(hosts, tensors, done)
-
-
-_DTYPES = {
-    np.dtype(np.int32): torch.int32,
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.float32): torch.float32,
-}

@@ -48,15 +48,24 @@ class Drafting:
             departed: Left the batch since the last call; the proposer forgets them.
         """
         places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens]
-        if self._proposer is None or not (places or departed):
+        self.forget(departed)
+        if self._proposer is None or not places:
             return None
         try:
-            for sequence in departed:
-                self._proposer.forget(sequence)
-            return self._ask(self._proposer, scheduled, places) if places else None
+            return self._ask(self._proposer, scheduled, places)
         except Exception:
             self._give_up()
             return None
+
+    def forget(self, departed: Iterable[Sequence]) -> None:
+        """Let the proposer drop what it keeps for sequences that have left the batch."""
+        if self._proposer is None:
+            return
+        try:
+            for sequence in departed:
+                self._proposer.forget(sequence)
+        except Exception:
+            self._give_up()
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Show what a step computed."""

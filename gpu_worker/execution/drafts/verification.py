@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from collections.abc import Sequence as Values
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence
 from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.drafts.proposer import ComputedTokens
@@ -61,10 +62,11 @@ def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], acc
 
 
 class ComputedStep(Struct, frozen=True, gc=False):
-    """What a step left behind of each sequence, worked out when somebody asks for it.
+    """What a step left behind of each sequence that goes on, worked out when somebody asks for it.
 
     Attributes:
         hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
+        departed: Sequences that have left the batch since the step was submitted.
     """
 
     scheduled: Values[ScheduledSequence]
@@ -72,32 +74,45 @@ class ComputedStep(Struct, frozen=True, gc=False):
     hidden: torch.Tensor
     sampled: Values[SampledTokens]
     accepted: Accepted
+    departed: Set[Sequence] = frozenset()
 
     def __iter__(self) -> Iterator[ComputedTokens]:
         """Return what is known of each sequence."""
-        return iter(_computed_tokens(self.scheduled, self.layout, self.hidden, self.sampled, self.accepted))
+        places = [place for place in range(len(self.scheduled)) if self._goes_on(place)]
+        if self.layout.max_query_len == 1 and all(self.sampled[place].token_ids for place in places):
+            return iter(self._decodes(places))
+        return iter(self._chunks(places))
 
+    def _goes_on(self, place: int) -> bool:
+        """Say whether the proposer is to know: not where the step before failed, and so what this one computed."""
+        item = self.scheduled[place]
+        is_known = item.start + item.num_tokens <= len(item.sequence.token_ids)
+        return is_known and self.sampled[place].error is None and item.sequence not in self.departed
 
-def _computed_tokens(
-    scheduled: Values[ScheduledSequence],
-    layout: StepLayout,
-    hidden: torch.Tensor,
-    sampled: Values[SampledTokens],
-    accepted: Accepted,
-) -> list[ComputedTokens]:
-    if layout.max_query_len == 1 and all(tokens.token_ids for tokens in sampled):
-        return _computed_decodes(scheduled, hidden, sampled)
-    token_ids, places = [], []
-    for place, (item, tokens) in enumerate(zip(scheduled, sampled, strict=True)):
-        first, end = int(layout.query_starts[place]), item.start + item.num_tokens
-        following = tokens.token_ids or tuple(item.sequence.token_ids[end : end + 1])
-        token_ids.append((*item.sequence.token_ids[item.start : end], *following))
-        path = accepted.get(place, ())
-        rows = [*range(first, first + len(token_ids[-1]) - 1 - len(path)), *(first + item.num_tokens + g for g in path)]
-        places.append(rows)
-    vectors = _apart(hidden, places)
-    items = zip(scheduled, token_ids, vectors, strict=True)
-    return [ComputedTokens(item.sequence, item.start, tokens, rows) for item, tokens, rows in items]
+    def _decodes(self, places: list[int]) -> list[ComputedTokens]:
+        """Return what is known of a step of one token a sequence, which is the usual one."""
+        computed, rows = [], self.hidden[:, None].unbind()
+        for place in places:
+            item = self.scheduled[place]
+            token_ids = (item.sequence.token_ids[item.start], self.sampled[place].token_ids[0])
+            computed.append(ComputedTokens(item.sequence, item.start, token_ids, rows[place]))
+        return computed
+
+    def _chunks(self, places: list[int]) -> list[ComputedTokens]:
+        """Do the same for any step."""
+        token_ids, rows = [], []
+        for place in places:
+            item = self.scheduled[place]
+            first, end = int(self.layout.query_starts[place]), item.start + item.num_tokens
+            following = self.sampled[place].token_ids or tuple(item.sequence.token_ids[end : end + 1])
+            token_ids.append((*item.sequence.token_ids[item.start : end], *following))
+            path = self.accepted.get(place, ())
+            num_known = len(token_ids[-1]) - 1 - len(path)
+            rows.append([*range(first, first + num_known), *(first + item.num_tokens + draft for draft in path)])
+        vectors = _apart(self.hidden, rows)
+        items = [self.scheduled[place] for place in places]
+        columns = zip(items, token_ids, vectors, strict=True)
+        return [ComputedTokens(item.sequence, item.start, tokens, vector) for item, tokens, vector in columns]
 
 
 def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
@@ -109,14 +124,3 @@ def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
     copied = hidden[[row for part in few for row in part]].split_with_sizes([len(part) for part in few])
     copies = iter(copied)
     return [next(copies) if len(part) <= _FEW_ROWS else hidden[part[0] : part[-1] + 1] for part in places]
-
-
-def _computed_decodes(
-    scheduled: Values[ScheduledSequence], hidden: torch.Tensor, sampled: Values[SampledTokens]
-) -> list[ComputedTokens]:
-    """Do the same for a step of one token a sequence, which is the usual one."""
-    computed = []
-    for item, tokens, row in zip(scheduled, sampled, hidden[:, None].unbind(), strict=True):
-        token_ids = (item.sequence.token_ids[item.start], tokens.token_ids[0])
-        computed.append(ComputedTokens(item.sequence, item.start, token_ids, row))
-    return computed

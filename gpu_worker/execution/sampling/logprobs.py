@@ -5,63 +5,72 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
+from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from kernels.sampling import TokenScores, score_tokens
+
+
+def entries(scores: TokenScores, token_ids: Values[int], num_top: Values[int]) -> list[LogprobEntry]:
+    """Return one entry a row of scores, which are on the host.
+
+    Args:
+        scores: Of all rows.
+        token_ids: The token of each row.
+        num_top: How many alternatives each row reports.
+    """
+    columns = (scores.chosen.tolist(), scores.top_ids.tolist(), scores.top_values.tolist())
+    return [
+        LogprobEntry(token_id, chosen, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token_id, count, chosen, ids, values in zip(token_ids, num_top, *columns, strict=True)
+    ]
+
+
+class LogprobRows:
+    """Keeps how many alternatives each row of the batch reports."""
+
+    def __init__(self, num_rows: int) -> None:
+        """Report nothing yet."""
+        self._reports = np.zeros(num_rows, dtype=np.bool_)
+        self._num_top = np.zeros(num_rows, dtype=np.int64)
+
+    def assign(self, rows: Values[int], newcomers: Values[Sequence]) -> None:
+        """Keep what sequences ask for that were given rows."""
+        wanted = [sequence.sampling.logprobs for sequence in newcomers]
+        self._reports[rows] = [count is not None for count in wanted]
+        self._num_top[rows] = [count or 0 for count in wanted]
+
+    def stage(self, sampled: SampledRows, upload: Upload) -> StagedLogprobs | None:
+        """Prepare to report; None where no row of logits does."""
+        reports = self._reports[sampled.rows]
+        if not reports.any():
+            return None
+        places = np.flatnonzero(reports)
+        num_top = self._num_top[sampled.rows[places]].tolist()
+        return StagedLogprobs(places.tolist(), num_top, upload.add(places))
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobTensors:
-    """Log probabilities of one token a row and of the most likely alternatives, on the device or on the host.
+class StagedLogprobs:
+    """The reports of a step.
 
     Attributes:
-        chosen: `[num_rows]` float32.
-        top_ids: `[num_rows, most]` int64, most likely first.
-        top_values: `[num_rows, most]` float32.
+        places: Rows of logits that report.
+        num_top: How many alternatives each of these reports.
     """
 
-    chosen: torch.Tensor
-    top_ids: torch.Tensor
-    top_values: torch.Tensor
+    places: list[int]
+    num_top: list[int]
+    _index: StagedArray
 
-    def entries(self, token_ids: Values[int], num_top: Values[int]) -> list[LogprobEntry]:
-        """Return one entry a row.
+    def keep(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the rows that report, before anything changes them."""
+        return logits.index_select(0, self._index.tensor)
 
-        Args:
-            token_ids: The token of each row.
-            num_top: How many alternatives each row reports.
-        """
-        columns = (self.chosen.tolist(), self.top_ids.tolist(), self.top_values.tolist())
-        return [
-            LogprobEntry(token_id, chosen, tuple(zip(ids[:count], values[:count], strict=True)))
-            for token_id, count, chosen, ids, values in zip(token_ids, num_top, *columns, strict=True)
-        ]
-
-
-class Logprobs:
-    """Normalised log probabilities of some rows, copied before the sampler changes the logits."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        """Normalise.
-
-        Shapes:
-            logits: `[num_rows, vocab_size]` float32
-        """
-        self._values = torch.log_softmax(logits, dim=-1)
-
-    def report(self, token_ids: torch.Tensor, most: int) -> LogprobTensors:
-        """Pick out one token a row and the `most` most likely ones, without waiting for the device.
-
-        Shapes:
-            token_ids: `[num_rows]` int64
-        """
-        chosen = self._values.gather(1, token_ids[:, None])[:, 0]
-        top_values, top_ids = self._values.topk(min(most, self._values.shape[1]))
-        return LogprobTensors(chosen, top_ids, top_values)
-
-    def entries(self, token_ids: list[int], num_top: list[int]) -> list[LogprobEntry]:
-        """Return one entry a row; as for `LogprobTensors.entries`."""
-        index = torch.tensor(token_ids, dtype=torch.int64, device=self._values.device)
-        return self.report(index, max(num_top)).entries(token_ids, num_top)
+    def score(self, kept: torch.Tensor, token_ids: torch.Tensor) -> TokenScores:
+        """Score what was drawn for all rows of logits; the scores of invalid tokens mean nothing."""
+        return score_tokens(kept, token_ids.index_select(0, self._index.tensor).clamp_(min=0), max(self.num_top))

@@ -1,105 +1,126 @@
-"""Repetition, presence and frequency penalties, from token counts that grow with the sequence.
+"""Repetition, presence and frequency penalties, from counts of tokens that the device keeps for each row.
 
 Semantics are those of vLLM and OpenAI. Repetition looks at prompt and output: a positive logit is divided by it, any
 other multiplied. Then `frequency_penalty` times the number of occurrences in the output, and `presence_penalty` once
 for a token that occurs there, are subtracted.
+
+The device counts what it draws, because the next step may be launched before the host has seen the token. Behind drafts
+it does not, since only the host knows which of them were right; what it has learned is counted with the next step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.batch.layout import Int64s
+from gpu_worker.execution.batch.row_table import RowTable
+from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from kernels.sampling import PenaltyTable, apply_penalties, count_tokens
 from shared.messages import Sampling
 
 
-def has_penalties(sampling: Sampling) -> bool:
-    """Return True when any of the three penalties does something."""
-    return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+class Penalties:
+    """Owns the counts. The tables are allocated at the start.
+
+    Memory that is not there when the first request with penalties comes would end everybody's step.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Allocate the tables; the counts take four bytes for each row and token. The last row is the spare one."""
+        self._spare = num_rows - 1
+        self._vocab_size = vocab_size
+        self._num_words = -(-vocab_size // 32)
+        self._repetition = RowTable(num_rows, np.float32, device, fill=1.0)
+        self._frequency = RowTable(num_rows, np.float32, device)
+        self._presence = RowTable(num_rows, np.float32, device)
+        self._counts = RowTable(num_rows, np.int32, device, (vocab_size,))
+        self._seen_bits = RowTable(num_rows, np.int32, device, (self._num_words,))
+        self._table = PenaltyTable(
+            self._repetition.values,
+            self._frequency.values,
+            self._presence.values,
+            self._counts.values,
+            self._seen_bits.values,
+        )
+        self._sequences: dict[int, Sequence] = {}
+        # Output tokens that the counts have, or will have after the steps launched so far.
+        self._num_counted = np.zeros(num_rows, dtype=np.int64)
+
+    def is_asked_by(self, sampling: Sampling) -> bool:
+        """Do what `Feature` promises: say whether any of the three penalties does something."""
+        return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+        """Do what `Feature` promises. The output so far is counted with the first step, as what was learned is."""
+        sampling = sequence.sampling
+        self._repetition.write([row], [sampling.repetition_penalty], upload)
+        self._frequency.write([row], [sampling.frequency_penalty], upload)
+        self._presence.write([row], [sampling.presence_penalty], upload)
+        in_prompt = np.zeros(self._num_words * 32, dtype=np.uint8)
+        in_prompt[sequence.token_ids[: sequence.num_prompt_tokens]] = 1
+        self._seen_bits.write([row], np.packbits(in_prompt, bitorder="little").view(np.int32)[None], upload)
+        upload.on_arrival(self._table.output_counts[row].zero_)
+        self._sequences[row] = sequence
+        self._num_counted[row] = 0
+
+    def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedPenalties:
+        """Do what `Feature` promises."""
+        news = [(row, token_id) for row in dict.fromkeys(sampled.rows[places].tolist()) for token_id in self._new(row)]
+        learned = np.array(news, dtype=np.int64).reshape(-1, 2).T
+        staged = (upload.add(learned[0]), upload.add(learned[1])) if news else None
+        rows = np.full(len(sampled.rows), self._spare, dtype=np.int64)
+        rows[places] = sampled.rows[places]
+        if sampled.paths is not None:
+            return StagedPenalties(self._table, upload.add(rows), staged, upload.add(_padded(sampled.paths)))
+        self._num_counted[rows[places]] += 1
+        return StagedPenalties(self._table, upload.add(rows), staged, None)
+
+    def _new(self, row: int) -> list[int]:
+        """Return the output tokens that the host has learned and the device has not counted."""
+        sequence = self._sequences[row]
+        new = sequence.token_ids[sequence.num_prompt_tokens + int(self._num_counted[row]) :]
+        self._num_counted[row] += len(new)
+        return new
 
 
 @dataclass(frozen=True, slots=True)
-class CountedTokens:
-    """What one row of logits is penalised by.
+class StagedPenalties:
+    """The penalties of a step.
 
     Attributes:
-        token_ids: The distinct tokens of prompt and output.
-        output_counts: Occurrences of each in the output.
-        penalties: Repetition, frequency and presence penalty.
+        table: Of all rows of the batch.
+        rows: The row in the batch of each row of logits; the spare one, which has no penalties, of those without any.
+        learned: Rows and tokens to count first.
+        drafts: What each row of logits counts as if it were in the output, filled up with -1; None where the drawn
+            tokens are the output's next, which the device counts.
     """
 
-    token_ids: npt.NDArray[np.int64]
-    output_counts: npt.NDArray[np.float32]
-    penalties: tuple[float, float, float]
+    table: PenaltyTable
+    rows: StagedArray
+    learned: tuple[StagedArray, StagedArray] | None
+    drafts: StagedArray | None
+
+    def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
+        """Do what `StagedFeature` promises."""
+        if self.learned is not None:
+            rows, token_ids = self.learned
+            count_tokens(self.table, rows.tensor, token_ids.tensor)
+        apply_penalties(logits, self.rows.tensor, self.table, None if self.drafts is None else self.drafts.tensor)
+
+    def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Do what `StagedFeature` promises."""
+        if self.drafts is None:
+            count_tokens(self.table, self.rows.tensor, token_ids)
 
 
-class TokenCounts:
-    """The distinct tokens of one sequence, and how often each occurs in its output."""
-
-    __slots__ = ("_num_prompt_tokens", "_num_seen", "_output_counts", "_sampling", "_slots", "_token_ids")
-
-    def __init__(self, sequence: Sequence) -> None:
-        """Count nothing yet; `update` catches up with the sequence."""
-        self._sampling = sequence.sampling
-        self._num_prompt_tokens = sequence.num_prompt_tokens
-        self._num_seen = 0
-        self._slots: dict[int, int] = {}
-        self._token_ids = np.zeros(64, dtype=np.int64)
-        self._output_counts = np.zeros(64, dtype=np.float32)
-
-    def update(self, token_ids: list[int]) -> None:
-        """Count the tokens that were added since the last call. Tokens are only ever appended."""
-        slots = self._slots
-        for position in range(self._num_seen, len(token_ids)):
-            token_id = token_ids[position]
-            slot = slots.setdefault(token_id, len(slots))
-            if slot == len(self._token_ids):
-                self._token_ids = np.concatenate((self._token_ids, np.zeros_like(self._token_ids)))
-                self._output_counts = np.concatenate((self._output_counts, np.zeros_like(self._output_counts)))
-            self._token_ids[slot] = token_id
-            self._output_counts[slot] += position >= self._num_prompt_tokens
-        self._num_seen = len(token_ids)
-
-    def counted(self, ahead: tuple[int, ...] = ()) -> CountedTokens:
-        """Return the counts as they would be with the output longer by `ahead`; valid until the next update."""
-        size = len(self._slots)
-        token_ids, output_counts = self._token_ids[:size], self._output_counts[:size]
-        if ahead:
-            unseen = {token_id: None for token_id in ahead if token_id not in self._slots}
-            new_places = {token_id: size + index for index, token_id in enumerate(unseen)}
-            token_ids = np.concatenate((token_ids, np.array([*unseen], dtype=np.int64)))
-            output_counts = np.concatenate((output_counts, np.zeros(len(unseen), dtype=np.float32)))
-            for token_id in ahead:
-                output_counts[new_places.get(token_id, self._slots.get(token_id, 0))] += 1
-        sampling = self._sampling
-        penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-        return CountedTokens(token_ids, output_counts, penalties)
-
-
-def apply_penalties(logits: torch.Tensor, rows: Values[int], counts: Values[CountedTokens]) -> None:
-    """Penalise `logits[rows[i]]` by `counts[i]`, in place.
-
-    Shapes:
-        logits: `[num_rows, vocab_size]` float32, contiguous
-    """
-    sizes = [len(count.token_ids) for count in counts]
-    offsets = np.repeat(np.asarray(rows, dtype=np.int64) * logits.shape[1], sizes)
-    indices = _to(logits, np.concatenate([count.token_ids for count in counts]) + offsets)
-    output_counts = _to(logits, np.concatenate([count.output_counts for count in counts]))
-    per_row = np.asarray([count.penalties for count in counts], dtype=np.float32)
-    repetition, frequency, presence = _to(logits, np.repeat(per_row, sizes, axis=0)).unbind(1)
-    flat = logits.view(-1)
-    values = flat[indices]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * output_counts
-    values -= presence * (output_counts > 0)
-    flat[indices] = values
-
-
-def _to(logits: torch.Tensor, array: npt.NDArray[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(array).to(logits.device)
+def _padded(paths: list[tuple[int, ...]]) -> Int64s:
+    """Return paths as the rows of an array, filled up with -1."""
+    padded = np.full((len(paths), max(1, *map(len, paths))), -1, dtype=np.int64)
+    for row, path in enumerate(paths):
+        padded[row, : len(path)] = path
+    return padded

@@ -10,8 +10,9 @@ import torch
 
 from gpu_worker.core.step import LogprobEntry, ScheduledSequence
 from gpu_worker.execution.batch.layout import Int32s
-from gpu_worker.execution.sampling.logprobs import Logprobs, LogprobTensors
+from gpu_worker.execution.sampling.logprobs import entries
 from gpu_worker.models.decoder import CausalLM
+from kernels.sampling import TokenScores, score_tokens
 
 # Rows of logits at a time: bounds their memory for large vocabularies.
 _ROWS = 128
@@ -48,9 +49,7 @@ def prompt_chunks(scheduled: Values[ScheduledSequence], query_starts: Int32s) ->
     return chunks
 
 
-def score_chunk(
-    model: CausalLM, hidden: torch.Tensor, chunk: PromptChunk, targets: torch.Tensor
-) -> list[LogprobTensors]:
+def score_chunk(model: CausalLM, hidden: torch.Tensor, chunk: PromptChunk, targets: torch.Tensor) -> list[TokenScores]:
     """Compute them, without waiting for the device.
 
     Shapes:
@@ -61,14 +60,14 @@ def score_chunk(
     scores = []
     for first in range(0, len(targets), _ROWS):
         part = slice(first, first + _ROWS)
-        scores.append(Logprobs(model.logits(hidden[part])).report(targets[part], chunk.num_top))
+        scores.append(score_tokens(model.logits(hidden[part]), targets[part], chunk.num_top))
     return scores
 
 
-def chunk_entries(chunk: PromptChunk, scores: Iterable[LogprobTensors]) -> tuple[LogprobEntry, ...]:
+def chunk_entries(chunk: PromptChunk, scores: Iterable[TokenScores]) -> tuple[LogprobEntry, ...]:
     """Return what `score_chunk` computed, for the client."""
-    entries: list[LogprobEntry] = []
+    found: list[LogprobEntry] = []
     for part in scores:
-        targets = chunk.targets[len(entries) : len(entries) + len(part.chosen)]
-        entries += part.entries(targets, [chunk.num_top] * len(targets))
-    return tuple(entries)
+        targets = chunk.targets[len(found) : len(found) + len(part.chosen)]
+        found += entries(part, targets, [chunk.num_top] * len(targets))
+    return tuple(found)

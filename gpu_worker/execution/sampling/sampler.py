@@ -1,136 +1,119 @@
-"""From logits to tokens, for all rows of a batch together; parameters that no row uses cost nothing.
+"""From logits to tokens, for all rows of a batch together; what no row asks for costs nothing.
 
-Order: log probabilities are taken from the model's own logits; then `logit_bias`, penalties, and for rows that are not
-greedy temperature, `min_p`, `top_k`, `top_p`, and one draw with the uniform number of (seed, position in the output).
+Order: log probabilities are taken from the model's own logits; then come the features in the order of `_features`; then
+one draw with the uniform number of (seed, position in the output). Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import LogprobEntry, SampledTokens
-from gpu_worker.execution.drafts.verification import accepted_tokens
-from gpu_worker.execution.sampling.logprobs import Logprobs
-from gpu_worker.execution.sampling.penalties import apply_penalties
-from gpu_worker.execution.sampling.sampling_batch import RandomRows, SamplingBatch
-from gpu_worker.execution.sampling.token_choice import choose, choose_truncated
+from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.sampling.bias import Bias
+from gpu_worker.execution.sampling.distribution import Distributions, StagedDraw
+from gpu_worker.execution.sampling.feature import Feature, StagedFeature
+from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
+from gpu_worker.execution.sampling.penalties import Penalties
+from kernels.sampling import TokenScores
+
+
+def _features(num_rows: int, vocab_size: int, device: torch.device) -> list[Feature]:
+    """Make all features that change logits, in the order in which they do."""
+    return [Bias(vocab_size), Penalties(num_rows, vocab_size, device)]
+
+
+@dataclass(slots=True)
+class StagedSampling:
+    """What the rows of a step ask of the sampler, on its way to the device.
+
+    Attributes:
+        slots: The row in the batch of each row of logits.
+        draw: How tokens are drawn.
+        features: What changes the logits before.
+        logprobs: Log probabilities to report; None without.
+    """
+
+    slots: StagedArray
+    draw: StagedDraw
+    features: list[StagedFeature] = field(default_factory=list)
+    logprobs: StagedLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """What rows of logits led to, on the device.
+
+    Attributes:
+        token_ids: `[num_rows]` int64, `INVALID_TOKEN` where the logits are no distribution.
+        staged_logprobs: Which rows report log probabilities, and how many.
+        scores: Of those, or None.
+    """
+
+    token_ids: torch.Tensor
+    staged_logprobs: StagedLogprobs | None = None
+    scores: TokenScores | None = None
 
 
 class Sampler:
-    """Keeps the description of the last batch, and makes a new one when other sequences come to sample."""
+    """Owns what is kept of sampling for each row of the batch."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Sample logits that live on `device`."""
-        self._device = device
-        self._batch: SamplingBatch | None = None
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Allocate the tables of `num_rows` rows."""
+        self._distributions = Distributions(num_rows, vocab_size, device)
+        self._features = _features(num_rows, vocab_size, device)
+        self._logprobs = LogprobRows(num_rows)
+        # Bit `i` says whether a row asks for feature `i`.
+        self._asks = np.zeros(num_rows, dtype=np.int64)
 
-    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledTokens]:
-        """Choose the next token of each sequence.
+    def assign(self, newcomers: Values[Sequence], upload: Upload) -> None:
+        """Keep what sequences ask for that were given a row."""
+        if not newcomers:
+            return
+        rows = [sequence.row for sequence in newcomers if sequence.row is not None]
+        self._distributions.assign(rows, newcomers, upload)
+        self._logprobs.assign(rows, newcomers)
+        self._asks[rows] = 0
+        for bit, feature in enumerate(self._features):
+            for row, sequence in zip(rows, newcomers, strict=True):
+                if feature.is_asked_by(sequence.sampling):
+                    feature.assign(row, sequence, upload)
+                    self._asks[row] |= 1 << bit
+
+    def stage(self, sampled: SampledRows, upload: Upload) -> StagedSampling:
+        """Prepare to sample logits that belong to these rows, at least one."""
+        staged = StagedSampling(upload.add(sampled.rows), self._distributions.stage(sampled, upload))
+        staged.logprobs = self._logprobs.stage(sampled, upload)
+        asks = self._asks[sampled.rows]
+        if asks.any():
+            for bit, feature in enumerate(self._features):
+                places = np.flatnonzero(asks & 1 << bit)
+                if len(places):
+                    staged.features.append(feature.stage(sampled, places, upload))
+        return staged
+
+    def sample(self, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
+        """Draw a token for each row.
 
         Args:
-            logits: Overwritten. One row a sequence.
-            sequences: Those that sample.
+            logits: Overwritten.
+            staged: From `stage`, its upload sent.
 
         Shapes:
             logits: `[num_rows, vocab_size]` float32, contiguous
-
-        Raises:
-            InvalidLogitsError: A row that is drawn from holds NaN.
         """
-        token_ids, reported = self._sample_rows(logits, sequences, None)
-        return [SampledTokens((token_id,), reported.get(row, ())) for row, token_id in enumerate(token_ids)]
-
-    def verify(
-        self, logits: torch.Tensor, sequences: list[Sequence], drafts: Values[Draft]
-    ) -> tuple[list[SampledTokens], list[tuple[int, ...]]]:
-        """Choose as many tokens of each sequence as its draft was right, and one more.
-
-        Every row is sampled as a step of its own would sample it at that place of the output, given the guesses before
-        it. So a guess is accepted with the probability that it has, the token that differs is a sample of what remains,
-        and tokens do not depend on what was drafted.
-
-        Args:
-            logits: Overwritten. The rows of each sequence's draft.
-            sequences: Those that sample.
-            drafts: Those of each sequence.
-
-        Shapes:
-            logits: `[num_rows, vocab_size]` float32, contiguous
-
-        Returns:
-            The tokens, and the numbers of the guesses that were right.
-
-        Raises:
-            InvalidLogitsError: A row that is drawn from holds NaN.
-
-        Source: Leviathan et al., "Fast inference from transformers via speculative decoding" (arXiv 2211.17192),
-        theorem 1, with each proposal taken as certain.
-        """
-        rows = [sequence for sequence, draft in zip(sequences, drafts, strict=True) for _ in range(len(draft) + 1)]
-        ahead = [path for draft in drafts for path in draft.paths()]
-        token_ids, reported = self._sample_rows(logits, rows, ahead)
-        sampled = accepted_tokens(drafts, token_ids, reported)
-        return sampled, [tokens.accepted for tokens in sampled]
-
-    def _sample_rows(
-        self, logits: torch.Tensor, sequences: list[Sequence], ahead: list[tuple[int, ...]] | None
-    ) -> tuple[list[int], dict[int, tuple[LogprobEntry, ...]]]:
-        """Choose one token a row; return them, and the log probabilities of the rows that report them."""
-        batch = self._batch
-        if batch is None or ahead is not None or batch.ahead is not None or batch.sequences != sequences:
-            batch = self._batch = SamplingBatch(sequences, logits.shape[1], self._device, batch, ahead)
-        logprobs = Logprobs(logits[batch.with_logprobs]) if batch.with_logprobs else None
-        _adjust(logits, batch)
-        token_ids: list[int] = _choose(logits, batch).tolist()
-        if logprobs is None:
-            return token_ids, {}
-        entries = logprobs.entries([token_ids[row] for row in batch.with_logprobs], batch.num_top)
-        return token_ids, {row: (entry,) for row, entry in zip(batch.with_logprobs, entries, strict=True)}
-
-
-def _adjust(logits: torch.Tensor, batch: SamplingBatch) -> None:
-    """Apply bias and penalties in place."""
-    if batch.bias_index is not None and batch.bias is not None:
-        logits.view(-1).index_add_(0, batch.bias_index, batch.bias)
-    if batch.penalised:
-        counted = []
-        for row in batch.penalised:
-            counts = batch.rows[row].counts
-            assert counts is not None
-            counts.update(batch.sequences[row].token_ids)
-            counted.append(counts.counted(batch.drafts_before(row)))
-        apply_penalties(logits, batch.penalised, counted)
-
-
-def _choose(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    if batch.num_greedy == len(batch.sequences):
-        return _likeliest(logits)
-    groups = [group for group in (batch.free, batch.truncated) if group is not None]
-    if len(groups) == 1 and groups[0].index is None:
-        return _draw(logits, batch, groups[0])
-    chosen = _likeliest(logits) if batch.num_greedy else logits.new_empty(len(logits), dtype=torch.int64)
-    for group in groups:
-        chosen[group.index] = _draw(logits[group.index], batch, group)
-    return chosen
-
-
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the place of the largest logit of each row; on a CPU NumPy finds it seven times as fast as torch."""
-    if logits.device.type != "cpu":
-        return logits.argmax(dim=-1)
-    return torch.from_numpy(logits.numpy().argmax(axis=-1))
-
-
-def _draw(logits: torch.Tensor, batch: SamplingBatch, group: RandomRows) -> torch.Tensor:
-    """Draw the tokens of a group, whose logits are given."""
-    positions = [batch.sequences[row].num_output_tokens + len(batch.drafts_before(row)) for row in group.rows]
-    numbers = [batch.rows[row].uniforms.at(position) for row, position in zip(group.rows, positions, strict=True)]
-    uniform = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)).mul_(group.inverse_temperature)
-    if group is batch.truncated:
-        return choose_truncated(scaled, uniform, group.truncation)
-    return choose(scaled, uniform, group.truncation.log_min_p if group.uses_min_p else None)
+        slots, logprobs = staged.slots.tensor, staged.logprobs
+        kept = None if logprobs is None else logprobs.keep(logits)
+        for feature in staged.features:
+            feature.adjust(logits, slots)
+        token_ids = staged.draw.draw(logits, slots)
+        for feature in staged.features:
+            feature.take_drawn(slots, token_ids)
+        if logprobs is None or kept is None:
+            return DrawnTokens(token_ids)
+        return DrawnTokens(token_ids, logprobs, logprobs.score(kept, token_ids))

@@ -14,8 +14,8 @@ from shared.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.models.config import ModelConfig
     from gpu_worker.speculative.draft_files import DraftFiles
@@ -63,7 +63,7 @@ class DraftModelRecipe(Recipe):
         rows = rows_num_bytes(config, draft)
         return Needs(weights + rows, bytes_per_block(config.block_size, draft, kv_cache_dtype))
 
-    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Build its runner."""
         from gpu_worker.execution.build import build_runner
         from gpu_worker.models.registry import read_model_config

@@ -44,6 +44,10 @@ class DraftRunner(Protocol):
         """Compute the plan's tokens and sample where it says so."""
         ...
 
+    def release(self, sequences: Iterable[Sequence]) -> None:
+        """Forget sequences that no plan will name any more."""
+        ...
+
 
 class _Double:
     """The smaller model's view of a sequence. The first `num_known` of its tokens are the sequence's own."""
@@ -95,7 +99,6 @@ class DraftModelProposer:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._pool = BlockPool(runner.num_blocks)
         self._doubles: dict[Sequence, _Double | None] = {}
-        self._departed: list[Sequence] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the smaller model's guesses."""
@@ -137,9 +140,7 @@ class DraftModelProposer:
 
     def _drop(self, double: _Double) -> None:
         self._pool.release(double.sequence.block_table)
-        if double.sequence.num_computed_tokens > 0:
-            # Others the runner has never seen.
-            self._departed.append(double.sequence)
+        self._runner.release([double.sequence])
 
     def _run(self, places: list[int], doubles: list[Sequence | None], guesses: list[list[int]]) -> list[int]:
         """Compute what these doubles lack, as far as a step goes; add a guess where that is all, and return where."""
@@ -158,8 +159,7 @@ class DraftModelProposer:
             scheduled_places.append(place)
         if not scheduled:
             return []
-        plan = StepPlan(0, scheduled, self._max_num_batched_tokens - left, self._departed)
-        self._departed = []
+        plan = StepPlan(0, scheduled, self._max_num_batched_tokens - left)
         guessed = []
         for place, item, sampled in zip(
             scheduled_places, scheduled, self._runner.submit(plan).result().sampled, strict=True

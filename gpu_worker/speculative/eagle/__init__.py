@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gpu_worker.speculative.recipe import Needs, Recipe, Settings
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.speculative.draft_files import DraftFiles
 
@@ -44,7 +44,7 @@ class EagleRecipe(Recipe):
             eagle.tapped_layers,
         )
 
-    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Load the layer, and allocate its cache."""
         from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
         from gpu_worker.execution.runner_config import choose_draft_dtype

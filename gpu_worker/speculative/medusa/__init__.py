@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gpu_worker.speculative.recipe import Needs, Recipe, Settings
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.speculative.draft_files import DraftFiles
 
@@ -43,7 +43,7 @@ class MedusaRecipe(Recipe):
         assert settings.draft_model is not None
         return Needs(num_bytes=weights_num_bytes(settings.draft_model, draft_dtype(config), WEIGHTS_FILE))
 
-    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Load the heads."""
         from gpu_worker.execution.runner_config import choose_draft_dtype
         from gpu_worker.speculative.medusa.heads import load_medusa_heads

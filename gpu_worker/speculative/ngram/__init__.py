@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gpu_worker.speculative.recipe import Needs, Recipe, Settings
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
 
 
@@ -25,7 +25,7 @@ class NgramRecipe(Recipe):
 
         return Needs(block_bytes=config.block_size * BYTES_PER_TOKEN if config.device == "cpu" else 0)
 
-    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Make the proposer."""
         from gpu_worker.speculative.ngram.proposer import NgramProposer
 

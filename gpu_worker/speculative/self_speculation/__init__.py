@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from gpu_worker.speculative.recipe import Needs, Recipe, Settings
@@ -10,8 +9,8 @@ from shared.config import variable_name
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.build import BuiltRunner
     from gpu_worker.execution.drafts.proposer import Proposer
+    from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
 
 _LAYERS = "self_speculation_layers"
@@ -31,21 +30,12 @@ class SelfSpeculationRecipe(Recipe):
 
         return Needs(num_bytes=rows_num_bytes(config, read_model_config(config.model)))
 
-    def build(self, settings: Settings, config: RunnerConfig, runner: BuiltRunner) -> Proposer:
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Make a runner of the first layers, and the proposer."""
-        from gpu_worker.execution.model_runner import TorchModelRunner
-        from gpu_worker.execution.runner import DeviceModelRunner
         from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
 
-        max_num_seqs = config.max_num_seqs
         num_layers = _num_layers(settings.self_speculation_layers, runner.model_config.num_layers)
-        cache = dataclasses.replace(runner.cache, layers=runner.cache.layers[:num_layers])
-        first_layers = runner.model.early_exit(num_layers)
-        if not isinstance(runner, DeviceModelRunner):
-            return SelfSpeculationProposer(TorchModelRunner(first_layers, cache, max_num_seqs, runner.max_model_len))
-        early_exit = DeviceModelRunner(first_layers, cache, max_num_seqs, runner.max_model_len, max_num_seqs)
-        early_exit.capture_graphs()
-        return SelfSpeculationProposer(early_exit)
+        return SelfSpeculationProposer(runner.early_exit(num_layers))
 
 
 def _num_layers(requested: int | None, most: int) -> int:

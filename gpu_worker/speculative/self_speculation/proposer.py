@@ -28,6 +28,10 @@ class EarlyExitRunner(Protocol):
         """Compute the plan's tokens and sample where it says so."""
         ...
 
+    def release(self, sequences: Iterable[Sequence]) -> None:
+        """Forget sequences that no plan will name any more."""
+        ...
+
 
 class _Double:
     """A sequence with guesses behind its tokens, in the sequence's own blocks."""
@@ -56,7 +60,6 @@ class SelfSpeculationProposer:
         """Guess with `runner`."""
         self._runner = runner
         self._doubles: dict[Sequence, _Double] = {}
-        self._departed: list[Sequence] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return what the first layers would go on with, drawn as the requests' tokens are."""
@@ -67,8 +70,7 @@ class SelfSpeculationProposer:
                 ScheduledSequence(double, len(double.token_ids) - 1, 1, True)
                 for double in (doubles[place] for place in places)
             ]
-            plan = StepPlan(0, scheduled, len(scheduled), self._departed)
-            self._departed = []
+            plan = StepPlan(0, scheduled, len(scheduled))
             result = self._runner.submit(plan).result()
             for place, tokens in zip(places, result.sampled, strict=True):
                 doubles[place].token_ids += tokens.token_ids
@@ -84,7 +86,7 @@ class SelfSpeculationProposer:
         """Drop a sequence's double."""
         double = self._doubles.pop(sequence, None)
         if double is not None:
-            self._departed.append(double.sequence)
+            self._runner.release([double.sequence])
 
     def _double(self, original: Sequence) -> Sequence:
         double = self._doubles.get(original)

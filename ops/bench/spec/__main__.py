@@ -31,7 +31,7 @@ from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
@@ -144,13 +144,12 @@ class _Batches:
         self._new = new
         self._proposer = proposer
         runner.verify_drafts_of(None)
-        self._answers = [serve(runner, prompts, new, None, None).answers for prompts in batches]
+        self._answers = [serve(runner, prompts, new, None).answers for prompts in batches]
 
     def serve(self, place: int, policy: DraftPolicy | None) -> Run:
         """Serve a batch; None is plain decoding. Answers that differ are told."""
-        guessing = None if policy is None else self._proposer(self._answers[place])
-        self._runner.verify_drafts_of(guessing)
-        run = serve(self._runner, self._batches[place], self._new, policy, guessing)
+        self._runner.verify_drafts_of(None if policy is None else self._proposer(self._answers[place]))
+        run = serve(self._runner, self._batches[place], self._new, policy)
         if run.answers != self._answers[place]:
             _tell_difference(run.answers, self._answers[place])
         return run
@@ -174,7 +173,6 @@ def _model(options: argparse.Namespace) -> Iterator[Path]:
 
 def _load(model: Path, options: argparse.Namespace) -> TorchModelRunner:
     runner = build_runner(_runner_config(model, options))
-    assert isinstance(runner, TorchModelRunner)
     return runner
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
-from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -145,9 +145,8 @@ def serve(
     prompts: list[list[int]],
     new: int,
     policy: DraftPolicy | None,
-    proposer: Proposer | None,
 ) -> Run:
-    """Generate `new` tokens after each prompt, greedily; the proposer is made to forget each sequence at the end.
+    """Generate `new` tokens after each prompt, greedily; the runner is made to forget each sequence at the end.
 
     Raises:
         RuntimeError: A step failed.
@@ -176,9 +175,7 @@ def serve(
     num_tokens, taken = _num_tokens(sequences) - num_before, counts.taken()
     step_while(engine, engine.has_work)
     answers = [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
-    if proposer is not None:
-        for sequence in sequences:
-            proposer.forget(sequence)
+    runner.release(sequences)
     return Run(seconds, num_steps, num_tokens, answers, *taken)
 
 
@@ -195,7 +192,7 @@ def copied_prompts(runner: TorchModelRunner, model: Path, new: int, count: int) 
     """Return copying prompts that are answered with a copy: of twice as many, the half that copies longest."""
     prompts = copying_prompts(model, 2 * count)
     runner.verify_drafts_of(None)
-    lengths = [_copied(prompt, serve(runner, [prompt], new, None, None).answers[0]) for prompt in prompts]
+    lengths = [_copied(prompt, serve(runner, [prompt], new, None).answers[0]) for prompt in prompts]
     longest = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)[:count]
     return [prompts[place] for place in sorted(longest)]
 

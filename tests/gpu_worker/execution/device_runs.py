@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.execution.engine_run import BLOCK
@@ -42,10 +42,12 @@ def make_device_runner(
     max_num_seqs: int = 40,
     max_draft_tokens: int = 0,
     kv_cache_dtype: torch.dtype | None = None,
-) -> DeviceModelRunner:
+) -> TorchModelRunner:
     cache = poisoned_cache(model, num_blocks, kv_cache_dtype or model.dtype)
     max_model_len = model.config.max_model_len
-    runner = DeviceModelRunner(model, cache, max_num_seqs, max_model_len, TOKEN_BUDGET, max_draft_tokens)
+    runner = TorchModelRunner(
+        model, cache, max_num_seqs, max_model_len, TOKEN_BUDGET, max_draft_tokens, is_asynchronous=True
+    )
     runner.max_steps_in_flight = depth
     if is_graphed:
         runner.capture_graphs()

@@ -16,8 +16,7 @@ from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.model_runner import TorchModelRunner
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from shared.messages import Sampling
 
@@ -63,7 +62,6 @@ def make_runner(
         directory, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=max_num_seqs, num_threads=1, **settings
     )
     runner = build_runner(config)
-    assert isinstance(runner, TorchModelRunner)
     if proposer is not None:
         runner.verify_drafts_of(proposer)
     return runner
@@ -98,7 +96,7 @@ class Outcome:
 
 
 def run(
-    runner: TorchModelRunner | DeviceModelRunner,
+    runner: TorchModelRunner,
     sequences: list[Sequence],
     *,
     num_blocks: int | None = None,
@@ -129,6 +127,7 @@ def run(
             outcome.add(event)
         if engine.last_error is not None:
             raise engine.last_error
+    runner.release(sequences)
     scheduler.check_integrity()
     outcome.num_preemptions = scheduler.stats.num_preemptions
     outcome.num_prefix_hits = scheduler.stats.num_prefix_hits

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gpu_worker.core.step import StepPlan
-from gpu_worker.execution.runner import DeviceModelRunner
-from gpu_worker.execution.step import DeviceStep
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.step import SubmittedStep
 from shared.messages import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, transformers_logits
 from tests.gpu_worker.execution.engine_run import MAX_LEN, VOCAB, make_sequence, random_prompt, run
@@ -64,7 +64,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 class Recording:
     """A runner that keeps the logits of every sequence that samples."""
 
-    def __init__(self, runner: DeviceModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, runner: TorchModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.logits: dict[str, list[torch.Tensor]] = {}
         self._runner = runner
         self._latest: list[torch.Tensor] = []
@@ -79,7 +79,7 @@ class Recording:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def submit(self, plan: StepPlan) -> DeviceStep:
+    def submit(self, plan: StepPlan) -> SubmittedStep:
         self._latest = []
         step = self._runner.submit(plan)
         names = [item.sequence.id for item in plan.scheduled if item.samples]

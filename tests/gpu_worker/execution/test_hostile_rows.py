@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.model_runner import TorchModelRunner
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.bounds import MAX_TOKEN_ID
 from shared.messages import Sampling
@@ -24,7 +23,7 @@ from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, random_prompt, s
 
 NUM_BLOCKS = 400
 MAX_NUM_SEQS = 40
-Runner = TorchModelRunner | DeviceModelRunner
+Runner = TorchModelRunner
 MakeRunner = Callable[[], Runner]
 
 TINY = 5e-324
@@ -89,7 +88,9 @@ def make_runner(request: pytest.FixtureRequest, model: CausalLM) -> MakeRunner:
     if request.param == "device":
         return lambda: make_device_runner(model, is_graphed=False, num_blocks=NUM_BLOCKS, max_num_seqs=MAX_NUM_SEQS)
     length = model.config.max_model_len
-    return lambda: TorchModelRunner(model, poisoned_cache(model, NUM_BLOCKS, torch.float32), MAX_NUM_SEQS, length)
+    return lambda: TorchModelRunner(
+        model, poisoned_cache(model, NUM_BLOCKS, torch.float32), MAX_NUM_SEQS, length, TOKEN_BUDGET
+    )
 
 
 @pytest.fixture(scope="module")

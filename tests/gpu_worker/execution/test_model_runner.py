@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from shared.errors import ConfigError
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import (
@@ -191,7 +191,7 @@ def test_warm_up_leaves_generation_unchanged(
     model: tuple[Path, Any], prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     fresh = make_runner(model[0])
-    fresh.warm_up(64)
+    fresh.warm_up()
     outcome = run(fresh, greedy_sequences(prompts[:4], 30))
     assert as_lists(outcome.tokens, 4) == expected[:4]
 

@@ -11,8 +11,7 @@ import torch
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.batch.step_tensors import StepTensors
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.messages import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
@@ -245,12 +244,12 @@ def test_step_that_cannot_be_launched_is_computed_again(
         engine.add(sequence)
     forward, num_launches = runner._forward, 0
 
-    def break_down(step: StepTensors) -> torch.Tensor:
+    def break_down(*arguments: Any, **options: Any) -> torch.Tensor:
         nonlocal num_launches
         num_launches += 1
         if num_launches == 12:
             raise RuntimeError("no memory")
-        return forward(step)
+        return forward(*arguments, **options)
 
     monkeypatch.setattr(runner, "_forward", break_down)
     while engine.has_work():

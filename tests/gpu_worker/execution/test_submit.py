@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
-from gpu_worker.execution.runner import DeviceModelRunner
-from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
-from gpu_worker.execution.step import DeviceStep
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.warm_up import WarmUpProposer
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
@@ -68,7 +67,7 @@ def plan(*shares: tuple[Sequence, int, int], departed: tuple[Sequence, ...] = ()
     return StepPlan(1, items, sum(count for _, _, count in shares), list(departed))
 
 
-def tokens_of(step: DeviceStep) -> list[tuple[int, ...]]:
+def tokens_of(step: SubmittedStep) -> list[tuple[int, ...]]:
     return [sampled.token_ids for sampled in step.result().sampled]
 
 
@@ -98,7 +97,7 @@ def verified_steps(sampling: Sampling, departed: tuple[Sequence, ...] = ()) -> l
     return [*plans, StepPlan(2, decodes, 2), StepPlan(3, [*decodes, chunk], 22)]
 
 
-def tokens_drawn(step: DeviceStep) -> int:
+def tokens_drawn(step: SubmittedStep) -> int:
     return sum(len(drawn.token_ids) for drawn in step._outputs.drawn)
 
 
@@ -249,7 +248,7 @@ def test_row_is_kept_in_the_batch_and_given_to_another_afterwards(model: CausalL
 
 
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
-def test_logits_that_are_no_numbers_fail_their_step_only(
+def test_logits_that_are_no_numbers_fail_their_row_in_their_step_only(
     model: CausalLM, is_graphed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_device_runner(model, is_graphed=is_graphed)
@@ -265,13 +264,15 @@ def test_logits_that_are_no_numbers_fail_their_step_only(
         patch.setattr(runner._sampler, "sample", broken)
         failing = runner.submit(plan((first, 5, 1), (second, 6, 1)))
     behind = runner.submit(plan((first, 6, 1), (second, 7, 1)))
-    with pytest.raises(InvalidLogitsError):
-        failing.result()
+    sound, failed = failing.result().sampled
+    assert (len(sound.token_ids), sound.error) == (1, None)
+    assert failed.token_ids == ()
+    assert "logits" in (failed.error or "")
     assert [len(tokens) for tokens in tokens_of(behind)] == [1, 1]
 
 
 def test_host_arrays_may_change_once_a_step_is_submitted(model: CausalLM) -> None:
-    runner: DeviceModelRunner = make_device_runner(model, is_graphed=True)
+    runner: TorchModelRunner = make_device_runner(model, is_graphed=True)
     sequence = running("a", 9, Sampling(temperature=0.0), 0)
     steps = [runner.submit(plan((sequence, 0, 9)))]
     expected = tokens_of(steps[0])

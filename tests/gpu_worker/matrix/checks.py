@@ -11,7 +11,7 @@ import torch
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.drafts.proposer import ComputedTokens, Proposer
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.eagle.proposer import EagleProposer
 from tests.gpu_worker.matrix.factors import EngineCell
@@ -70,7 +70,7 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
     scheduler.check_integrity()
     assert scheduler.stats.free_blocks == scheduler.config.num_blocks
     assert {sequence.id for sequence in traffic.sequences if sequence.row is not None} <= {last}
-    if isinstance(runner, DeviceModelRunner):
+    if isinstance(runner, TorchModelRunner):
         assert len(runner._rows._free) >= runner._rows.spare - 1
     if proposer is None:
         return

@@ -18,8 +18,7 @@ from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.model_runner import TorchModelRunner
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
@@ -50,7 +49,7 @@ MAX_NUM_SEQS = {"large": 40, "small": 6}
 TOKEN_BUDGETS = {"large": 400, "small": 13}
 NUM_SHARP_TOKENS = 10
 
-Runner = TorchModelRunner | DeviceModelRunner
+Runner = TorchModelRunner
 Answers = Mapping[str, list[int]]
 
 SCRIPTED: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "trees": TreeProposer, "hostile": HostileProposer}
@@ -141,7 +140,8 @@ def _runner(model: CausalLM, cell: EngineCell, num_blocks: int) -> Runner:
     max_num_seqs = MAX_NUM_SEQS[cell.budget]
     dtype = KV_CACHE_DTYPES.get(cell.kv_cache, model.dtype)
     if cell.runner == "host":
-        return TorchModelRunner(model, poisoned_cache(model, num_blocks, dtype), max_num_seqs, MAX_LEN)
+        cache = poisoned_cache(model, num_blocks, dtype)
+        return TorchModelRunner(model, cache, max_num_seqs, MAX_LEN, TOKEN_BUDGETS[cell.budget])
     return make_device_runner(
         model,
         is_graphed=cell.runner == "graphed",

@@ -14,7 +14,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution import build
 from gpu_worker.execution.memory.budget import RESERVE_BYTES
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.start.config import WorkerConfig
@@ -55,16 +55,15 @@ class Machine:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-        self.runners: list[DeviceModelRunner] = []
+        self.runners: list[TorchModelRunner] = []
         self._memory = FakeMemory(RESERVE_BYTES + room)
         self._build = build.build_runner
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(build, "build_runner", self._build_runner)
 
-    def _build_runner(self, config: RunnerConfig, start_up: StartUp | None = None) -> DeviceModelRunner:
+    def _build_runner(self, config: RunnerConfig, start_up: StartUp | None = None) -> TorchModelRunner:
         assert config.device == "cuda"
         runner = self._build(dataclasses.replace(config, device="cpu"), start_up, self._memory)
-        assert isinstance(runner, DeviceModelRunner)
         self._memory.allocate(f"cache {len(self.runners)}", sum(layer.keys.nbytes * 2 for layer in runner.cache.layers))
         self.runners.append(runner)
         return runner
@@ -122,7 +121,7 @@ def test_answers_equal_those_without_drafts(
     tokens, engine = generate(speculative=speculative, draft_model=directories.get(kind), num_speculative_tokens=3)
     assert tokens == plain
     assert engine.stats.spec_decode_num_drafts > 0
-    assert machine.runners[0].max_steps_in_flight == 1
+    assert machine.runners[0].max_steps_in_flight == 2
 
 
 def test_draft_model_has_a_cache_of_as_many_blocks_within_the_memory_there_is(
@@ -142,7 +141,7 @@ def test_draft_model_that_does_not_fit_is_told_as_its_fault(monkeypatch: pytest.
     machine = Machine(monkeypatch, 100 * MB)
     build_runner = machine._build_runner
 
-    def run_out(config: RunnerConfig, start_up: StartUp | None = None) -> DeviceModelRunner:
+    def run_out(config: RunnerConfig, start_up: StartUp | None = None) -> TorchModelRunner:
         if machine.runners:
             machine._memory.elsewhere = machine._memory.size
         return build_runner(config, start_up)

@@ -10,7 +10,7 @@ from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
@@ -33,7 +33,6 @@ SAMPLINGS = [
 
 def load() -> TorchModelRunner:
     runner = build_runner(RUNNER)
-    assert isinstance(runner, TorchModelRunner)
     return runner
 
 

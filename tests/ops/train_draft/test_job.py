@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.model_runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
@@ -66,7 +65,6 @@ def test_worker_loads_what_was_trained_for_a_target_of_another_family(
     check_speculation(config, ModelTokenizer(read_model_directory(tied_target)))
     runner_config = RunnerConfig(tied_target, num_blocks=8, max_num_seqs=2, max_model_len=32, num_threads=1)
     runner = build_runner(runner_config)
-    assert isinstance(runner, TorchModelRunner)
     build_proposer(config, runner_config, runner)
 
 

@@ -11,7 +11,7 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.stepping import make_engine, step, step_while
@@ -55,7 +55,7 @@ class StepEngine:
         for tensor in (self.cache.stacked.keys, self.cache.stacked.values):
             tensor.zero_()
         budget = max(sizes.token_budget, sizes.max_num_seqs)
-        runner = DeviceModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget, sizes.num_drafts)
+        runner = TorchModelRunner(model, self.cache, sizes.max_num_seqs, sizes.max_model_len, budget, sizes.num_drafts)
         if sizes.is_warm:
             runner.warm_up()
         if sizes.has_graphs:

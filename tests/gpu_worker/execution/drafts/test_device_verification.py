@@ -14,7 +14,7 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.runner import DeviceModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
@@ -90,7 +90,7 @@ def plain(model: CausalLM) -> Outcome:
     return run(make_device_runner(model, is_graphed=False), sequences())
 
 
-def make_verifier(model: CausalLM, proposer: Proposer, *, is_graphed: bool, **sizes: Any) -> DeviceModelRunner:
+def make_verifier(model: CausalLM, proposer: Proposer, *, is_graphed: bool, **sizes: Any) -> TorchModelRunner:
     runner = make_device_runner(model, is_graphed=is_graphed, max_draft_tokens=DEPTH, **sizes)
     runner.verify_drafts_of(proposer)
     return runner
@@ -185,12 +185,12 @@ def reused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what graphs return become NaN when the next one runs, as a GPU's graphs overwrite it."""
     run_graph, latest = DecodeGraphs.run, list[torch.Tensor]()
 
-    def run_over(self: DecodeGraphs, *arguments: Any) -> tuple[ComputedRows, torch.Tensor]:
+    def run_over(self: DecodeGraphs, *arguments: Any) -> ComputedRows:
         for tensor in latest:
             tensor.fill_(float("nan"))
-        computed, rows = run_graph(self, *arguments)
+        computed = run_graph(self, *arguments)
         latest[:] = [computed.hidden, computed.logits]
-        return computed, rows
+        return computed
 
     monkeypatch.setattr(DecodeGraphs, "run", torch.inference_mode()(run_over))
 
@@ -254,7 +254,7 @@ def test_first_layers_of_the_model_propose_on_a_device_runner_of_their_own(model
     """All layers here: what they guess is right."""
     runner = make_device_runner(model, is_graphed=True, max_num_seqs=7, max_draft_tokens=DEPTH)
     short = model.early_exit(model.config.num_layers)
-    guesser = DeviceModelRunner(short, runner.cache, 7, runner.max_model_len, 64)
+    guesser = TorchModelRunner(short, runner.cache, 7, runner.max_model_len, 64)
     guesser.capture_graphs()
     runner.verify_drafts_of(SelfSpeculationProposer(guesser))
     outcome = run(runner, sequences(), policy=FixedDepth(3), token_budget=90, max_num_seqs=7, num_blocks=60)

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker.core.draft import ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth

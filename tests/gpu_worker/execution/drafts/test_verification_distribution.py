@@ -11,8 +11,8 @@ import torch
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.sampling.sampler import Sampler
 from shared.messages import Sampling
+from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun
 from tests.gpu_worker.execution.sampling_oracle import adjusted_logits, distribution
 
 VOCAB = 8
@@ -36,17 +36,18 @@ def exact() -> dict[tuple[int, ...], float]:
 
 def answers(num_samples: int, num_drafts: int) -> tuple[dict[tuple[int, ...], int], float]:
     """Generate with drafts that anybody could have made up; return how often each answer came, and the acceptance."""
-    generator, sampler = random.Random(1), Sampler(torch.device("cpu"))
+    generator = random.Random(1)
     counts: dict[tuple[int, ...], int] = {}
     num_drafted = num_accepted = 0
     for first in range(0, num_samples, BATCH):
         open_ones = [
             Sequence(str(seed), [0], 1, Sampling(**SAMPLING, seed=seed), LENGTH) for seed in range(first, first + BATCH)
         ]
+        sampler = SamplerRun(VOCAB)
         while open_ones:
             drafts = [Draft(tuple(generator.choices(range(VOCAB), k=num_drafts))) for _ in open_ones]
             before = [t for s, d in zip(open_ones, drafts, strict=True) for t in (s.token_ids[-1], *d.token_ids)]
-            results, _ = sampler.verify(TABLE[before].clone(), open_ones, drafts)
+            results = sampler.verify(TABLE[before], open_ones, drafts)
             for sequence, sampled in zip(open_ones, results, strict=True):
                 sequence.token_ids += sampled.token_ids
                 num_drafted, num_accepted = num_drafted + sampled.num_drafted, num_accepted + len(sampled.accepted)

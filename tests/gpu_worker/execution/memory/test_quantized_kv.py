@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
 

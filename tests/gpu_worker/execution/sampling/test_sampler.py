@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.sampling.sampler import Sampler
-from gpu_worker.execution.sampling.token_choice import InvalidLogitsError
 from shared.messages import Sampling
+from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun
 from tests.gpu_worker.execution.sampling_oracle import adjusted_logits, distribution
-
-CPU = torch.device("cpu")
 
 
 def make_sequence(
@@ -25,8 +23,8 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0)
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample_ids(logits: torch.Tensor, sequences: list[Sequence], sampler: Sampler | None = None) -> list[int]:
-    sampled = (sampler or Sampler(CPU)).sample(logits.clone(), sequences)
+def sample_ids(logits: torch.Tensor, sequences: list[Sequence], sampler: SamplerRun | None = None) -> list[int]:
+    sampled = (sampler or SamplerRun(logits.shape[1])).sample(logits, sequences)
     return [tokens.token_ids[0] for tokens in sampled]
 
 
@@ -34,7 +32,7 @@ def draw_many(logits: torch.Tensor, sampling: Sampling, count: int) -> torch.Ten
     """Histogram of draws for one row of logits: 100 positions of each of many seeds."""
     rows = count // 100
     sequences = [make_sequence(Sampling(**{**vars_of(sampling), "seed": seed}), name=str(seed)) for seed in range(rows)]
-    sampler, drawn = Sampler(CPU), []
+    sampler, drawn = SamplerRun(logits.shape[-1]), []
     for _ in range(100):
         drawn += sample_ids(logits.expand(rows, -1), sequences, sampler)
         for sequence in sequences:
@@ -150,13 +148,13 @@ def test_mixed_batch_equals_each_row_alone() -> None:
 
 
 def test_kept_sampler_equals_new_sampler_while_sequences_come_and_go() -> None:
-    sampler = Sampler(CPU)
+    sampler = SamplerRun(90)
     everyone = [make_sequence(sampling, name=str(row)) for row, sampling in enumerate(MIXED)]
     for step in range(100):
         present = [s for row, s in enumerate(everyone) if (step // 7 + row) % 3] if step % 20 > 3 else everyone
         logits = random_logits(len(present), 90, seed=step)
-        kept = sampler.sample(logits.clone(), present)
-        assert kept == Sampler(CPU).sample(logits.clone(), present)
+        kept = sampler.sample(logits, present)
+        assert kept == SamplerRun(90).sample(logits, present)
         for sequence, tokens in zip(present, kept, strict=True):
             sequence.token_ids.append(tokens.token_ids[0])
     assert all(sequence.num_output_tokens > 50 for sequence in everyone)
@@ -175,7 +173,7 @@ def test_kept_sampler_equals_new_sampler_while_sequences_come_and_go() -> None:
     ids=str,
 )
 def test_penalties_equal_the_oracle_over_a_growing_sequence(sampling: Sampling) -> None:
-    sampler = Sampler(CPU)
+    sampler = SamplerRun(80)
     sequence = make_sequence(sampling, prompt=(3, 3, 9, 0))
     for step in range(120):
         logits = random_logits(1, 80, seed=step)
@@ -188,7 +186,7 @@ def test_penalties_equal_the_oracle_over_a_growing_sequence(sampling: Sampling) 
 
 def test_resumed_sequence_continues_with_the_same_tokens() -> None:
     sampling = Sampling(seed=11, presence_penalty=0.5, top_p=0.95)
-    whole, sampler = make_sequence(sampling), Sampler(CPU)
+    whole, sampler = make_sequence(sampling), SamplerRun(200)
     for step in range(60):
         whole.token_ids += sample_ids(random_logits(1, 200, seed=step), [whole], sampler)
     resumed = make_sequence(sampling, output=tuple(whole.token_ids[3:33]))
@@ -200,7 +198,7 @@ def test_resumed_sequence_continues_with_the_same_tokens() -> None:
 def test_logprobs_are_of_the_unmodified_logits() -> None:
     sampling = Sampling(temperature=0.3, logit_bias={7: 100.0}, repetition_penalty=2.0, top_k=1, logprobs=3)
     logits = random_logits(1, 50)
-    [sampled] = Sampler(CPU).sample(logits.clone(), [make_sequence(sampling)])
+    [sampled] = SamplerRun(50).sample(logits, [make_sequence(sampling)])
     raw = torch.log_softmax(logits[0], 0)
     assert sampled.token_ids == (7,)
     [entry] = sampled.logprobs
@@ -214,17 +212,55 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
 def test_logprobs_zero_reports_the_chosen_token_only() -> None:
     samplings = [Sampling(temperature=0.0), Sampling(temperature=0.0, logprobs=0), Sampling(logprobs=20)]
     sequences = [make_sequence(sampling, name=str(row)) for row, sampling in enumerate(samplings)]
-    silent, zero, twenty = Sampler(CPU).sample(random_logits(3, 12), sequences)
+    silent, zero, twenty = SamplerRun(12).sample(random_logits(3, 12), sequences)
     assert silent.logprobs == ()
     assert zero.logprobs[0].token_id == zero.token_ids[0]
     assert zero.logprobs[0].top == ()
     assert len(twenty.logprobs[0].top) == 12
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.9), Sampling(top_k=3)], ids=str)
-def test_nan_logits_raise(sampling: Sampling) -> None:
-    with pytest.raises(InvalidLogitsError):
-        Sampler(CPU).sample(torch.full((1, 200), float("nan")), [make_sequence(sampling)])
+INVALID = {
+    "nan": torch.full((200,), math.nan),
+    "one nan": torch.tensor([0.0] * 100 + [math.nan] + [0.0] * 99),
+    "infinite": torch.tensor([0.0] * 100 + [math.inf] + [0.0] * 99),
+    "all masked": torch.full((200,), -math.inf),
+}
+
+
+@pytest.mark.parametrize("invalid", INVALID)
+def test_invalid_row_fails_alone_whatever_is_asked_for(invalid: str) -> None:
+    sequences = [make_sequence(s, output=(4, 5), name=str(i)) for i, s in enumerate(MIXED * 2)]
+    logits = random_logits(len(sequences), 200)
+    expected = SamplerRun(200).sample(logits, sequences)
+    for bad in range(len(MIXED)):
+        broken = logits.clone()
+        broken[bad] = INVALID[invalid]
+        sampled = SamplerRun(200).sample(broken, sequences)
+        assert sampled[bad].token_ids == ()
+        assert sampled[bad].logprobs == ()
+        assert "logits" in (sampled[bad].error or "")
+        assert sampled[:bad] + sampled[bad + 1 :] == expected[:bad] + expected[bad + 1 :]
+
+
+@pytest.mark.parametrize("invalid", INVALID)
+@pytest.mark.parametrize("sampling", MIXED, ids=str)
+def test_invalid_row_behind_right_drafts_ends_the_sequence_behind_them(sampling: Sampling, invalid: str) -> None:
+    sequences = [make_sequence(sampling, name=name) for name in "ab"]
+    logits = random_logits(6, 200)
+    right = [SamplerRun(200).verify(logits, sequences, [Draft((199,) * 2)] * 2)[0].token_ids[0]]
+    right.append(SamplerRun(200).verify(logits, sequences, [Draft((right[0], 199))] * 2)[0].token_ids[1])
+    drafts = [Draft(tuple(right))] * 2
+    expected = SamplerRun(200).verify(logits, sequences, drafts)
+    assert expected[0].token_ids[:2] == tuple(right)
+    for place in range(3):
+        broken = logits.clone()
+        broken[place] = INVALID[invalid]
+        failed, sound = SamplerRun(200).verify(broken, sequences, drafts)
+        assert failed.token_ids == tuple(right[:place])
+        assert failed.logprobs == expected[0].logprobs[:place]
+        assert failed.accepted == tuple(range(place))
+        assert "logits" in (failed.error or "")
+        assert sound == expected[1]
 
 
 def test_tiny_differences_of_logits_change_no_token() -> None:
@@ -254,7 +290,7 @@ def test_logit_bias_is_read_once_while_others_come_and_go() -> None:
     sequences = [
         make_sequence(Sampling(temperature=0.0, logit_bias=bias), name=str(row)) for row, bias in enumerate(biases)
     ]
-    sampler, logits = Sampler(CPU), random_logits(4, 16)
+    sampler, logits = SamplerRun(16), random_logits(4, 16)
     for num in (4, 3, 4, 2, 4):
         assert sample_ids(logits[:num], sequences[:num], sampler) == [3] * num
     assert [bias.num_reads for bias in biases[:2]] == [1, 1]

@@ -12,7 +12,7 @@ from gpu_worker.core.draft import NO_DRAFT, ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution import runner_config
 from gpu_worker.execution.drafts.proposer import DraftRequest
-from gpu_worker.execution.model_runner import TorchModelRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.eagle.proposer import EagleProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 from ops.bench.spec.fixed_depth import FixedDepth

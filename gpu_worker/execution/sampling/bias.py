@@ -1,0 +1,64 @@
+"""`logit_bias`: what is added to the logits of some tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.batch.layout import Int64s
+from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from shared.messages import Sampling
+
+Float32s = npt.NDArray[np.float32]
+
+
+class Bias:
+    """Keeps, for each row that has a bias, tokens and what is added to them."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Know nothing of any row."""
+        self._vocab_size = vocab_size
+        self._biases: dict[int, tuple[Int64s, Float32s]] = {}
+
+    def is_asked_by(self, sampling: Sampling) -> bool:
+        """Do what `Feature` promises."""
+        return bool(sampling.logit_bias)
+
+    def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
+        """Do what `Feature` promises. Ids outside the vocabulary name no token and are left out."""
+        bias = sequence.sampling.logit_bias
+        entries = [(token_id, value) for token_id, value in bias.items() if 0 <= token_id < self._vocab_size]
+        token_ids, values = zip(*entries, strict=True) if entries else ((), ())
+        self._biases[row] = np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32)
+
+    def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedBias:
+        """Do what `Feature` promises."""
+        biases = [(place, *self._biases[row]) for place, row in zip(places, sampled.rows[places].tolist(), strict=True)]
+        indices = np.concatenate([token_ids + place * self._vocab_size for place, token_ids, _ in biases])
+        values = np.concatenate([values for _, _, values in biases])
+        return StagedBias(upload.add(indices), upload.add(values))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBias:
+    """The biases of a step.
+
+    Attributes:
+        indices: Places in the logits, laid end to end.
+        values: What is added there.
+    """
+
+    indices: StagedArray
+    values: StagedArray
+
+    def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
+        """Do what `StagedFeature` promises."""
+        logits.view(-1).index_add_(0, self.indices.tensor, self.values.tensor)
+
+    def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Ignore it."""

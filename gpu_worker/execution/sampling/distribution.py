@@ -1,0 +1,94 @@
+"""The distribution that a token is drawn from: temperature, `min_p`, `top_k`, `top_p`, and the seed of the draw.
+
+`kernels.sampling` says what they mean. Every row of the batch has one, greedy ones included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.batch.row_table import RowTable
+from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from kernels.sampling import SamplingParameters, sample_tokens
+from shared.messages import Sampling
+
+# Below this, differences of logits overflow when divided by it; the most likely token takes all.
+GREEDY_BELOW_TEMPERATURE = 1e-5
+
+
+class Distributions:
+    """Owns the parameters of all rows."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Allocate them."""
+        self._vocab_size = vocab_size
+        self._inverse_temperature = RowTable(num_rows, np.float32, device, fill=1.0)
+        self._log_min_p = RowTable(num_rows, np.float32, device, fill=-math.inf)
+        self._top_k = RowTable(num_rows, np.int32, device)
+        self._top_p = RowTable(num_rows, np.float32, device, fill=1.0)
+        self._seed = RowTable(num_rows, np.int64, device)
+        tables = (self._inverse_temperature, self._log_min_p, self._top_k, self._top_p, self._seed)
+        self._parameters = SamplingParameters(*(table.values for table in tables))
+        self._truncates = np.zeros(num_rows, dtype=np.bool_)
+
+    def assign(self, rows: Values[int], newcomers: Values[Sequence], upload: Upload) -> None:
+        """Write the parameters of sequences that were given rows."""
+        samplings = [sequence.sampling for sequence in newcomers]
+        self._truncates[rows] = [_truncates(sampling) for sampling in samplings]
+        self._inverse_temperature.write(rows, [_inverse_temperature(sampling) for sampling in samplings], upload)
+        self._log_min_p.write(rows, [_log_min_p(sampling) for sampling in samplings], upload)
+        self._top_k.write(rows, [min(sampling.top_k, self._vocab_size) for sampling in samplings], upload)
+        self._top_p.write(rows, [sampling.top_p for sampling in samplings], upload)
+        self._seed.write(rows, [sampling.seed for sampling in samplings], upload)
+
+    def stage(self, sampled: SampledRows, upload: Upload) -> StagedDraw:
+        """Prepare to draw a token for each row of logits."""
+        may_truncate = bool(self._truncates[sampled.rows].any())
+        return StagedDraw(self._parameters, upload.add(sampled.positions), may_truncate)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedDraw:
+    """The draws of a step.
+
+    Attributes:
+        parameters: Of all rows of the batch.
+        positions: Place in its output of what each row of logits draws.
+        may_truncate: Whether any row draws from a part of its distribution.
+    """
+
+    parameters: SamplingParameters
+    positions: StagedArray
+    may_truncate: bool
+
+    def draw(self, logits: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Draw one token a row, `INVALID_TOKEN` where the logits are no distribution.
+
+        Shapes:
+            logits: `[num_rows, vocab_size]` float32
+            slots, result: `[num_rows]` int64
+        """
+        return sample_tokens(logits, slots, self.positions.tensor, self.parameters, may_truncate=self.may_truncate)
+
+
+def _is_greedy(sampling: Sampling) -> bool:
+    return sampling.temperature < GREEDY_BELOW_TEMPERATURE
+
+
+def _inverse_temperature(sampling: Sampling) -> float:
+    return 0.0 if _is_greedy(sampling) else 1.0 / sampling.temperature
+
+
+def _log_min_p(sampling: Sampling) -> float:
+    return math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+
+
+def _truncates(sampling: Sampling) -> bool:
+    return not _is_greedy(sampling) and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
