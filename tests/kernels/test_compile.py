@@ -113,6 +113,7 @@ def test_chunks_on_a_long_context_are_split_among_programs(attention: list[Compi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_candidates_of_the_tuner_fit_and_differ_in_shared_memory(tmp_path: Path) -> None:
     compiled = compile_launches("tests.kernels.attention_candidates", (90,), tmp_path / "candidates.json")
     seen: dict[tuple[str, int, int], str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,18 +13,24 @@ from kernels.silu_mul import silu_mul
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, compiled, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, MODELS, QWEN3_32B, ModelShape
 
-_EPS = 1e-5
+EPS = 1e-5
 _MANY_ROWS = 8192
+Operation = Callable[..., torch.Tensor]
 
 
-def rms_norm_error(device: torch.device, num_rows: int, size: int) -> float:
+def normalise(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Run our op."""
+    return rms_norm(x, weight, EPS, residual)
+
+
+def rms_norm_error(device: torch.device, num_rows: int, size: int, launch: Operation = normalise) -> float:
     """Compare with the formula in float64, and the residual with the exact sum rounded once."""
     x, residual = torch.randn(2, num_rows, size, device=device).bfloat16()
     weight = torch.randn(size, device=device).bfloat16()
     total = (x.double() + residual.double()).bfloat16()
-    scale = (total.double().square().mean(-1, keepdim=True) + _EPS).rsqrt()
+    scale = (total.double().square().mean(-1, keepdim=True) + EPS).rsqrt()
     expected = total.double() * scale * weight.double()
-    actual = rms_norm(x, weight, _EPS, residual)
+    actual = launch(x, weight, residual)
     return max(relative_error(actual, expected), relative_error(residual, total))
 
 
@@ -35,7 +42,7 @@ def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
     weight = torch.randn(size, device=device).bfloat16()
 
     def in_torch(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(residual.add_(x), weight.shape, weight, _EPS)
+        return F.rms_norm(residual.add_(x), weight.shape, weight, EPS)
 
     fused = compiled(in_torch)
     return Case(
@@ -43,18 +50,18 @@ def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
         0,
         num_sets,
         {
-            OURS: lambda index: rms_norm(inputs[index], weight, _EPS, residuals[index]),
+            OURS: lambda index: rms_norm(inputs[index], weight, EPS, residuals[index]),
             "torch.compile": lambda index: fused(inputs[index], residuals[index]),
             "_fused_rms_norm": lambda index: in_torch(inputs[index], residuals[index]),
         },
     )
 
 
-def silu_mul_error(device: torch.device, num_rows: int, size: int) -> float:
+def silu_mul_error(device: torch.device, num_rows: int, size: int, launch: Operation = silu_mul) -> float:
     """Compare with the formula in float64."""
     gate_up = torch.randn(num_rows, 2 * size, device=device).bfloat16()
     gate, up = gate_up.double().chunk(2, dim=-1)
-    return relative_error(silu_mul(gate_up), F.silu(gate) * up)
+    return relative_error(launch(gate_up), F.silu(gate) * up)
 
 
 def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:

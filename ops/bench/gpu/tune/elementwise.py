@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
-from ops.bench.gpu.case import Check, relative_error, sets_for
+from ops.bench.gpu.case import Check, sets_for
+from ops.bench.gpu.cases.elementwise import EPS, rms_norm_error, silu_mul_error
 from ops.bench.gpu.cases.rotation import RotationInputs, rotation_error
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_32B, ModelShape
 from ops.bench.gpu.tune.choice import Entry, Problem, Tuning
 
-_EPS = 1e-5
 _TOLERANCE = 4e-3
 _ROWS = (1, 64, 8192)
 Shape = tuple[int, int]
@@ -26,10 +25,10 @@ Shape = tuple[int, int]
 def normalise(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, entry: Entry) -> torch.Tensor:
     """Launch the kernel by an entry; where there is no GPU, run the dispatched op, as do those below."""
     if x.device.type != "cuda":
-        return rms_norm(x, weight, _EPS, residual)
+        return rms_norm(x, weight, EPS, residual)
     from kernels.rms_norm.triton_kernel import RmsNormConfig, rms_norm_triton
 
-    return rms_norm_triton(x, weight, _EPS, residual, gpu_of(x.device), RmsNormConfig(**entry))
+    return rms_norm_triton(x, weight, EPS, residual, gpu_of(x.device), RmsNormConfig(**entry))
 
 
 def gate(gate_up: torch.Tensor, entry: Entry) -> torch.Tensor:
@@ -54,30 +53,16 @@ def rotate(inputs: RotationInputs, entry: Entry) -> torch.Tensor:
     return rope_kv_write_triton(*arguments, gpu_of(inputs.qkv.device), config=RopeConfig(**entry))
 
 
-def normalise_checks(device: torch.device, entry: Entry, shapes: Iterable[Shape]) -> list[Check]:
-    """Compare with the formula in float64."""
-
-    def error(num_rows: int, size: int) -> float:
-        x, residual = torch.randn(2, num_rows, size, device=device).bfloat16()
-        weight = torch.randn(size, device=device).bfloat16()
-        total = (x.double() + residual.double()).bfloat16()
-        scale = (total.double().square().mean(-1, keepdim=True) + _EPS).rsqrt()
-        actual = normalise(x, weight, residual, entry)
-        errors = (relative_error(actual, total.double() * scale * weight.double()), relative_error(residual, total))
-        return max(errors)
-
-    return _checks(error, shapes)
-
-
-def gate_checks(device: torch.device, entry: Entry, shapes: Iterable[Shape]) -> list[Check]:
-    """Compare with the formula in float64."""
-
-    def error(num_rows: int, size: int) -> float:
-        gate_up = torch.randn(num_rows, 2 * size, device=device).bfloat16()
-        first, second = gate_up.double().chunk(2, dim=-1)
-        return relative_error(gate(gate_up, entry), F.silu(first) * second)
-
-    return _checks(error, shapes)
+def make_checks(
+    device: torch.device,
+    entry: Entry,
+    error: Callable[..., float],
+    launch: Callable[..., object],
+    shapes: Iterable[Shape],
+) -> list[Check]:
+    """Compare with the formula in float64, as the bench does."""
+    by_entry = partial(launch, entry=entry)
+    return [Check("x".join(map(str, shape)), partial(error, device, *shape, by_entry), _TOLERANCE) for shape in shapes]
 
 
 def rotation_checks(device: torch.device, entry: Entry, models: Iterable[ModelShape], num_tokens: int) -> list[Check]:
@@ -124,10 +109,6 @@ def rotation_problems(device: torch.device, models: Iterable[ModelShape], rows: 
     return [problem(model, num_tokens) for model in models for num_tokens in rows]
 
 
-def _checks(error: Callable[[int, int], float], shapes: Iterable[Shape]) -> list[Check]:
-    return [Check("x".join(map(str, shape)), partial(error, *shape), _TOLERANCE) for shape in shapes]
-
-
 _MODELS = (LLAMA3_8B, QWEN3_32B)
 RMS_NORM = (
     Tuning(
@@ -139,7 +120,7 @@ RMS_NORM = (
             for warps in (8, 16, 32)
             for least in (1024, 4096)
         ),
-        partial(normalise_checks, shapes=((1, 4096), (7, 1023), (65, 5120))),
+        partial(make_checks, error=rms_norm_error, launch=normalise, shapes=((1, 4096), (7, 1023), (65, 5120))),
         partial(normalise_problems, shapes=[(rows, model.hidden_size) for model in _MODELS for rows in _ROWS]),
     ),
 )
@@ -148,7 +129,7 @@ SILU_MUL = (
         "SILU_MUL",
         None,
         tuple({"block": block, "num_warps": warps} for block in (512, 1024, 2048, 4096) for warps in (2, 4, 8)),
-        partial(gate_checks, shapes=((1, 14_336), (7, 1023), (65, 3072))),
+        partial(make_checks, error=silu_mul_error, launch=gate, shapes=((1, 14_336), (7, 1023), (65, 3072))),
         partial(gate_problems, shapes=[(rows, model.intermediate_size) for model in _MODELS for rows in _ROWS]),
     ),
 )

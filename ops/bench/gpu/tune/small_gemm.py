@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from kernels.gpu_config import gpu_of
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace, small_gemm
 from kernels.linear.product_launch import ProductLaunch
-from ops.bench.gpu.case import Check, relative_error, sets_for
+from ops.bench.gpu.case import Check, sets_for
+from ops.bench.gpu.cases.small_gemm import Multiply, product_error
 from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
 from ops.bench.gpu.timer import Timer
 from ops.bench.gpu.tune.choice import Entry, Problem, Tuning
@@ -21,7 +22,6 @@ _PREFERRED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Ahead by more than measurements differ.
 _LEAST_GAIN = 0.02
 Product = tuple[int, int]
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def multiply_by(device: torch.device, max_rows: int, entry: Entry) -> Multiply:
@@ -40,13 +40,10 @@ def make_checks(
 ) -> list[Check]:
     """Compare with float64, at shapes of (rows, out_features, in_features)."""
     multiply = multiply_by(device, max_rows, entry)
-
-    def error(num_rows: int, out_features: int, in_features: int) -> float:
-        inputs = torch.randn(num_rows, in_features, device=device).bfloat16()
-        weight = torch.randn(out_features, in_features, device=device).bfloat16()
-        return relative_error(multiply(inputs, weight), inputs.double() @ weight.double().T)
-
-    return [Check("x".join(map(str, shape)), partial(error, *shape), _TOLERANCE) for shape in shapes]
+    return [
+        Check("x".join(map(str, shape)), partial(product_error, device, *shape, multiply), _TOLERANCE)
+        for shape in shapes
+    ]
 
 
 def make_problems(device: torch.device, max_rows: int, products: Mapping[str, Product]) -> list[Problem]:

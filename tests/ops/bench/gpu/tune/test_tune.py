@@ -269,14 +269,24 @@ REAL_TUNINGS: dict[str, Tuning] = {
         "RMS_NORM",
         None,
         elementwise.RMS_NORM[0].candidates[:2],
-        partial(elementwise.normalise_checks, shapes=((3, 40), (1, 7))),
+        partial(
+            elementwise.make_checks,
+            error=elementwise.rms_norm_error,
+            launch=elementwise.normalise,
+            shapes=((3, 40), (1, 7)),
+        ),
         partial(elementwise.normalise_problems, shapes=((3, 40),)),
     ),
     "silu_mul": Tuning(
         "SILU_MUL",
         None,
         elementwise.SILU_MUL[0].candidates[:2],
-        partial(elementwise.gate_checks, shapes=((3, 40), (1, 7))),
+        partial(
+            elementwise.make_checks,
+            error=elementwise.silu_mul_error,
+            launch=elementwise.gate,
+            shapes=((3, 40), (1, 7)),
+        ),
         partial(elementwise.gate_problems, shapes=((3, 40),)),
     ),
     "rope_kv_write": Tuning(
