@@ -54,7 +54,8 @@ class StepCosts:
     def all(self, *, is_exploration: bool = False) -> list[float]:
         """Return costs by depth: measured ones, straight lines between them, and behind them the last slope.
 
-        They reach as far as the measured ones tell, which is twice as deep, and for an exploration at least to 1.
+        They reach twice as deep as what was measured. An exploration looks at least to depth 1, and is optimistic about
+        what was never measured: that it costs no more than what is less deep.
         """
         known = [(depth, cost) for depth, cost in enumerate(self._costs) if cost is not None]
         costs, slope = [known[0][1]], 0.0
@@ -62,4 +63,5 @@ class StepCosts:
             slope = (end - cost) / (last - first)
             costs += [cost + slope * (depth - first) for depth in range(first + 1, last + 1)]
         reach = min(max(2 * known[-1][0], is_exploration), len(self._costs) - 1)
-        return costs + [costs[-1] + max(0.0, slope) * more for more in range(1, reach + 2 - len(costs))]
+        slope = 0.0 if is_exploration else max(0.0, slope)
+        return costs + [costs[-1] + slope * more for more in range(1, reach + 2 - len(costs))]

@@ -271,3 +271,9 @@ def test_back_off_ends_when_more_sequences_decode() -> None:
     assert world.policy.is_backing_off
     assert world.policy.may_draft(7, is_changing=False)
     assert not world.policy.is_backing_off
+
+
+def test_deep_drafts_that_pay_are_found_though_the_first_draft_is_expensive() -> None:
+    world = World(lambda num_tokens: 1.0 if num_tokens == 1 else 1.7 + 0.1 * (num_tokens - 2), [0.75])
+    world.run(1500)
+    assert world.run(1000) > 1.3 * world.plain()

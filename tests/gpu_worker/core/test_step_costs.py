@@ -13,7 +13,7 @@ def measure(costs: StepCosts, depth: int, duration_s: float, *, is_exploration: 
 
 
 def ratios(costs: StepCosts) -> list[float]:
-    known = costs.all(is_exploration=True)
+    known = costs.all()
     return [cost / known[0] for cost in known]
 
 
@@ -32,6 +32,7 @@ def test_costs_reach_twice_as_deep_as_what_was_measured() -> None:
     assert costs.all(is_exploration=True) == [1.0, 1.0]
     measure(costs, 1, 1.2)
     assert costs.all() == pytest.approx([1.0, 1.2, 1.4])
+    assert costs.all(is_exploration=True) == pytest.approx([1.0, 1.2, 1.2])
 
 
 def test_costs_between_and_behind_measured_depths_lie_on_lines() -> None:
