@@ -111,8 +111,10 @@ async def test_release_that_redis_did_not_confirm_is_stated_again(redis_server: 
         lease.release()
         assert not await limiter.state()
         proxy.delay_s = lambda: 0.0
-        await until(lambda: cache.is_available)
-        assert await limiter.state()
+        async with asyncio.timeout(5):
+            # On a busy machine an answer without delay may come after the short timeout too.
+            while not await limiter.state():  # noqa: ASYNC110 - each turn asks Redis
+                await asyncio.sleep(TIMEOUT_S)
         await other.admit(principal, 2, 1)
 
 

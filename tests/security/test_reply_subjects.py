@@ -55,7 +55,7 @@ async def test_worker_says_nothing_on_a_forged_subject(worker: RunningWorker, ga
     await gateway.nats.flush()
     # What our own publications cause is not the worker's.
     assert [subject for subject in heard if subject not in ("hr.req.m.interactive",)] == []
-    assert not worker.worker.consumer.has_failed.is_set()
+    assert not worker.worker.has_failed.is_set()
 
 
 async def test_frames_go_to_the_gateway_that_asked(worker: RunningWorker, gateway: TestGateway) -> None:

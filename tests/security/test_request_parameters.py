@@ -82,7 +82,7 @@ async def test_victim_gets_its_tokens_whatever_is_published_beside_it(
         # A token that the model does not have is within the bounds of messages, and is refused at intake.
         assert finish.reason in ("stop", "length") or finish.error_param in ("logit_bias", "stop_token_ids")
     assert (await victim.wait(30.0)).token_ids == alone.token_ids
-    assert not real_worker.worker.consumer.has_failed.is_set()
+    assert not real_worker.worker.has_failed.is_set()
 
 
 @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
