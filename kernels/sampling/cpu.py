@@ -19,16 +19,12 @@ def sample_tokens_cpu(
     slots: torch.Tensor,
     positions: torch.Tensor,
     parameters: SamplingParameters,
-    penalties: PenaltyTable | None,
-    drafts: torch.Tensor | None,
     may_truncate: bool,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises."""
     num_rows, vocab_size = logits.shape
     slots, positions = slots.contiguous(), positions.contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64)
-    if penalties is not None:
-        apply_penalties_cpu(library, logits, slots, penalties, drafts)
     library.sample_tokens(
         logits.data_ptr(),
         slots.data_ptr(),
@@ -45,8 +41,6 @@ def sample_tokens_cpu(
         may_truncate,
         torch.get_num_threads(),
     )
-    if penalties is not None and drafts is None:
-        count_tokens_cpu(library, penalties, slots, token_ids)
     return token_ids
 
 

@@ -22,44 +22,38 @@ def sample_tokens(
     slots: torch.Tensor,
     positions: torch.Tensor,
     parameters: SamplingParameters,
-    penalties: PenaltyTable | None = None,
-    drafts: torch.Tensor | None = None,
     *,
     may_truncate: bool = True,
 ) -> torch.Tensor:
     """Draw one token a row, without waiting for the device.
 
-    In this order: penalties (repetition, frequency, presence), temperature, `min_p`, `top_k`, `top_p` on what these
-    left, renormalised; then the first token, in the order of ids, at which the cumulative probability exceeds the
-    uniform number of (seed, position). A row's token depends on nothing but its own logits and parameters, and is the
-    same on every device. Tokens that tie stand or fall together; the most likely one always stands.
+    In this order: temperature, `min_p`, `top_k`, `top_p` on what these left, renormalised; then the first token, in the
+    order of ids, at which the cumulative probability exceeds the uniform number of (seed, position). A row's token
+    depends on nothing but its own logits and parameters, and is the same on every device. Tokens that tie stand or fall
+    together; the most likely one always stands.
 
     Args:
-        logits: Overwritten when there are penalties. May be strided in its first dimension.
+        logits: May be strided in its first dimension.
         slots: The slot of each row.
         positions: The number of tokens in the output before the one that each row draws: the counter of the random
             numbers.
         parameters: Of all slots.
-        penalties: Of all slots; None when no row has any.
-        drafts: Tokens that each row's penalties count as if they were in the output, filled up with -1. None when the
-            output is all there is: then each slot is named at most once, and what is drawn is added to `penalties`.
         may_truncate: False promises that no row uses `min_p`, `top_k` or `top_p`, which saves their launches.
 
     Shapes:
         logits: `[num_rows, vocab_size]` float32
         slots: `[num_rows]` int64
         positions: `[num_rows]` int64
-        drafts: `[num_rows, max_drafts]` int64, contiguous
         result: `[num_rows]` int64; `INVALID_TOKEN` where the logits are no distribution.
     """
     if logits.is_cuda and is_triton_installed():
         from kernels.sampling.triton_kernel import sample_tokens_triton
 
         config = sampling_config(gpu_of(logits.device).generation)
-        return sample_tokens_triton(logits, slots, positions, parameters, penalties, drafts, may_truncate, config)
+        return sample_tokens_triton(logits, slots, positions, parameters, may_truncate, config)
     if can_run(logits) and (library := cpu_library()) is not None:
-        return sample_tokens_cpu(library, logits, slots, positions, parameters, penalties, drafts, may_truncate)
-    return sample_tokens_reference(logits, slots, positions, parameters, penalties, drafts, may_truncate=may_truncate)
+        return sample_tokens_cpu(library, logits, slots, positions, parameters, may_truncate)
+    return sample_tokens_reference(logits, slots, positions, parameters, may_truncate=may_truncate)
 
 
 def apply_penalties(
@@ -89,7 +83,7 @@ def apply_penalties(
 
 
 def count_tokens(penalties: PenaltyTable, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-    """Add tokens to the outputs that penalties look at, where `sample_tokens` did not because of drafts.
+    """Add tokens to the outputs that penalties look at.
 
     Args:
         penalties: Of all slots.

@@ -35,7 +35,7 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyTable:
-    """Penalties of each slot, and the tokens they look at. `sample_tokens` and `count_tokens` add tokens.
+    """Penalties of each slot, and the tokens they look at. `count_tokens` adds tokens.
 
     Attributes:
         repetition: `[num_slots]` float32; 1 does nothing.

@@ -17,14 +17,10 @@ def sample_tokens_reference(
     slots: torch.Tensor,
     positions: torch.Tensor,
     parameters: SamplingParameters,
-    penalties: PenaltyTable | None = None,
-    drafts: torch.Tensor | None = None,
     *,
     may_truncate: bool = True,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises; `may_truncate` changes nothing here."""
-    if penalties is not None:
-        apply_penalties_reference(logits, slots, penalties, drafts)
     inverse_temperature = parameters.inverse_temperature[slots]
     is_greedy = inverse_temperature == 0
     highest = logits.amax(dim=-1, keepdim=True)
@@ -37,10 +33,7 @@ def sample_tokens_reference(
     cumulative = weights.cumsum(1)
     target = (uniform * cumulative[:, -1])[:, None]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    token_ids = torch.where(is_greedy, logits.argmax(dim=-1), drawn).masked_fill_(~is_valid, INVALID_TOKEN)
-    if penalties is not None and drafts is None:
-        count_tokens_reference(penalties, slots, token_ids)
-    return token_ids
+    return torch.where(is_greedy, logits.argmax(dim=-1), drawn).masked_fill_(~is_valid, INVALID_TOKEN)
 
 
 def _least(

@@ -6,8 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampling.triton_penalties import count_token
-
 # The key of an infinite distance: keeps all tokens. See `triton_threshold`.
 KEEP_ALL = tl.constexpr(0x7F800000)
 
@@ -77,16 +75,12 @@ def draw_kernel(
     sums,
     thresholds,
     masses,
-    output_counts,
-    seen_bits,
     token_ids,
     vocab_size,
-    num_words,
     num_tiles,
     TILE: tl.constexpr,
     ALL_TILES: tl.constexpr,
     MAY_TRUNCATE: tl.constexpr,
-    COUNTS: tl.constexpr,
 ):
     """One program a row. Without `MAY_TRUNCATE`, `thresholds` and `masses` are not read."""
     row = tl.program_id(0).to(tl.int64)
@@ -131,5 +125,3 @@ def draw_kernel(
 
     token_id = tl.where(is_valid, tile * TILE + offset, -1).to(tl.int64)
     tl.store(token_ids + row, token_id)
-    if COUNTS:
-        count_token(output_counts, seen_bits, slot, token_id, vocab_size, num_words)

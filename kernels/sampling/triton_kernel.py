@@ -1,4 +1,4 @@
-"""Sampling on a GPU: four launches for a batch that truncates, two for one that does not, one more with penalties."""
+"""Sampling on a GPU: four launches for a batch that truncates, two for one that does not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ def sample_tokens_triton(
     slots: torch.Tensor,
     positions: torch.Tensor,
     parameters: SamplingParameters,
-    penalties: PenaltyTable | None,
-    drafts: torch.Tensor | None,
     may_truncate: bool,
     config: SamplingConfig,
 ) -> torch.Tensor:
@@ -31,8 +29,6 @@ def sample_tokens_triton(
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
         return token_ids
-    if penalties is not None:
-        apply_penalties_triton(logits, slots, penalties, drafts)
     num_tiles = triton.cdiv(vocab_size, config.tile)
     all_tiles = triton.next_power_of_2(num_tiles)
     # Kernels are compiled anew for a pointer that is aligned otherwise: all four parts begin alike.
@@ -57,12 +53,10 @@ def sample_tokens_triton(
             vocab_size, num_tiles,
             TILE=config.tile, TILES=config.tiles, ALL_TILES=all_tiles, num_warps=config.statistics_warps,
         )  # fmt: skip
-    counted = penalties if drafts is None else None
     draw_kernel[(num_rows,)](
         logits, logits.stride(0), slots, parameters.inverse_temperature, parameters.seed, positions,
-        maxima, sums, thresholds, masses, slots if counted is None else counted.output_counts,
-        slots if counted is None else counted.seen_bits, token_ids, vocab_size, triton.cdiv(vocab_size, 32), num_tiles,
-        TILE=config.tile, ALL_TILES=all_tiles, MAY_TRUNCATE=may_truncate, COUNTS=counted is not None,
+        maxima, sums, thresholds, masses, token_ids, vocab_size, num_tiles,
+        TILE=config.tile, ALL_TILES=all_tiles, MAY_TRUNCATE=may_truncate,
         num_warps=config.draw_warps,
     )  # fmt: skip
     return token_ids

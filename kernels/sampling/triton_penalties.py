@@ -47,17 +47,12 @@ def penalties_kernel(
 
 
 @triton.jit
-def count_token(output_counts, seen_bits, slot, token_id, vocab_size, num_words):
-    """Add a token to a slot's output; negative ones are left out. Programs may do so at once."""
+def count_tokens_kernel(output_counts, seen_bits, slots, token_ids, vocab_size, num_words):
+    """Program `i` adds a token to a slot's output, unless it is negative."""
+    place = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + place).to(tl.int64)
+    token_id = tl.load(token_ids + place)
     is_token = token_id >= 0
     tl.atomic_add(output_counts + slot * vocab_size + token_id, 1, mask=is_token, sem="relaxed")
     bit = (token_id * 0 + 1).to(tl.int32) << (token_id % 32).to(tl.int32)
     tl.atomic_or(seen_bits + slot * num_words + token_id // 32, bit, mask=is_token, sem="relaxed")
-
-
-@triton.jit
-def count_tokens_kernel(output_counts, seen_bits, slots, token_ids, vocab_size, num_words):
-    """Program `i` counts one token."""
-    place = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + place).to(tl.int64)
-    count_token(output_counts, seen_bits, slot, tl.load(token_ids + place), vocab_size, num_words)

@@ -10,38 +10,29 @@ import torch
 from kernels.gpu_config import Gpu
 from kernels.sampling.config import sampling_config
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
-from kernels.sampling.triton_kernel import count_tokens_triton, sample_tokens_triton
+from kernels.sampling.triton_kernel import apply_penalties_triton, count_tokens_triton, sample_tokens_triton
 
 
-def launch(gpu: Gpu, vocab_size: int, with_penalties: bool, may_truncate: bool) -> torch.Tensor:
+def launch(gpu: Gpu, vocab_size: int, may_truncate: bool) -> torch.Tensor:
     slots = torch.arange(2)
     column, numbers = torch.ones(2), torch.ones(2, dtype=torch.int64)
     parameters = SamplingParameters(column, column, numbers.int(), column, numbers)
-    counts = torch.zeros(2, vocab_size, dtype=torch.int32)
-    penalties = PenaltyTable(column, column, column, counts, counts[:, : -(-vocab_size // 32)])
-    return sample_tokens_triton(
-        torch.empty(2, vocab_size),
-        slots,
-        slots,
-        parameters,
-        penalties if with_penalties else None,
-        None,
-        may_truncate,
-        sampling_config(gpu.generation),
-    )
+    logits = torch.empty(2, vocab_size)
+    return sample_tokens_triton(logits, slots, slots, parameters, may_truncate, sampling_config(gpu.generation))
 
 
-def count(vocab_size: int) -> torch.Tensor:
+def penalise(vocab_size: int) -> torch.Tensor:
     table = torch.zeros(2, vocab_size, dtype=torch.int32)
     column, places = torch.ones(2), torch.arange(2)
     penalties = PenaltyTable(column, column, column, table, table[:, : -(-vocab_size // 32)])
+    apply_penalties_triton(torch.empty(2, vocab_size), places, penalties, None)
     count_tokens_triton(penalties, places, places)
     return table
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     return {
-        "llama3": partial(launch, gpu, 128_256, False, True),
-        "qwen3": partial(launch, gpu, 151_936, True, False),
-        "counts": partial(count, 151_936),
+        "llama3": partial(launch, gpu, 128_256, True),
+        "qwen3": partial(launch, gpu, 151_936, False),
+        "penalties": partial(penalise, 151_936),
     }

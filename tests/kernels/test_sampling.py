@@ -10,9 +10,10 @@ import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.sampling.config import SamplingConfig
-from kernels.sampling.cpu import count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
+from kernels.sampling.cpu import apply_penalties_cpu, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
 from kernels.sampling.parameters import INVALID_TOKEN
 from kernels.sampling.reference import (
+    apply_penalties_reference,
     count_tokens_reference,
     sample_tokens_reference,
     score_tokens_reference,
@@ -46,34 +47,40 @@ CONFIG = SamplingConfig(
 Draw = Callable[[SamplingCase, bool], list[int]]
 
 
-def draw_by_triton(case: SamplingCase, may_truncate: bool) -> list[int]:
-    triton_kernel = pytest.importorskip("kernels.sampling.triton_kernel")
-    with poisoned_memory():
-        drawn = triton_kernel.sample_tokens_triton(
-            case.logits,
-            case.slots,
-            case.positions,
-            case.parameters,
-            case.penalties,
-            case.drafts,
-            may_truncate,
-            CONFIG,
-        )
-    return drawn.tolist()
+class TritonOp:
+    """The Triton kernels, with launches of `CONFIG`."""
+
+    def __init__(self) -> None:
+        kernel = pytest.importorskip("kernels.sampling.triton_kernel")
+        self.penalise, self.count = kernel.apply_penalties_triton, kernel.count_tokens_triton
+        self.sample = partial(kernel.sample_tokens_triton, config=CONFIG)
 
 
-def draw_by_cpu(case: SamplingCase, may_truncate: bool) -> list[int]:
-    with poisoned_memory():
-        drawn = sample_tokens_cpu(
-            library(),
-            case.logits,
-            case.slots,
-            case.positions,
-            case.parameters,
-            case.penalties,
-            case.drafts,
-            may_truncate,
-        )
+class CpuOp:
+    """The compiled kernels."""
+
+    def __init__(self) -> None:
+        self.penalise, self.count = partial(apply_penalties_cpu, library()), partial(count_tokens_cpu, library())
+        self.sample = partial(sample_tokens_cpu, library())
+
+
+class ReferenceOp:
+    """The oracle."""
+
+    penalise, count = staticmethod(apply_penalties_reference), staticmethod(count_tokens_reference)
+    sample = staticmethod(sample_tokens_reference)
+
+
+Op = TritonOp | CpuOp | ReferenceOp
+
+
+def run(op: Op, case: SamplingCase, may_truncate: bool = True) -> list[int]:
+    """Draw as the sampler does; without drafts what is drawn is counted."""
+    if case.penalties is not None:
+        op.penalise(case.logits, case.slots, case.penalties, case.drafts)
+    drawn = op.sample(case.logits, case.slots, case.positions, case.parameters, may_truncate=may_truncate)
+    if case.penalties is not None and case.drafts is None:
+        op.count(case.penalties, case.slots, drawn)
     return drawn.tolist()
 
 
@@ -86,25 +93,24 @@ def library() -> CpuLibrary:
 @pytest.fixture(params=["cpu", "triton"])
 def draw(request: pytest.FixtureRequest, device: torch.device) -> Draw:
     """Draw tokens on memory that holds NaN wherever nothing has been written."""
-    implementation = {"cpu": draw_by_cpu, "triton": draw_by_triton}[request.param]
-    where = device if request.param == "triton" else CPU
+    op = CpuOp() if request.param == "cpu" else TritonOp()
+    where = CPU if request.param == "cpu" else device
 
-    def run(case: SamplingCase, may_truncate: bool = True) -> list[int]:
+    def draw_moved(case: SamplingCase, may_truncate: bool = True) -> list[int]:
         moved = case.to(where)
-        drawn = implementation(moved, may_truncate)
+        with poisoned_memory():
+            drawn = run(op, moved, may_truncate)
         # What was written must arrive in the caller's case.
         case.logits = moved.logits.cpu()
         if moved.penalties is not None:
             case.penalties = copied(moved.penalties, CPU)
         return drawn
 
-    return run
+    return draw_moved
 
 
 def reference(case: SamplingCase) -> list[int]:
-    return sample_tokens_reference(
-        case.logits, case.slots, case.positions, case.parameters, case.penalties, case.drafts
-    ).tolist()
+    return run(ReferenceOp(), case)
 
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "masked"])
@@ -151,10 +157,7 @@ def test_penalties_equal_reference_and_count_what_is_drawn(draw: Draw, vocab_siz
 
 @pytest.mark.parametrize("implementation", ["cpu", "triton"])
 def test_counted_tokens_equal_reference(implementation: str, device: torch.device) -> None:
-    if implementation == "triton":
-        count, where = pytest.importorskip("kernels.sampling.triton_kernel").count_tokens_triton, device
-    else:
-        count, where = partial(count_tokens_cpu, library()), CPU
+    op, where = (CpuOp(), CPU) if implementation == "cpu" else (TritonOp(), device)
     slots = torch.tensor([4, 0, 4, 4, 1, 4, 0])
     token_ids = torch.tensor([31, 32, 31, 63, -1, 0, 95])
     expected = make_penalties(slots, 96)
@@ -163,8 +166,8 @@ def test_counted_tokens_equal_reference(implementation: str, device: torch.devic
     actual = copied(expected, where)
     before = expected.output_counts.clone()
     count_tokens_reference(expected, slots, token_ids)
-    count(actual, slots.to(where), token_ids.to(where))
-    count(actual, slots[:0].to(where), token_ids[:0].to(where))
+    op.count(actual, slots.to(where), token_ids.to(where))
+    op.count(actual, slots[:0].to(where), token_ids[:0].to(where))
     assert torch.equal(actual.output_counts.cpu(), expected.output_counts)
     assert torch.equal(actual.seen_bits.cpu(), expected.seen_bits)
     assert (expected.output_counts - before).sum().item() == 6

@@ -33,7 +33,7 @@ def draw(logits: torch.Tensor, parameters: SamplingParameters, may_truncate: boo
         return sample_tokens(logits, slots, slots, parameters, may_truncate=may_truncate)
     from kernels.sampling.triton_kernel import sample_tokens_triton
 
-    return sample_tokens_triton(logits, slots, slots, parameters, None, None, may_truncate, SamplingConfig(**entry))
+    return sample_tokens_triton(logits, slots, slots, parameters, may_truncate, SamplingConfig(**entry))
 
 
 def make_checks(device: torch.device, entry: Entry, num_rows: int, vocab_size: int) -> list[Check]:
