@@ -65,10 +65,11 @@ def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
     for kernel in quantized:
         if kernel.kernel in readers:
             assert kernel.count(COPY_8_OR_16) >= 4, str(kernel)
-            # No more is waited for than in 16 bits: the query, lengths, and the search for the sequence.
+            # No more is waited for than in 16 bits: the query, of which a smaller tile has less, lengths, and the
+            # search for the sequence.
             known = loads.get((kernel.launch.rpartition("_")[0], kernel.kernel, kernel.capability))
             compared += known is not None
-            assert known is None or kernel.count(LOAD) == known, str(kernel)
+            assert known is None or kernel.count(LOAD) <= known, str(kernel)
     assert compared == 27
 
 
