@@ -39,7 +39,7 @@ def audited(file: Path, action: str, *, nats_user: str | None = None, **what: An
     Args:
         file: Is appended to; made when missing.
         action: Such as `keys.revoke`.
-        nats_user: Whom NATS takes the operator for; None when NATS is not asked.
+        nats_user: The operator's user in NATS; None when NATS is not used.
         what: What is done to what. The dictionary that is yielded may be added to.
 
     Raises:
@@ -81,7 +81,7 @@ def servers_in(nats_url: str) -> str:
 
 
 def nats_login(user: str | None, nats_url: str | None, files: NatsFiles) -> str | None:
-    """Return whom NATS takes us for: the file with credentials or seed, which wins, else a user's name, else None."""
+    """Return the login that NATS uses: the file with credentials or seed, which wins, else a user's name, else None."""
     file = files.nats_creds_file or files.nats_nkey_seed_file
     if file is not None:
         return f"file {file}"

@@ -52,7 +52,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dea
         request: As it would have been sent again: `emitted` holds what the client has received already.
         reason: `worker_lost`: workers died or hung while they ran it. `step_failed`: the engine failed on it when it
             ran alone. `attempts_exhausted`: given up after too many attempts for other causes.
-        error: What the client was told.
+        error: Message that the client received.
         attempts: The failed attempts, oldest first.
         quarantined_by: Gateway or worker that wrote this.
         quarantined: Unix seconds.

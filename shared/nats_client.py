@@ -1,6 +1,6 @@
 """A NATS client that speaks TLS or not at all.
 
-The library's own client takes `tls://` for a wish: a server that does not ask for TLS, or somebody between who removes
+The library's own client takes `tls://` as a preference: a server that does not ask for TLS, or an attacker who removes
 that from its greeting, gets the password and every message in clear text. And a handshake that fails leaves a
 connection behind that can neither be closed nor kept from being written to.
 """

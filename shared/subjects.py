@@ -10,7 +10,7 @@ hr.reply.<tenant>.<...>             batch results sent to a subject that the job
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
-hr.probe.<worker>                   a gateway asks a worker that it does not hear whether it is there
+hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
 hr.gateway.<gateway>                gateway heartbeats
 hr.cancel.<model>                   cancellations
 hr.tokenizer.<model>                tokenize and detokenize, request and reply
@@ -103,7 +103,7 @@ def gateway_subject(gateway: str) -> str:
 
 
 def cancel_subject(model: str) -> str:
-    """Subject on which all workers of a model hear cancellations."""
+    """Subject of cancellations, for all workers of a model."""
     return f"hr.cancel.{encode_name(model)}"
 
 

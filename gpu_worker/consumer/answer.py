@@ -21,7 +21,10 @@ class AnswerWriter:
         self._tokenizer = tokenizer
 
     def delta(self, held: HeldRequest, event: SequenceEvent) -> Delta:
-        """Return the delta of one event. `finish` may be set where the event's is not: then the engine must be told."""
+        """Return the delta of one event.
+
+        Where its `finish` is set and the event's is not, a stop string has ended the answer: abort the sequence.
+        """
         request = held.request
         token_ids = event.token_ids
         if held.is_plain and event.finish is None and len(token_ids) == 1:
@@ -69,7 +72,7 @@ class AnswerWriter:
 
     def _finish(self, event: SequenceEvent, reason: FinishReason, num_output_tokens: int) -> Finish:
         sequence = event.sequence
-        # The engine counts guesses behind a stop string too, since it learns of that later.
+        # The engine has also counted drafts behind a stop string, which it does not know.
         num_accepted = min(sequence.num_accepted_tokens, num_output_tokens)
         num_rejected = sequence.num_drafted_tokens - num_accepted
         usage = Usage(
@@ -95,7 +98,7 @@ class AnswerWriter:
 
 
 def claim(request: Request, num_prompt_tokens: int) -> Delta:
-    """Return the first delta of an attempt, which tells the gateway who holds the request."""
+    """Return the first delta of an attempt: the gateway learns from its frame which worker holds the request."""
     return Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=num_prompt_tokens)
 
 

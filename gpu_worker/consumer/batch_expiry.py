@@ -27,7 +27,7 @@ from shared.messages import BatchResult
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import decode_name
 
-# Jobs expired in one go: other workers, and the next round, see to the rest.
+# Jobs expired in one round; more are left to the next round and to other workers.
 _MAX_JOBS = 1000
 _TIMEOUT_S = 5.0
 
@@ -106,7 +106,7 @@ class BatchExpiry:
             model = decode_name(subject.split(".")[2])
             request = msgspec.structs.replace(read_request(job), model=model, tenant=tenant)
         except (UnreadableRequestError, InvalidNameError):
-            return True  # nobody can be told
+            return True  # there is no subject for a result
         error = f"no worker took the job within {max_wait_s:g} s"
         result = BatchResult(
             id=request.id,

@@ -17,7 +17,7 @@ from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
-from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage, tell
+from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
@@ -75,7 +75,7 @@ class BatchLane:
             self._log_limit.warning(
                 message.subject, "batch subject is malformed", extra={"subject": message.subject, "error": str(error)}
             )
-            tell(self._nats, message, DISCARD)
+            send_ack(self._nats, message, DISCARD)
             return
         except UnreadableRequestError as error:
             self._refuse_unreadable(message, error, model, tenant)
@@ -106,10 +106,10 @@ class BatchLane:
             self._intake.begin(held, self)
 
     async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """Nobody is told about a batch request before its end."""
+        """Do nothing: a batch request has no answer before its result."""
 
     def admitted(self, held: HeldRequest) -> None:
-        """Nobody is told about a batch request before its end."""
+        """Do nothing: a batch request has no answer before its result."""
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
         """Store that a request can never run."""
@@ -172,7 +172,7 @@ class BatchLane:
 
     async def _hand_over(self, held: HeldRequest) -> None:
         await self._progress.save(held)
-        tell(self._nats, held.message, REDELIVER)
+        send_ack(self._nats, held.message, REDELIVER)
 
     def _letter(self, held: HeldRequest, error: str) -> DeadLetter:
         return DeadLetter(
@@ -226,7 +226,7 @@ class BatchLane:
     ) -> None:
         if error.envelope is None:
             self._log_limit.warning(message.subject, "message is not a batch request", extra={"error": str(error)})
-            tell(self._nats, message, DISCARD)
+            send_ack(self._nats, message, DISCARD)
             return
         request = Request(id=error.envelope.id, model=model, tenant=tenant, lane="batch", reply=error.envelope.reply)
         self._refuse_unheld(message, request, str(error))

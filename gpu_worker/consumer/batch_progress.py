@@ -37,7 +37,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
         revision: Of the model that made the tokens.
         num_delivered: Deliveries that are no failed attempts.
         token_ids: Generated so far.
-        text: Theirs, as far as it is certain.
+        text: Text of `token_ids`, as far as it is certain.
     """
 
     digest: bytes
@@ -48,7 +48,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
     text: str = ""
 
 
-NOTHING = BatchProgress(b"", 0, "", 0)
+NO_PROGRESS = BatchProgress(b"", 0, "", 0)
 
 
 class ProgressRecords:
@@ -89,12 +89,12 @@ class ProgressRecords:
             found = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(tenant, request_id))
             record = self._decode(found.data or b"")
         except NotFoundError:
-            return NOTHING
+            return NO_PROGRESS
         except _UNREADABLE as error:
             _log.warning("progress of a batch request not read", extra={"id": request_id, "error": repr(error)})
-            return NOTHING
+            return NO_PROGRESS
         if (record.digest, record.stream_seq) != (hashlib.sha256(message.data).digest(), message.stream_seq):
-            return NOTHING
+            return NO_PROGRESS
         if record.revision != self._revision:
             return msgspec.structs.replace(record, token_ids=(), text="")
         return record

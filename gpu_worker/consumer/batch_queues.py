@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
 from gpu_worker.consumer.pull_queue import PullQueue
-from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, tell
+from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, send_ack
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
 from shared.streams import StreamLimits, ensure_consumer
@@ -34,7 +34,7 @@ class BatchQueues:
         nats: DirectClient,
         model: str,
         limits: StreamLimits,
-        appetite: Callable[[], int],
+        capacity: Callable[[], int],
         take: Callable[[QueuedMessage], None],
         tasks: TaskSupervisor,
     ) -> None:
@@ -44,7 +44,7 @@ class BatchQueues:
             nats: Connection.
             model: Whose jobs.
             limits: Of consumers that are made.
-            appetite: How many batch requests there is room for now, those pulled for included.
+            capacity: How many batch requests there is room for now, those pulled for included.
             take: Receives each message, on the event loop; must not raise.
             tasks: Runs the loops of the queues.
         """
@@ -52,7 +52,7 @@ class BatchQueues:
         self._js = nats.jetstream()
         self._model = model
         self._limits = limits
-        self._appetite = appetite
+        self._capacity = capacity
         self._take = take
         self._queues: dict[str, PullQueue] = {}
         self._arrived: deque[QueuedMessage] = deque()
@@ -73,7 +73,7 @@ class BatchQueues:
         ]
 
     def wake(self) -> None:
-        """Look at the appetite again soon."""
+        """Look at the capacity again soon."""
         for queue in self._queues.values():
             queue.wake()
 
@@ -87,7 +87,7 @@ class BatchQueues:
         await self._tasks.stop(*self._periodic)
         await asyncio.gather(*(queue.drain() for queue in self._queues.values()))
         while self._arrived:
-            tell(self._nats, self._arrived.popleft(), REDELIVER)
+            send_ack(self._nats, self._arrived.popleft(), REDELIVER)
 
     async def search(self) -> None:
         """Begin to pull from queues that are new, and stop with those that are gone.
@@ -126,7 +126,7 @@ class BatchQueues:
             asyncio.get_running_loop().call_soon(self._take_next)
 
     def _share(self, queue: PullQueue) -> int:
-        room = self._appetite() - len(self._arrived)
+        room = self._capacity() - len(self._arrived)
         if room <= 0:
             return 0
         if not queue.backlog:

@@ -1,4 +1,4 @@
-"""Remembers cancellations, because a cancelled request may still be in the queue when the cancellation is heard."""
+"""Remembers cancellations, because the cancellation may arrive before the request, which is still in the queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Cancellations:
     """Bounded in number and time: the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        """Remember nothing."""
+        """Begin without any."""
         self._by_id: OrderedDict[str, tuple[int | None, float]] = OrderedDict()
 
     def add(self, request_id: str, epoch: int | None, now: float) -> None:

@@ -16,15 +16,15 @@ import msgspec
 from nats.aio.msg import Msg
 
 from gpu_worker.consumer.answer import AnswerWriter
-from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
-from gpu_worker.consumer.queued_message import IN_PROGRESS, tell
+from gpu_worker.consumer.queued_message import IN_PROGRESS, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
 from shared.dependency_wait import RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
@@ -51,7 +51,7 @@ class Consumer:
         nats: DirectClient,
         engine: EngineThread,
         source: HeartbeatSource,
-        appetite: Appetite,
+        capacity: PullCapacity,
         writer: AnswerWriter,
         outbox: Outbox,
         interactive: InteractiveLane,
@@ -66,7 +66,7 @@ class Consumer:
         self._engine = engine
         self._source = source
         self._held = source.held
-        self._appetite = appetite
+        self._capacity = capacity
         self._writer = writer
         self._outbox = outbox
         self._interactive = interactive
@@ -77,9 +77,9 @@ class Consumer:
         self._is_closed = False
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queue = PullQueue(
-            nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_appetite, interactive.take, tasks
+            nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_capacity, interactive.take, tasks
         )
-        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_appetite, batch.take, tasks)
+        self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks)
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
 
@@ -116,7 +116,7 @@ class Consumer:
                 is_starting = held.prelude is not None
                 delta = self._writer.delta(held, event)
                 if is_starting and held.prelude is None:
-                    self._take_note_of_start(held)
+                    self._discount_shared_blocks(held)
                 if held.request.lane == "batch":
                     self._batch.advance(held, delta)
                 else:
@@ -137,25 +137,25 @@ class Consumer:
         await self._nats.publish(worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat))
 
     def disconnected(self) -> None:
-        """Take note that NATS is away, unless we left it ourselves."""
+        """Log that the connection is lost, unless this worker has closed it."""
         if not self._is_closed:
             _log.warning("connection to NATS lost")
 
-    def disconnected_for_good(self) -> None:
-        """Take note that NATS will not have us again, unless we left it ourselves."""
+    def connection_closed(self) -> None:
+        """End the worker, because the connection is closed and not made again, unless this worker has closed it."""
         if not self._is_closed:
             _log.error("NATS has closed the connection for good")
             self._tasks.has_failed.set()
 
     def reconnected(self) -> None:
-        """Start over with the queues, which NATS may have lost."""
+        """Make sure of the queues, which NATS may have lost, and pull from them again."""
         _log.warning("connection to NATS is back")
         self._interactive.gateways.restart(time.monotonic())
         self._interactive_queue.forget()
         self._batch_queue.forget()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new, let running requests finish for so long, and give back the rest."""
+        """Stop pulling, let running requests finish for `timeout_s`, and give back the others."""
         self._source.is_draining = True
         with contextlib.suppress(*SEND_ERRORS):
             await self.send_heartbeat()
@@ -184,18 +184,18 @@ class Consumer:
         what = "the streams of batch results and dead letters"
         await wait_for(what, partial(ensure_streams, self._js, self._limits), RECORDS_RETRY_S)
 
-    def _interactive_appetite(self) -> int:
-        return self._appetite.interactive(self._interactive_queue.backlog)
+    def _interactive_capacity(self) -> int:
+        return self._capacity.interactive(self._interactive_queue.backlog)
 
-    def _batch_appetite(self) -> int:
+    def _batch_capacity(self) -> int:
         if self._interactive.has_suspect:
             # A batch request that kills its worker must not be taken for the suspect beside it.
             return 0
         if self._batch.is_blocked:
             return 0
-        return self._appetite.batch(self._interactive_queue.backlog, self._engine.stats.max_batch_seqs)
+        return self._capacity.batch(self._interactive_queue.backlog, self._engine.stats.max_batch_seqs)
 
-    def _take_note_of_start(self, held: HeldRequest) -> None:
+    def _discount_shared_blocks(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""
         if held.sequence is not None and held.sequence.num_cached_tokens:
             shared = held.sequence.num_cached_tokens // self._source.block_size
@@ -246,9 +246,9 @@ class Consumer:
                 await self._nats.publish(message.reply, b"")
 
     async def _report_progress(self) -> None:
-        """Tell the queues that held messages are being worked on."""
+        """Keep NATS from delivering held messages again."""
         for held in self._held:
-            tell(self._nats, held.message, IN_PROGRESS)
+            send_ack(self._nats, held.message, IN_PROGRESS)
 
     async def _drop_for_silent_gateways(self) -> None:
         now = time.monotonic()

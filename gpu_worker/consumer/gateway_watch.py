@@ -26,7 +26,7 @@ class GatewayWatch:
         self._silences: dict[str, float] = {}
 
     def note_heartbeat(self, subject: str, now: float) -> None:
-        """Take note of a heartbeat, by its subject: its last token is also that of the gateway's frames."""
+        """Record a heartbeat; the last token of its subject is also the last token of the gateway's frame subject."""
         name = subject.removeprefix(_SUBJECT_PREFIX)
         self._heard_at[name] = now
         self._silences.pop(name, None)

@@ -119,7 +119,7 @@ class HeldRequests:
         return f"{held.key}.{self._num_admitted}"
 
     def admit(self, held: HeldRequest, sequence: Sequence, output: OutputText, num_blocks: int) -> None:
-        """Take note that the engine works on a request."""
+        """Record the sequence that the engine computes for a request."""
         held.sequence = sequence
         held.output = output
         self.by_sequence[sequence.id] = held

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
+from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
@@ -46,14 +46,14 @@ class Intake:
         encoder: PromptEncoder,
         engine: EngineThread,
         held: HeldRequests,
-        appetite: Appetite,
+        capacity: PullCapacity,
     ) -> None:
         """Admit to `engine` what is in `held`."""
         self._reader = reader
         self._encoder = encoder
         self._engine = engine
         self._held = held
-        self._appetite = appetite
+        self._capacity = capacity
         self._tasks = BackgroundTasks()
 
     def begin(self, held: HeldRequest, lane: Lane) -> None:
@@ -111,7 +111,7 @@ class Intake:
         except EngineStoppedError:
             lane.give_back(held)
             return
-        self._held.admit(held, sequence, output, self._appetite.expected_blocks(sequence.num_tokens, num_left))
+        self._held.admit(held, sequence, output, self._capacity.expected_blocks(sequence.num_tokens, num_left))
         lane.admitted(held)
 
     def _check_length(self, sequence: Sequence, param: str) -> None:

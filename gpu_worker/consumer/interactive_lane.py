@@ -3,7 +3,7 @@
 A message is acknowledged when nothing more will be said about its request here: after the last delta, or when the
 attempt has been cancelled, replaced by a newer one, or can be seen to be of no use. Until then it belongs to the queue,
 which delivers it again when this worker dies. A request that is suspected of killing workers runs here only while no
-other suspect does, so that its gateway can tell who is to blame.
+other suspect does, so that its gateway knows which request killed the worker.
 """
 
 from __future__ import annotations
@@ -96,10 +96,9 @@ class InteractiveLane:
         self._outbox.answer(held.message)
 
     def drop_for_silent_gateways(self, now: float) -> None:
-        """Find out which gateways are silent, and stop working on their requests. `now` is monotonic seconds.
+        """Stop working on the requests of gateways that are silent. `now` is monotonic seconds.
 
-        If the gateway lives after all, it reads that they were handed over as soon as it runs again, and the queue
-        keeps the requests until then.
+        A gateway that was only paused finds the handovers when it goes on, and the queue keeps the requests until then.
         """
         self.gateways.review(now)
         for held in self._held:
@@ -181,7 +180,7 @@ class InteractiveLane:
             self._engine.abort(held.sequence.id)
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
-        """Say whether nobody waits for this attempt; it is acknowledged then, and an expired one is told so."""
+        """Say whether nobody waits for this attempt; its message is answered then, and an expired one is ended."""
         if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
             self._outbox.answer(message)
             return True

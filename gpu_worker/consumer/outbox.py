@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
+from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
 from shared.direct_client import DirectClient
 from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
@@ -70,9 +70,9 @@ class Outbox:
         if finished is not None:
             parcel.finished.append(finished)
 
-    def answer(self, message: QueuedMessage, answer: bytes = ACK) -> None:
-        """Answer the queue's delivery of a message in the next round, after everything that waits to be sent."""
-        self._answers.append((message, answer))
+    def answer(self, message: QueuedMessage, ack: bytes = ACK) -> None:
+        """Answer the delivery of a message in the next round, after everything that waits to be sent."""
+        self._answers.append((message, ack))
         self._send_soon()
 
     async def close(self) -> None:
@@ -94,8 +94,8 @@ class Outbox:
                 self.on_unsent(parcel.deltas)
             else:
                 answers += [(message, ACK) for message in parcel.finished]
-        for message, answer in answers:
-            tell(self._nats, message, answer)
+        for message, ack in answers:
+            send_ack(self._nats, message, ack)
 
     async def deliver(self) -> None:
         """Send everything put in so far, and wait until the server has it.

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, tell
+from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, send_ack
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
@@ -45,7 +45,7 @@ class PullQueue:
         nats: DirectClient,
         stream: str,
         ensure_consumer: Callable[[], Awaitable[str]],
-        appetite: Callable[[], int],
+        capacity: Callable[[], int],
         take: Callable[[QueuedMessage], None],
         tasks: TaskSupervisor,
     ) -> None:
@@ -55,14 +55,14 @@ class PullQueue:
             nats: Connection.
             stream: Stream of the consumer.
             ensure_consumer: Makes stream and consumer if they are missing and returns the consumer's name.
-            appetite: How many messages there is room for now, those outstanding included.
+            capacity: How many messages there is room for now, those outstanding included.
             take: Receives each message, on the event loop; must not raise.
             tasks: Runs the loop that pulls.
         """
         self._nats = nats
         self._stream = stream
         self._ensure_consumer = ensure_consumer
-        self._appetite = appetite
+        self._capacity = capacity
         self._take = take
         self._tasks = tasks
         self._inbox = nats.new_inbox()
@@ -95,7 +95,7 @@ class PullQueue:
         self.wake()
 
     def wake(self) -> None:
-        """Look at the appetite again soon."""
+        """Look at the capacity again soon."""
         self._wake.set()
 
     def forget(self) -> None:
@@ -129,7 +129,7 @@ class PullQueue:
                 self._is_lost = True
             if self._is_lost and not await self._restore():
                 continue
-            missing = self._appetite() - self.outstanding
+            missing = self._capacity() - self.outstanding
             # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
             if missing > 0 and missing * 4 >= self.outstanding:
                 await self._pull(missing)
@@ -146,7 +146,7 @@ class PullQueue:
             await self._retry_later()
 
     async def _restore(self) -> bool:
-        """Make sure of stream and consumer after they may have been lost; False to try again."""
+        """Make stream and consumer where they are missing; return False where that has to be tried again."""
         try:
             await self._ensure_consumer()
         except Exception as error:
@@ -174,13 +174,13 @@ class PullQueue:
         self._last_pending = queued.num_pending
         self.last_pulled = max(self.last_pulled, queued.stream_seq)
         if self._is_draining:
-            tell(self._nats, queued, REDELIVER)
+            send_ack(self._nats, queued, REDELIVER)
             return
         self._take(queued)
         self.wake()
 
     def _end_pull(self, status: str, message: Msg) -> None:
-        """Take note that a pull has ended: 408 it expired, 409 the consumer or its leader went, 503 nobody answers."""
+        """Count out a pull that ended: 408 it expired, 409 the consumer or its leader is gone, 503 nobody answers."""
         if status == "100":
             return
         assert message.headers is not None

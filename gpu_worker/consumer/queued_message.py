@@ -1,4 +1,4 @@
-"""A message taken from a queue, and what can be told to the queue about it."""
+"""A message taken from a queue, and the acknowledgements of JetStream by which its delivery is answered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QueuedMessage:
     """One delivery of a message in a JetStream work queue.
 
     Attributes:
-        ack_subject: Where the queue hears about this delivery.
+        ack_subject: Subject for acknowledgements of this delivery.
         stream_seq: Names the message in its stream, over all deliveries.
         num_delivered: Which delivery this is, from 1.
         num_pending: Messages that waited in the queue behind it.
@@ -56,9 +56,9 @@ def queued_message(message: Msg) -> QueuedMessage | None:
     )
 
 
-def tell(nats: DirectClient, message: QueuedMessage, what: bytes) -> None:
-    """Tell the queue one of the constants above about a delivery; when that fails, the queue delivers it again."""
+def send_ack(nats: DirectClient, message: QueuedMessage, ack: bytes) -> None:
+    """Answer a delivery with one of the constants above; when that fails, the queue delivers the message again."""
     try:
-        nats.send(message.ack_subject, what)
+        nats.send(message.ack_subject, ack)
     except SEND_ERRORS as error:
-        _log.warning("queue not told", extra={"what": what.decode(), "error": repr(error)})
+        _log.warning("acknowledgement not sent", extra={"ack": ack.decode(), "error": repr(error)})

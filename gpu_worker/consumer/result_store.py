@@ -1,8 +1,9 @@
 """Writes batch results, each once, however long that takes.
 
-A result is written only if there is none yet; then who asked is told and the message is acknowledged. While NATS does
-not take it (the disk is full, a server is away) it stays here, the message is kept in progress, and it is tried again:
-the work is not lost and not done again, and the lane pulls nothing (`is_blocked`) until results can be written.
+A result is written only if there is none yet; then it is sent to the reply subject and the message is acknowledged.
+While NATS does not take it (the disk is full, a server is away) it stays here, the message is kept in progress, and
+writing is tried again: the work is not lost and not done again, and the lane pulls nothing (`is_blocked`) until results
+can be written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nats.js import JetStreamContext
 
 from gpu_worker.consumer.batch_result import send_result, store_result
 from gpu_worker.consumer.held_request import log_fields
-from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, tell
+from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, send_ack
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.direct_client import DirectClient
@@ -90,7 +91,7 @@ class ResultStore:
         return msgspec.json.encode(msgspec.structs.replace(result, text="", token_ids=(), finish="failed", error=error))
 
     async def _store(self, key: str, storing: _Storing) -> None:
-        """Try until the result is there, then tell who asked and acknowledge."""
+        """Try until the result is stored and sent, then acknowledge."""
         wait_s, num_refusals = FIRST_RETRY_S, 0
         try:
             while not await self._attempt(storing, is_repeated=num_refusals > 0):
@@ -98,13 +99,13 @@ class ResultStore:
                     return
                 num_refusals += 1
                 self._num_refused += num_refusals == 1
-                tell(self._nats, storing.message, IN_PROGRESS)
+                send_ack(self._nats, storing.message, IN_PROGRESS)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_closing.wait(), wait_s)
                 wait_s = min(2 * wait_s, LAST_RETRY_S)
             if num_refusals:
                 _log.info("batch result stored in the end", extra=log_fields(storing.request))
-            tell(self._nats, storing.message, ACK)
+            send_ack(self._nats, storing.message, ACK)
         finally:
             self._num_refused -= num_refusals > 0
             # A job that was published again under the same id may have taken its place meanwhile.

@@ -26,7 +26,7 @@ class UnreadableRequestError(Exception):
     """A payload is not a request.
 
     Attributes:
-        envelope: Whom to tell; None when not even that can be read.
+        envelope: Where to send the error; None when that cannot be read either.
         param: Field at fault.
     """
 

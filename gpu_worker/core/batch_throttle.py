@@ -147,7 +147,7 @@ class BatchThrottle:
         return BatchAllowance(seconds, model, is_first_free=True, is_throttled=True)
 
     def planned(self, num_interactive: int, num_more_tokens: int, num_batch: int) -> None:
-        """Take note of a step that was planned with so many sequences of each lane."""
+        """Record a step that was planned with so many sequences of each lane."""
         if not num_interactive:
             return
         if num_batch:
@@ -162,7 +162,7 @@ class BatchThrottle:
             self._first_token_s += weight * (alone_s - self._first_token_s)
 
     def landed(self, plan: StepPlan, duration_s: float, now: float) -> None:
-        """Take note that a step of `duration_s` has landed at `now`, in monotonic seconds."""
+        """Record a step of `duration_s` that has landed at `now`, in monotonic seconds."""
         if any(item.sequence.lane == "interactive" for item in plan.scheduled):
             self._last_landed = now
             self._batch_s = 0.0

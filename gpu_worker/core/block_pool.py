@@ -35,7 +35,7 @@ class BlockPool:
         return len(self._cached)
 
     def is_in_use(self, block: int) -> bool:
-        """Say whether somebody holds the block."""
+        """Say whether a sequence holds the block."""
         return self._ref_counts[block] > 0
 
     def allocate(self, count: int) -> list[int]:

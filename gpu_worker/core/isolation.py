@@ -1,8 +1,7 @@
-"""Finds out which sequences of a failed step are at fault, by computing it again in ever smaller groups.
+"""Finds the sequences that make a step fail, by computing the step again in ever smaller groups.
 
-A group that fails is halved until it succeeds or holds one sequence. One that fails when it is computed again alone is
-at fault: provided that the device can compute anything at all, which a control step proves where no group has succeeded
-yet.
+A group that fails is halved until it succeeds or holds one sequence. A sequence that fails again when it is computed
+alone is at fault, provided that the runner still works: where no group has succeeded yet, a control step has to.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class Isolation:
         self._groups: deque[Group] = deque()
 
     def split(self, group: Group) -> Sequence | None:
-        """Take in that a step of these shares failed; return the sequence that has failed alone, if it is one.
+        """Split the shares of a step that failed; return the sequence that has failed alone, if it is one.
 
-        A failure that passes is nobody's fault, so a sequence that had the whole step for itself gets another one.
+        The failure may be a passing one, so a sequence that was alone in the first step is computed once more.
         """
         is_first = not self.is_active
         if is_first:

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes its steps."""
+"""The protocol of model runners, which compute the engine's steps."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ModelRunner(Protocol):
     """Executes plans, in the order in which they are submitted.
 
     It reads sequences in `submit` only, and writes nothing but `Sequence.row`, which stays the same while the sequence
-    is in the batch. It drops what it keeps for `plan.departed` before anything that can fail; it may be told twice. A
-    step that was submitted, and failed or not, may be computed again when its sequences have departed.
+    is in the batch. It drops what it keeps for `plan.departed` before anything that can fail; a sequence may be named
+    twice there. A step that was submitted, and failed or not, may be computed again when its sequences have departed.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What the scheduler is told once, and what it reports."""
+"""The scheduler's configuration, and the statistics that it reports."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class StepTimeModel:
         self._covariance = [[_FIRST_DEVIATION**2 if i == j else 0.0 for j in size] for i in size]
 
     def _drift(self) -> None:
-        """Be less sure of every part than a step ago, but no less than of a guess."""
+        """Add the drift of one step to the variances, up to that of a first guess."""
         for part, row in enumerate(self._covariance):
             row[part] += _DRIFT**2
             if row[part] > _FIRST_DEVIATION**2:

@@ -45,7 +45,7 @@ class _Flight:
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine after a step, for heartbeats, metrics and the consumer's appetite.
+    """A snapshot of the engine after a step, for heartbeats, metrics and what the consumer may pull.
 
     Attributes:
         step: Completed steps.
@@ -228,10 +228,10 @@ class Engine:
         self._landed_at = self._clock()
         suspect = self._isolation.split(self._scheduler.roll_back())
         if suspect is not None:
-            self._convict(suspect, error)
+            self._fail_suspect(suspect, error)
         return self._scheduler.take_events()
 
-    def _convict(self, sequence: Sequence, error: Exception) -> None:
+    def _fail_suspect(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence whose step fails even when it is computed alone."""
         if not self._isolation.is_runner_proven:
             self._prove_runner(sequence, error)

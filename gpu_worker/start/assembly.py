@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 
 from gpu_worker.consumer.answer import AnswerWriter
-from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.consumer import Consumer
@@ -15,6 +14,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.step_relay import StepRelay
@@ -64,9 +64,9 @@ class Worker:
         sizes = setup.scheduler
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len)
         held = HeldRequests()
-        appetite = Appetite(held, sizes)
+        capacity = PullCapacity(held, sizes)
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer)
-        intake = Intake(reader, self._encoder, self._engine, held, appetite)
+        intake = Intake(reader, self._encoder, self._engine, held, capacity)
         outbox = Outbox(nats, identity.worker, tasks)
         source = HeartbeatSource(
             identity.worker,
@@ -83,7 +83,7 @@ class Worker:
             nats=nats,
             engine=self._engine,
             source=source,
-            appetite=appetite,
+            capacity=capacity,
             writer=AnswerWriter(tokenizer),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),

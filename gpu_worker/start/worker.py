@@ -97,7 +97,7 @@ async def _run(
     setup: EngineSetup,
 ) -> int:
     stopping = _stop_signals()
-    news = _ConnectionNews()
+    events = _ConnectionEvents()
     nats = await connect(
         config.nats_url,
         role="worker",
@@ -105,12 +105,12 @@ async def _run(
         user=config.nats_user,
         password=config.nats_password,
         files=config,
-        on_disconnect=news.lost,
-        on_reconnect=news.back,
-        on_close=news.closed,
+        on_disconnect=events.lost,
+        on_reconnect=events.back,
+        on_close=events.closed,
     )
     worker = Worker(identity, nats, setup, directory, tokenizer, StreamLimits())
-    news.consumer = worker.consumer
+    events.consumer = worker.consumer
     try:
         if await _start(worker, stopping):
             _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
@@ -130,8 +130,8 @@ async def _run(
     return 1 if has_failed else 0
 
 
-class _ConnectionNews:
-    """Passes news of the connection on to the consumer, once there is one."""
+class _ConnectionEvents:
+    """Passes events of the connection on to the consumer, once there is one."""
 
     def __init__(self) -> None:
         self.consumer: Consumer | None = None
@@ -146,7 +146,7 @@ class _ConnectionNews:
 
     async def closed(self) -> None:
         if self.consumer is not None:
-            self.consumer.disconnected_for_good()
+            self.consumer.connection_closed()
 
 
 async def _start(worker: Worker, stopping: asyncio.Event) -> bool:

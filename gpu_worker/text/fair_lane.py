@@ -39,11 +39,11 @@ class LaneBusyError(HeadraceError):
     """The lane is full.
 
     Attributes:
-        retry_after_s: Until about a quarter of what waits has been worked off.
+        retry_after_s: Seconds until about a quarter of what waits has been done.
     """
 
     def __init__(self, retry_after_s: float) -> None:
-        """Say when to come back."""
+        """Build the message."""
         super().__init__(f"The tokenizer is busy. Try again in {max(1.0, retry_after_s):.0f} s.")
         self.retry_after_s = max(1.0, retry_after_s)
 
@@ -100,7 +100,7 @@ class FairLane:
             owner: Who shares turns.
             size: Bytes of the text.
             work: May run at the same time as other work.
-            is_wanted: Asked before it begins; work that nobody wants any more is cancelled.
+            is_wanted: Called before the work begins; when it returns False, the work is cancelled.
 
         Raises:
             LaneBusyError: Too much waits already.
@@ -134,7 +134,7 @@ class FairLane:
             raise LaneBusyError(total / 4 / rate)
 
     def _begin(self) -> None:
-        """Give idle threads what is next."""
+        """Start the next pieces in idle threads."""
         while self._num_idle and self._queues:
             owner, queue = next(iter(self._queues.items()))
             piece = queue.popleft()

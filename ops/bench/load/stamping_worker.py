@@ -16,7 +16,7 @@ import uvloop
 from nats.aio.msg import Msg
 
 from gpu_worker.consumer.pull_queue import PullQueue
-from gpu_worker.consumer.queued_message import ACK, QueuedMessage, tell
+from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
 from ops.bench.load.event_streams import stamp
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
@@ -27,7 +27,7 @@ from shared.task_supervisor import TaskSupervisor
 
 NAME = "stamping"
 HEARTBEAT_S = 0.25
-APPETITE = 4096
+CAPACITY = 4096
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class StampingWorker:
         await ensure_streams(self._nats.jetstream(), StreamLimits())
         await self._nats.subscribe(cancel_subject(self._model), cb=self._cancel)
         tasks = TaskSupervisor()
-        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: APPETITE, self._admit, tasks)
+        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: CAPACITY, self._admit, tasks)
         await pulling.start()
         await asyncio.gather(self._beat(), self._run(), self._begin_admitted())
 
@@ -89,7 +89,7 @@ class StampingWorker:
                 self._running[running.id] = running
             await self._send(frames)
             for _, message in admitted:
-                tell(self._nats, message, ACK)
+                send_ack(self._nats, message, ACK)
 
     async def _beat(self) -> None:
         while True:

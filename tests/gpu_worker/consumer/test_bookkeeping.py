@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.consumer import cancellations as cancellations_module
-from gpu_worker.consumer.appetite import Appetite
 from gpu_worker.consumer.cancellations import Cancellations
 from gpu_worker.consumer.gateway_watch import GIVE_UP_S, SILENCE_S, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -31,66 +31,66 @@ def _hold(held: HeldRequests, key: str, num_blocks: int = 0, lane: Lane = "inter
     return request
 
 
-def _appetite(held: HeldRequests, max_num_seqs: int = 16, num_blocks: int = 100) -> Appetite:
+def _capacity(held: HeldRequests, max_num_seqs: int = 16, num_blocks: int = 100) -> PullCapacity:
     config = SchedulerConfig(
         block_size=16, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=2048
     )
-    return Appetite(held, config)
+    return PullCapacity(held, config)
 
 
-async def test_appetite_is_the_free_slots_and_no_more() -> None:
+async def test_pull_capacity_is_the_free_slots_and_no_more() -> None:
     held = HeldRequests()
-    appetite = _appetite(held)
-    assert appetite.interactive(0) == 16
+    capacity = _capacity(held)
+    assert capacity.interactive(0) == 16
     for index in range(16):
         _hold(held, str(index))
-    assert appetite.interactive(0) == 0
-    assert appetite.interactive(1) == 1
-    assert appetite.interactive(1000) == 2
+    assert capacity.interactive(0) == 0
+    assert capacity.interactive(1) == 1
+    assert capacity.interactive(1000) == 2
     _hold(held, "ahead-1")
     _hold(held, "ahead-2")
-    assert appetite.interactive(1000) == 0
+    assert capacity.interactive(1000) == 0
 
 
-async def test_appetite_is_bounded_by_blocks_as_requests_have_needed_them() -> None:
+async def test_pull_capacity_is_bounded_by_blocks_as_requests_have_needed_them() -> None:
     held = HeldRequests()
-    appetite = _appetite(held)
+    capacity = _capacity(held)
     for _ in range(100):
-        assert appetite.expected_blocks(192, 10_000) == 20
+        assert capacity.expected_blocks(192, 10_000) == 20
     _hold(held, "a", 20)
-    assert appetite.interactive(0) == 4
+    assert capacity.interactive(0) == 4
     _hold(held, "b", 70)
-    assert appetite.interactive(0) == 0
+    assert capacity.interactive(0) == 0
 
 
 async def test_idle_worker_takes_one_request_however_large_requests_were() -> None:
     held = HeldRequests()
-    appetite = _appetite(held)
+    capacity = _capacity(held)
     for _ in range(100):
-        appetite.expected_blocks(100_000, 1)
-    assert appetite.interactive(0) == 1
+        capacity.expected_blocks(100_000, 1)
+    assert capacity.interactive(0) == 1
 
 
 async def test_batch_work_does_not_count_for_interactive_requests_but_the_other_way_round() -> None:
     held = HeldRequests()
-    appetite = _appetite(held)
+    capacity = _capacity(held)
     for index in range(10):
         _hold(held, f"b{index}", 5, "batch")
-    assert appetite.interactive(0) == 16
-    assert appetite.batch(0, 16) == 6
-    assert appetite.batch(3, 16) == 0
+    assert capacity.interactive(0) == 16
+    assert capacity.batch(0, 16) == 6
+    assert capacity.batch(3, 16) == 0
     for index in range(6):
         _hold(held, f"i{index}", 5)
-    assert appetite.batch(0, 16) == 0
+    assert capacity.batch(0, 16) == 0
 
 
 async def test_no_more_batch_requests_are_held_than_can_run_soon() -> None:
     held = HeldRequests()
-    appetite = _appetite(held, max_num_seqs=64)
-    assert [appetite.batch(0, limit) for limit in (1, 8, 64)] == [2, 10, 64]
+    capacity = _capacity(held, max_num_seqs=64)
+    assert [capacity.batch(0, limit) for limit in (1, 8, 64)] == [2, 10, 64]
     for index in range(9):
         _hold(held, f"b{index}", 1, "batch")
-    assert [appetite.batch(0, limit) for limit in (1, 8, 64)] == [0, 1, 55]
+    assert [capacity.batch(0, limit) for limit in (1, 8, 64)] == [0, 1, 55]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["interactive", "batch"]), st.integers(0, 9))))

@@ -17,7 +17,7 @@ _BATCH_LOOK_AHEAD_SHARE = 4
 _MEMORY = 0.1
 
 
-class Appetite:
+class PullCapacity:
     """Owns the running estimate of blocks per request."""
 
     def __init__(self, held: HeldRequests, config: SchedulerConfig) -> None:
