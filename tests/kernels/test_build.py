@@ -55,6 +55,24 @@ def test_broken_source_raises_with_the_compilers_words(tiny_sources: Path, tmp_p
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_build_that_fails_leaves_no_compiler_running(
+    tiny_sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    # The first source is refused at once; the second is compiled for a minute.
+    slow, broken = f"echo $$ > {tmp_path}/pid; exec sleep 60", "sleep 0.5; exit 1"
+    (bin_dir / "g++").write_text(f'#!/bin/sh\ncase "$*" in *slow*) {slow};; *broken*) {broken};; esac\n')
+    (bin_dir / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
+    for name in ("broken.cpp", "slow.cpp"):
+        (tiny_sources / name).write_text(TINY_SOURCE)
+    monkeypatch.setattr(build, "SOURCES", ("broken.cpp", "slow.cpp"))
+    with pytest.raises(KernelBuildError):
+        build_library(tmp_path / "cache")
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
 def test_missing_compiler_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("g++") is None
