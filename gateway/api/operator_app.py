@@ -30,6 +30,7 @@ from gateway.errors import ApiError
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
+from shared.log_limit import LogLimit
 
 MIN_KEY_CHARACTERS = 16
 
@@ -79,6 +80,8 @@ class OperatorRoutes:
     def __init__(self, services: OperatorServices) -> None:
         """Serve with these."""
         self._services = services
+        # Whoever reaches the port must not be able to fill the log.
+        self._log_limit = LogLimit(_logger)
         self._key_hash = None if services.key is None else _hash(services.key)
 
     def routes(self) -> list[Route]:
@@ -96,9 +99,8 @@ class OperatorRoutes:
                 response = await handler()
             except ApiError as error:
                 response = error_response(error)
-                _logger.warning(
-                    "operator's key refused", extra={"path": path, "client": request.client and request.client.host}
-                )
+                client = request.client.host if request.client else "?"
+                self._log_limit.warning(client, "operator's key refused", extra={"path": path, "client": client})
             self._services.metrics.requests[(f"operator:{path}", response.status_code)] += 1
             return response
 
