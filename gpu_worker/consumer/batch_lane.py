@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from gpu_worker.consumer.batch_progress import ProgressRecords
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.queued_message import DISCARD, REDELIVER, QueuedMessage, send_ack
@@ -101,7 +101,7 @@ class BatchLane:
         if request.deadline is not None and request.deadline <= time.time():
             self._end(held, "expired")
         elif message.num_delivered > 1:
-            self._tasks.spawn(self._resume(held))
+            self._tasks.spawn(self._resume(held), f"resume {held.key}")
         else:
             self._intake.begin(held, self)
 
@@ -127,7 +127,7 @@ class BatchLane:
     def give_back(self, held: HeldRequest) -> None:
         """Let another worker do it, from where it is."""
         self._remove(held)
-        self._tasks.spawn(self._hand_over(held))
+        self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
     async def save_progress(self) -> None:
         """Record what running requests have, where that has become much more."""
@@ -153,7 +153,16 @@ class BatchLane:
         await self._results.close()
 
     async def _resume(self, held: HeldRequest) -> None:
-        """Continue a request that was delivered before, or give it up when that has failed too often."""
+        """Continue a request that was delivered before; one that cannot be must not be held for ever."""
+        try:
+            await self._continue(held)
+        except Exception:
+            _log.exception("batch request not continued", extra=log_fields(held.request))
+            if self._held.is_current(held):
+                self.fail(held, "the worker could not continue the request")
+
+    async def _continue(self, held: HeldRequest) -> None:
+        """Begin where the record of a request ends, or give it up when that has failed too often."""
         request, message = held.request, held.message
         record = await self._progress.load(request.tenant, request.id, message)
         if not self._held.is_current(held):

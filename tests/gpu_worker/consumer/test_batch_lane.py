@@ -363,3 +363,23 @@ async def test_request_that_is_given_up_leaves_a_dead_letter(make_worker: MakeWo
         "worker_lost",
         True,
     )
+
+
+async def test_request_whose_record_breaks_the_worker_fails_and_is_not_held_for_ever(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = StreamLimits(ack_wait_s=1.0)
+    first = await make_worker(limits=limits)
+    request = _request(gateway, sampling=Sampling(max_tokens=1500, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await first.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+    await first.close()
+    second = await make_worker(limits=limits)
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(second.worker.consumer._batch._progress, "load", broken)
+    result = await _result(gateway, request.id)
+    assert (result.finish, result.error) == ("failed", "the worker could not continue the request")
+    assert len(second.worker.consumer._held) == 0
