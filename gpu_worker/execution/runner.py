@@ -298,7 +298,7 @@ class TorchModelRunner:
     def _land(
         self, drafting: Drafting, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
     ) -> None:
-        """Put the KV of right guesses in its place, and show the proposer what the step left behind."""
+        """Put the KV of accepted draft tokens in its place, and show the proposer what the step left behind."""
         if step in self._unlanded:
             self._unlanded.remove(step)
         accepted = {place: tokens.accepted for place, tokens in enumerate(sampled)}

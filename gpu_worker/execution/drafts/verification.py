@@ -1,4 +1,4 @@
-"""What remains of a step's drafts: the KV of right guesses in its place, and what the proposer may know of them."""
+"""What remains of a step's drafts: the KV of accepted tokens in its place, and what the proposer may know of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from msgspec import Struct
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence
-from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.layout import Int64s, StepLayout
+from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.memory.kv_cache import KVCache
 
 Accepted = Mapping[int, tuple[int, ...]]
-"""The numbers of the right guesses, by the sequence's place in the step."""
+"""The numbers of the accepted draft tokens, by the sequence's place in the step."""
 
 _FEW_ROWS = 64
-"""Of a sequence: more guesses than a step verifies, fewer tokens than most chunks of a prompt."""
+"""Of a sequence: more draft tokens than a step verifies, fewer tokens than most chunks of a prompt."""
 
 Entries = dict[int, tuple[LogprobEntry, ...]]
 """The log probabilities of a row's token, for the rows that report them."""
 
 
 def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entries) -> list[SampledTokens]:
-    """Return the tokens of each sequence: those sampled behind right guesses, and at the end one more.
+    """Return the tokens of each sequence: those sampled behind accepted draft tokens, and at the end one more.
 
     Args:
         drafts: Of each sequence.
@@ -37,7 +38,7 @@ def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entr
     sampled, first = [], 0
     for draft in drafts:
         path = draft.accepted(token_ids[first : first + len(draft) + 1])
-        rows = (first, *(first + guess + 1 for guess in path))
+        rows = (first, *(first + number + 1 for number in path))
         reported = tuple(entry for row in rows for entry in entries.get(row, ()))
         sampled.append(SampledTokens(tuple(token_ids[row] for row in rows), reported, (), len(draft), path))
         first += len(draft) + 1
@@ -45,19 +46,18 @@ def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entr
 
 
 def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], accepted: Accepted) -> None:
-    """Move the KV of right guesses to where that of the sequence's next tokens belongs."""
+    """Move the KV of accepted draft tokens to where that of the sequence's next tokens belongs."""
     source: list[int] = []
     target: list[int] = []
     for place, path in accepted.items():
         if path == tuple(range(len(path))):
             continue
         first = int(layout.query_starts[place + 1]) - len(drafts[place])
-        source += [first + guess for guess in path]
+        source += [first + number for number in path]
         target += range(first, first + len(path))
     if not source:
         return
-    device = cache.layers[0].keys.device
-    slots = torch.from_numpy(layout.slots[np.array([source, target])]).to(device)
+    slots = _uploaded(layout.slots[np.array([source, target])], cache.layers[0].keys.device)
     cache.stacked.move(slots[0], slots[1])
 
 
@@ -121,6 +121,14 @@ def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
     A view keeps the whole step in memory, and may be kept for long.
     """
     few = [part for part in places if len(part) <= _FEW_ROWS]
-    copied = hidden[[row for part in few for row in part]].split_with_sizes([len(part) for part in few])
-    copies = iter(copied)
+    rows = _uploaded(np.array([row for part in few for row in part], dtype=np.int64), hidden.device)
+    copies = iter(hidden.index_select(0, rows).split_with_sizes([len(part) for part in few]))
     return [next(copies) if len(part) <= _FEW_ROWS else hidden[part[0] : part[-1] + 1] for part in places]
+
+
+def _uploaded(numbers: Int64s, device: torch.device) -> torch.Tensor:
+    """Return them on the device, which nothing waits for."""
+    upload = Upload(device)
+    staged = upload.add(numbers)
+    upload.send()
+    return staged.tensor

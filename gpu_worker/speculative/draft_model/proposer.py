@@ -1,8 +1,8 @@
-"""Guesses by a smaller model with the same vocabulary, which keeps KV blocks of its own.
+"""Drafts by a smaller model with the same vocabulary, which keeps KV blocks of its own.
 
-Each sequence has a double here: its tokens, then the guesses of the last time. What of them proved wrong is taken back,
-and the double's `num_computed_tokens` catches up with the rest by the rule that all sequences follow. Guesses are drawn
-by the request's own sampling, with the same uniform numbers: where both models see things alike, they draw alike.
+Each sequence has a double here: its tokens, then the draft of the last time. What was not accepted is taken back, and
+the double's `num_computed_tokens` catches up with the rest by the rule that all sequences follow. Draft tokens are
+sampled as the request's own, with the same uniform numbers: where the models' distributions agree, so do the samples.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Double:
         self.sequence = Sequence(original.id, [], original.num_prompt_tokens, sampling, 0)
 
     def follow(self, token_ids: list[int]) -> list[int]:
-        """Take over the sequence's tokens, and return those that are new here; KV of wrong guesses is void."""
+        """Take over the sequence's tokens, and return those that are new here; KV of rejected draft tokens is void."""
         mine = self.sequence.token_ids
         same, end = self.num_known, min(len(mine), len(token_ids))
         while same < end and mine[same] == token_ids[same]:
@@ -68,7 +68,7 @@ class _Double:
         new = token_ids[same:]
         mine[same:] = new
         self.num_known = len(mine)
-        # The last token is computed in any case, since a guess needs its logits.
+        # The last token is computed in any case, since a draft needs its logits.
         self.sequence.num_computed_tokens = min(self.sequence.num_computed_tokens, same, len(mine) - 1)
         return new
 
@@ -77,7 +77,7 @@ class DraftModelProposer:
     """Owns the doubles of the batch's sequences and the blocks of the smaller model's cache.
 
     Prompts are computed in chunks, some in every call, so that a long one delays nobody; until its double has caught
-    up, there is no guess for a sequence, nor where no block is free.
+    up, there is no draft for a sequence, nor where no block is free.
     """
 
     wants_hidden = False
@@ -85,11 +85,11 @@ class DraftModelProposer:
     def __init__(
         self, runner: DraftRunner, *, vocab_size: int, max_model_len: int, max_num_batched_tokens: int
     ) -> None:
-        """Guess with `runner`.
+        """Draft with `runner`.
 
         Args:
             runner: Runs the smaller model.
-            vocab_size: Tokens that the smaller model knows; a sequence with others gets no guess.
+            vocab_size: Tokens that the smaller model knows; a sequence with others gets no draft.
             max_model_len: Tokens of a sequence that it can take.
             max_num_batched_tokens: Tokens to compute at once.
         """
@@ -101,13 +101,13 @@ class DraftModelProposer:
         self._doubles: dict[Sequence, _Double | None] = {}
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return the smaller model's guesses."""
+        """Return the smaller model's tokens."""
         doubles = [self._double(request) for request in requests]
-        guesses: list[list[int]] = [[] for _ in requests]
-        open_places = self._run([place for place, double in enumerate(doubles) if double], doubles, guesses)
-        while open_places := [p for p in open_places if len(guesses[p]) < requests[p].num_tokens]:
-            open_places = self._run(open_places, doubles, guesses)
-        return [Draft(tuple(guess)) for guess in guesses]
+        drafts: list[list[int]] = [[] for _ in requests]
+        unfinished = self._run([index for index, double in enumerate(doubles) if double], doubles, drafts)
+        while unfinished := [index for index in unfinished if len(drafts[index]) < requests[index].num_tokens]:
+            unfinished = self._run(unfinished, doubles, drafts)
+        return [Draft(tuple(token_ids)) for token_ids in drafts]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
@@ -119,7 +119,7 @@ class DraftModelProposer:
             self._drop(double)
 
     def _double(self, request: DraftRequest) -> Sequence | None:
-        """Return the double, up to date and with blocks for the guesses; None when it cannot guess."""
+        """Return the double, up to date and with blocks for the draft; None when it cannot have one."""
         original = request.sequence
         if original not in self._doubles:
             self._doubles[original] = _Double(original)
@@ -142,13 +142,13 @@ class DraftModelProposer:
         self._pool.release(double.sequence.block_table)
         self._runner.release([double.sequence])
 
-    def _run(self, places: list[int], doubles: list[Sequence | None], guesses: list[list[int]]) -> list[int]:
-        """Compute what these doubles lack, as far as a step goes; add a guess where that is all, and return where."""
+    def _run(self, indices: list[int], doubles: list[Sequence | None], drafts: list[list[int]]) -> list[int]:
+        """Compute what these doubles lack, as far as a step goes; add a token where that is all, and return where."""
         left = self._max_num_batched_tokens
         scheduled: list[ScheduledSequence] = []
-        scheduled_places: list[int] = []
-        for place in places:
-            double = doubles[place]
+        scheduled_indices: list[int] = []
+        for index in indices:
+            double = doubles[index]
             assert double is not None
             num_tokens = min(double.num_uncomputed_tokens, left)
             if num_tokens == 0:
@@ -156,17 +156,17 @@ class DraftModelProposer:
             left -= num_tokens
             samples = num_tokens == double.num_uncomputed_tokens
             scheduled.append(ScheduledSequence(double, double.num_computed_tokens, num_tokens, samples))
-            scheduled_places.append(place)
+            scheduled_indices.append(index)
         if not scheduled:
             return []
         plan = StepPlan(0, scheduled, self._max_num_batched_tokens - left)
-        guessed = []
-        for place, item, sampled in zip(
-            scheduled_places, scheduled, self._runner.submit(plan).result().sampled, strict=True
+        sampling = []
+        for index, item, sampled in zip(
+            scheduled_indices, scheduled, self._runner.submit(plan).result().sampled, strict=True
         ):
             item.sequence.num_computed_tokens += item.num_tokens
             if item.samples:
                 item.sequence.token_ids += sampled.token_ids
-                guesses[place] += sampled.token_ids
-                guessed.append(place)
-        return guessed
+                drafts[index] += sampled.token_ids
+                sampling.append(index)
+        return sampling

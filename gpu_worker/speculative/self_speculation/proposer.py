@@ -1,10 +1,10 @@
-"""Guesses by the model's own first layers, read by its own final normalisation and head.
+"""Drafts by the model's own first layers, followed by its own final normalisation and head.
 
 What these layers write into the KV cache is what the whole model writes there when it verifies, so they work on the
 sequences' own blocks: no memory, no weights, and no prompt to catch up with.
 
 Source: the drafts of Elhoushi et al., "LayerSkip" (arXiv 2404.16710), section 3.3; a model that was not trained to exit
-early guesses worse.
+early drafts worse.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EarlyExitRunner(Protocol):
 
 
 class _Double:
-    """A sequence with guesses behind its tokens, in the sequence's own blocks."""
+    """A sequence with draft tokens behind its own, in the sequence's own blocks."""
 
     __slots__ = ("_num_known", "sequence")
 
@@ -43,7 +43,7 @@ class _Double:
         self._num_known = 0
 
     def follow(self, original: Sequence) -> Sequence:
-        """Take over the sequence's tokens in place of guesses, and its blocks."""
+        """Take over the sequence's tokens in place of draft tokens, and its blocks."""
         known = self._num_known
         self.sequence.token_ids[known:] = original.token_ids[known:]
         self._num_known = len(original.token_ids)
@@ -57,7 +57,7 @@ class SelfSpeculationProposer:
     wants_hidden = False
 
     def __init__(self, runner: EarlyExitRunner) -> None:
-        """Guess with `runner`."""
+        """Draft with `runner`."""
         self._runner = runner
         self._doubles: dict[Sequence, _Double] = {}
 

@@ -51,7 +51,7 @@ def check_usage(traffic: Traffic) -> None:
     assert (drafted, accepted) == (speculation.num_draft_tokens, speculation.num_accepted_tokens)
     for sequence in traffic.sequences:
         answer = traffic.answers[sequence.id]
-        # Each step adds one token of its own, but for one that ends with a guess.
+        # Each step adds one token of its own, but for one that ends with a draft token.
         num_own = len(answer.token_ids) - sequence.num_accepted_tokens
         assert num_own in (answer.num_events, answer.num_events - (answer.finishes == ["stop"])), sequence.id
         assert sequence.num_accepted_tokens <= sequence.num_drafted_tokens

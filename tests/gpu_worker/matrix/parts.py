@@ -1,7 +1,7 @@
 """Engines of every combination of factors, over tiny models that are loaded once.
 
-The model's head is sharp for a few tokens only, so random heads and layers guess some of them right by chance. Its
-second layer says less than its first, so the first alone guesses well; the draft model is the model, a little changed.
+The model's head is sharp for a few tokens only, so random heads and layers draft some of them rightly by chance. Its
+second layer says less than its first, so the first alone drafts well; the draft model is the model, a little changed.
 Blocks that were never written hold NaN, which would end every request that reads them.
 """
 
@@ -27,8 +27,8 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
-from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.matrix.factors import PLAIN, EngineCell
 from tests.gpu_worker.speculative.draft_files import (
     eagle3_config,
@@ -79,7 +79,7 @@ class Parts:
 
 
 def save_models(directory: Path) -> Models:
-    """Save a model and what guesses for it, and load both models."""
+    """Save a model and what drafts for it, and load both models."""
     model = save_tiny_model(directory / "target")
     model.config.max_position_embeddings = MAX_LEN
     with torch.no_grad():
@@ -156,9 +156,9 @@ def _proposer(models: Models, cell: EngineCell, runner: Runner, answers: Answers
     if cell.proposer in SCRIPTED:
         return SCRIPTED[cell.proposer](dict(answers), 0.8)
     if cell.proposer == "draft":
-        guesser = _runner(models.draft, cell, num_blocks)
+        draft_runner = _runner(models.draft, cell, num_blocks)
         return DraftModelProposer(
-            guesser, vocab_size=VOCAB, max_model_len=MAX_LEN, max_num_batched_tokens=TOKEN_BUDGETS[cell.budget]
+            draft_runner, vocab_size=VOCAB, max_model_len=MAX_LEN, max_num_batched_tokens=TOKEN_BUDGETS[cell.budget]
         )
     kind = "eagle" if cell.proposer == "eagle3" else cell.proposer
     directory = models.directory / cell.proposer if kind in ("medusa", "eagle") else None

@@ -214,7 +214,7 @@ def test_all_mixtures_answer_as_plain_decoding_does(oracle: Oracle, proposer: st
         assert scheduler.stats.num_preemptions > 0 or cell.blocks == "ample", cell
         assert scheduler.speculation is not None
         num_drafted[cell.depth] += scheduler.speculation.num_draft_tokens
-        # A policy gives up where chance alone makes guesses right.
+        # A policy gives up where chance alone makes drafts right.
         assert scheduler.speculation.num_accepted_tokens > 0 or cell.depth == "adaptive", cell
     assert min(num_drafted.values()) > 0
 

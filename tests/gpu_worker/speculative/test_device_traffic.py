@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.speculation import Speculation
+from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.eagle import layer as eagle_layer
 from gpu_worker.speculative.eagle.entry_rows import EntryRows
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
 from gpu_worker.speculative.eagle.proposer import EagleProposer
 from gpu_worker.speculative.medusa.heads import load_medusa_heads
 from gpu_worker.speculative.medusa.proposer import MedusaProposer
+from ops.bench.spec.fixed_depth import FixedDepth
 from shared.messages import Sampling
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
@@ -113,6 +118,33 @@ def test_what_is_observed_waits_for_nothing(
             for step in computed:
                 proposer.observe(step)
         assert traffic == Traffic()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_steps_that_verify_drafts_wait_for_their_tokens_and_their_drafts_only(
+    kind: str, request: pytest.FixtureRequest, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = pair_of("llama").model
+    cache = allocate_kv_cache(8 * NUM_SEQS, BLOCK, model.config, model.dtype, model.device)
+    runner = TorchModelRunner(model, cache, NUM_SEQS, 8 * BLOCK, 64, 3, is_asynchronous=True)
+    runner.verify_drafts_of(request.getfixturevalue(kind))
+    sizes = SchedulerConfig(
+        block_size=BLOCK, num_blocks=8 * NUM_SEQS, max_num_seqs=NUM_SEQS, max_num_batched_tokens=64, max_model_len=32
+    )
+    engine = Engine(Scheduler(sizes, speculation := Speculation(FixedDepth(3))), runner)
+    for index in range(NUM_SEQS):
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        engine.add(Sequence(str(index), list(range(1, 6 + index)), 5 + index, sampling, 12))
+    with recorded_traffic(monkeypatch) as traffic:
+        while engine.has_work():
+            engine.step()
+    assert engine.last_error is None
+    assert speculation.num_draft_tokens > 0
+    num_steps = engine.stats.step
+    assert (traffic.reads, traffic.copies) == ([], [])
+    assert traffic.num_downloads < 2 * num_steps
+    # The step, what it computed for the proposer, and accepted tokens that move; EAGLE's entries.
+    assert traffic.num_uploads <= 4 * num_steps
 
 
 def test_recorder_notices_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:

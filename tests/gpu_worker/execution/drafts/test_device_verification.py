@@ -22,6 +22,12 @@ from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProp
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.messages import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.drafts.scripted_proposers import (
+    ChainProposer,
+    HostileProposer,
+    TreeProposer,
+    WatchingProposer,
+)
 from tests.gpu_worker.execution.engine_run import (
     BLOCK,
     MAX_LEN,
@@ -32,7 +38,6 @@ from tests.gpu_worker.execution.engine_run import (
     run,
     save_tiny_model,
 )
-from tests.gpu_worker.execution.guessing import ChainProposer, HostileProposer, TreeProposer, WatchingProposer
 
 DEPTH = 6
 OPTIONS: list[dict[str, Any]] = [

@@ -32,7 +32,7 @@ class KnowingProposer:
         self.forgotten: list[str] = []
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
+        return [Draft(self._draft(request.sequence, request.num_tokens)) for request in requests]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         raise AssertionError("it does not want to know")
@@ -40,7 +40,7 @@ class KnowingProposer:
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.id)
 
-    def _guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+    def _draft(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         right = self.right[sequence.id][sequence.num_output_tokens :][: self.random.randint(0, count)]
         wrong = [0, VOCAB - 1, VOCAB, -1, 10**9]
         return tuple(t if self.random.random() < self.share_right else self.random.choice(wrong) for t in right)

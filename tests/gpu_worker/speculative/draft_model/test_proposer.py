@@ -51,7 +51,7 @@ def make_sequence(length: int, first: int = 1) -> Sequence:
     return Sequence("s", [(first + i) % VOCAB_SIZE for i in range(length)], length, Sampling(), 1000)
 
 
-def guesses_of(proposer: DraftModelProposer, requests: list[DraftRequest]) -> list[tuple[int, ...]]:
+def drafts_of(proposer: DraftModelProposer, requests: list[DraftRequest]) -> list[tuple[int, ...]]:
     drafts = proposer.propose(requests)
     assert all(draft.parents is None for draft in drafts)
     return [draft.token_ids for draft in drafts]
@@ -61,30 +61,30 @@ def right(sequence: Sequence, count: int) -> tuple[int, ...]:
     return tuple(reference_tokens(b"", sequence.token_ids, count, frozenset(), VOCAB_SIZE)[0])
 
 
-def test_guesses_are_the_smaller_models_tokens_whatever_became_of_those_before() -> None:
+def test_drafts_are_the_smaller_models_tokens_whatever_became_of_those_before() -> None:
     generator = random.Random(7)
     proposer, _ = make_proposer(max_num_batched_tokens=10_000)
     sequences = [make_sequence(length, first) for first, length in enumerate([1, 5, 9, 30])]
     for _ in range(60):
         asked = generator.sample(sequences, generator.randint(1, 4))
         requests = [DraftRequest(sequence, generator.randint(1, 6)) for sequence in asked]
-        guesses = guesses_of(proposer, requests)
-        for request, guess in zip(requests, guesses, strict=True):
+        drafts = drafts_of(proposer, requests)
+        for request, draft in zip(requests, drafts, strict=True):
             sequence = request.sequence
-            assert guess == right(sequence, request.num_tokens)
-            num_accepted = generator.randint(0, len(guess))
-            sequence.token_ids += [*guess[:num_accepted], generator.randrange(VOCAB_SIZE)]
+            assert draft == right(sequence, request.num_tokens)
+            num_accepted = generator.randint(0, len(draft))
+            sequence.token_ids += [*draft[:num_accepted], generator.randrange(VOCAB_SIZE)]
         if generator.random() < 0.1:
             proposer.forget(generator.choice(sequences))
 
 
-def test_accepted_guesses_are_not_computed_again() -> None:
+def test_accepted_tokens_are_not_computed_again() -> None:
     proposer, runner = make_proposer()
     sequence = make_sequence(20)
-    [guess] = guesses_of(proposer, [DraftRequest(sequence, 4)])
-    sequence.token_ids += [*guess, 3]
+    [draft] = drafts_of(proposer, [DraftRequest(sequence, 4)])
+    sequence.token_ids += [*draft, 3]
     before = runner.oracle.num_computed_tokens
-    guesses_of(proposer, [DraftRequest(sequence, 4)])
+    drafts_of(proposer, [DraftRequest(sequence, 4)])
     assert runner.oracle.num_computed_tokens - before == 2 + 3
 
 
@@ -93,35 +93,35 @@ def test_long_prompt_is_caught_up_with_in_chunks_and_delays_no_other() -> None:
     short, long = make_sequence(3), make_sequence(40, first=9)
     requests = [DraftRequest(short, 2), DraftRequest(long, 2)]
     for expected in ((), (), right(long, 2)):
-        assert guesses_of(proposer, requests) == [right(short, 2), expected]
+        assert drafts_of(proposer, requests) == [right(short, 2), expected]
     assert runner.most_tokens <= 16
 
 
-def test_sequences_without_blocks_get_no_guess_until_others_left() -> None:
+def test_sequences_without_blocks_get_no_draft_until_others_left() -> None:
     proposer, _ = make_proposer(num_blocks=4)
     first, second = make_sequence(10), make_sequence(10, first=5)
     requests = [DraftRequest(first, 2), DraftRequest(second, 2)]
-    assert guesses_of(proposer, requests) == [right(first, 2), ()]
+    assert drafts_of(proposer, requests) == [right(first, 2), ()]
     proposer.forget(first)
     proposer.forget(first)
-    assert guesses_of(proposer, requests[1:]) == [right(second, 2)]
+    assert drafts_of(proposer, requests[1:]) == [right(second, 2)]
 
 
-def test_sequence_beyond_the_smaller_models_length_gets_no_guess() -> None:
+def test_sequence_beyond_the_smaller_models_length_gets_no_draft() -> None:
     proposer, _ = make_proposer(max_model_len=12)
     sequence = make_sequence(10)
-    assert guesses_of(proposer, [DraftRequest(sequence, 2)]) == [right(sequence, 2)]
-    assert guesses_of(proposer, [DraftRequest(sequence, 3)]) == [()]
+    assert drafts_of(proposer, [DraftRequest(sequence, 2)]) == [right(sequence, 2)]
+    assert drafts_of(proposer, [DraftRequest(sequence, 3)]) == [()]
 
 
-def test_sequence_with_tokens_unknown_to_the_smaller_model_gets_no_guess() -> None:
+def test_sequence_with_tokens_unknown_to_the_smaller_model_gets_no_draft() -> None:
     proposer, _ = make_proposer(vocab_size=40)
     sequence = make_sequence(3)
-    assert len(guesses_of(proposer, [DraftRequest(sequence, 2)])[0]) == 2
+    assert len(drafts_of(proposer, [DraftRequest(sequence, 2)])[0]) == 2
     sequence.token_ids.append(45)
-    assert guesses_of(proposer, [DraftRequest(sequence, 2)]) == [()]
+    assert drafts_of(proposer, [DraftRequest(sequence, 2)]) == [()]
     sequence.token_ids.append(1)
-    assert guesses_of(proposer, [DraftRequest(sequence, 2)]) == [()]
+    assert drafts_of(proposer, [DraftRequest(sequence, 2)]) == [()]
     proposer.forget(sequence)
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_kept_of_sequences_that_the_smaller_model_cannot_take() -> No
     for _ in range(20):
         long, unknown = make_sequence(30), make_sequence(3)
         unknown.token_ids.append(45)
-        assert guesses_of(proposer, [DraftRequest(long, 2), DraftRequest(unknown, 2)]) == [(), ()]
+        assert drafts_of(proposer, [DraftRequest(long, 2), DraftRequest(unknown, 2)]) == [(), ()]
         proposer.forget(long)
         proposer.forget(unknown)
     assert not proposer._doubles

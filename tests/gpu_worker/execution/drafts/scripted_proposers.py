@@ -1,4 +1,4 @@
-"""Proposers that know how sequences go on, and mix right guesses with wrong ones, in chains or trees."""
+"""Proposers that know how sequences go on, and mix right draft tokens with wrong ones, in chains or trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu_worker.execution.engine_run import VOCAB
 
 
 class ChainProposer:
-    """Guesses the next tokens, each rightly with a set probability."""
+    """Drafts the next tokens, each rightly with a set probability."""
 
     wants_hidden = False
 
@@ -38,15 +38,15 @@ class ChainProposer:
     def next_tokens(self, sequence: Sequence) -> list[int]:
         return self.right[sequence.id][sequence.num_output_tokens :]
 
-    def guess(self, token_id: int) -> int:
+    def token(self, token_id: int) -> int:
         return token_id if self.random.random() < self.share_right else self.random.randrange(VOCAB)
 
     def draft(self, coming: list[int], count: int) -> Draft:
-        return Draft(tuple(self.guess(token_id) for token_id in coming[: self.random.randint(0, count)]))
+        return Draft(tuple(self.token(token_id) for token_id in coming[: self.random.randint(0, count)]))
 
 
 class TreeProposer(ChainProposer):
-    """Grows trees at random, whose guesses are right, where their parents are, with a set probability."""
+    """Grows trees at random, whose tokens are right, where their parents are, with a set probability."""
 
     def draft(self, coming: list[int], count: int) -> Draft:
         tokens: list[int] = []
@@ -56,7 +56,7 @@ class TreeProposer(ChainProposer):
             parent = self.random.choice([ROOT, *range(max(0, len(tokens) - 3), len(tokens))])
             depth = 0 if parent == ROOT else depths[parent] + 1
             if depth < len(coming):
-                tokens.append(self.guess(coming[depth]))
+                tokens.append(self.token(coming[depth]))
                 parents.append(parent)
                 depths.append(depth)
         return Draft(tuple(tokens), tuple(parents))
@@ -67,7 +67,7 @@ class HostileProposer(ChainProposer):
 
     def draft(self, coming: list[int], count: int) -> Draft:
         token_ids = tuple(self.random.choice([0, VOCAB - 1, VOCAB, -1, 10**12, *coming[:1]]) for _ in range(count + 2))
-        parents = tuple(self.random.choice([ROOT, 0, guess, guess - 1, -7, 99]) for guess in range(count + 2))
+        parents = tuple(self.random.choice([ROOT, 0, number, number - 1, -7, 99]) for number in range(count + 2))
         return Draft(token_ids, self.random.choice([None, parents, parents[:1]]))
 
 
