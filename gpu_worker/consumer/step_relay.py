@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gpu_worker.engine.engine_thread import StepOutcome
 
 MAX_WAITING_OUTCOMES = 4
-# A loop that is stuck for longer has other troubles; the engine goes on so that it can still be stopped.
+# The engine goes on after that, so that it can be stopped while the loop is stuck.
 _MAX_WAIT_S = 5.0
 
 
