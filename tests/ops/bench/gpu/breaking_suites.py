@@ -1,10 +1,9 @@
-"""Suites on the CPU some of which crash, hang, or poison their process, as suites on a GPU may; for `--bench`."""
+"""Suites on the CPU some of which crash or poison their process, as suites on a GPU may."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 
 import torch
@@ -34,10 +33,6 @@ def timer() -> Timer:
 
 def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def hang() -> None:
-    time.sleep(600)
 
 
 def poison() -> None:
@@ -71,7 +66,6 @@ def make_suite(name: str, call: Callable[[], None] = work, error: float = 0.0) -
 def all_suites() -> tuple[OpSuite, ...]:
     return (
         make_suite("crashing", crash),
-        make_suite("hanging", hang),
         make_suite("poisoned", poison),
         make_suite("wrong", error=1.0),
         make_suite("right"),
