@@ -13,8 +13,8 @@ inline Ints value_of(Ints words, int position) {
 }
 
 template <int kBits, int R>
-inline void multiply_groups_exactly(const QuantizedLinear& linear, const Rows& rows, int row, int panel, int half,
-                                    Floats (*result)[kPanelVectors]) {
+__attribute__((noinline)) void multiply_groups_exactly(const QuantizedLinear& linear, const Rows& rows, int row,
+                                                       int panel, int half, Floats (*result)[kPanelVectors]) {
   constexpr int kColumns = 32 / kBits;
   const int32_t* weights = linear.half_weights(panel, half);
   const int columns = linear.num_columns(), groups = linear.num_groups();

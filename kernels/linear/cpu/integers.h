@@ -65,8 +65,8 @@ inline void add_columns(Ints (*sums)[kHalf], const int32_t* weights, const Rows&
 }
 
 template <int kBits, int kSegment, int R>
-inline void multiply_groups(const QuantizedLinear& linear, const Rows& rows, int row, int panel, int half,
-                            Floats (*result)[kPanelVectors]) {
+__attribute__((noinline)) void multiply_groups(const QuantizedLinear& linear, const Rows& rows, int row,
+                                               int panel, int half, Floats (*result)[kPanelVectors]) {
   constexpr int kWords = kSegment * kBits / 32 * kHalf * kLanes;
   const int32_t* weights = linear.half_weights(panel, half);
   const int columns = linear.num_columns(), groups = linear.num_groups();
@@ -97,8 +97,8 @@ inline void multiply_groups(const QuantizedLinear& linear, const Rows& rows, int
 
 // Multiplies by both halves at once: sums of integers need no registers beside them for totals.
 template <int R>
-inline void multiply_tokens(const QuantizedLinear& linear, const Rows& rows, int row, int panel,
-                            Floats (*result)[kPanelVectors]) {
+__attribute__((noinline)) void multiply_tokens(const QuantizedLinear& linear, const Rows& rows, int row, int panel,
+                                                Floats (*result)[kPanelVectors]) {
   const int32_t *weights = linear.half_weights(panel, 0), *other_weights = linear.half_weights(panel, 1);
   Ints sums[R][kPanelVectors];
   // Weights are stored 128 too large.

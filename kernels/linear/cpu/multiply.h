@@ -7,6 +7,7 @@
 
 namespace headrace {
 
+// The products are functions of their own: side by side in one, the loops of some come out a tenth slower.
 template <int R>
 inline void multiply_half(const QuantizedLinear& linear, const Rows& rows, int row, int panel, int half,
                           Floats (*sums)[kPanelVectors]) {

@@ -1,6 +1,6 @@
-// The numbers that quantized weights are stored as, with the indices of forms/numbers.py: how wide a code is, and how codes
-// become what is multiplied. Integers are multiplied as they are; other numbers become pairs of bfloat16, which hold them
-// exactly.
+// The numbers that quantized weights are stored as, with the indices of forms/numbers.py: how wide a code is, and how
+// codes become what is multiplied. Integers are multiplied as they are; other numbers become pairs of bfloat16, which
+// hold them exactly.
 #pragma once
 
 #include "../dense/packed.h"
@@ -19,8 +19,8 @@ struct Int8 {
   static constexpr bool kIsInteger = true;
 };
 
-// The bfloat16 numbers of neighbouring columns, two in a lane: those of a word of kBits codes. A word's bytes are columns
-// 0, 2, 1 and 3, with 4 bits in their low halves, and 4, 6, 5 and 7 in their high ones.
+// The bfloat16 numbers of neighbouring columns, two in a lane: those of a word of kBits codes. A word's bytes are
+// columns 0, 2, 1 and 3, with 4 bits in their low halves, and 4, 6, 5 and 7 in their high ones.
 template <int kBits>
 struct ColumnPairs {
   Ints pairs[16 / kBits];

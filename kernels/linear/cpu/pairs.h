@@ -16,8 +16,8 @@ inline Floats add_pair(Floats sum, Ints pair, const float* inputs) {
 }
 
 template <typename Number, typename Input, int R>
-inline void multiply_pairs(const QuantizedLinear& linear, const Rows& rows, int row, int panel, int half,
-                            Floats (*result)[kPanelVectors]) {
+__attribute__((noinline)) void multiply_pairs(const QuantizedLinear& linear, const Rows& rows, int row,
+                                              int panel, int half, Floats (*result)[kPanelVectors]) {
   constexpr int kPairs = 16 / Number::kBits, kColumns = 2 * kPairs;
   const Number number;
   const int32_t* weights = linear.half_weights(panel, half);
