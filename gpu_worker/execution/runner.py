@@ -18,11 +18,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.sequence import Sequence
@@ -50,8 +50,7 @@ from gpu_worker.models.decoder import CausalLM
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
+class _Tile(Struct, frozen=True, gc=False):
     """Rows that are sampled at once, on their way to the device; `tokens` is None where they are all there are."""
 
     sampling: StagedSampling
@@ -158,19 +157,11 @@ class TorchModelRunner:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> SubmittedStep:
         """Launch a step; the plan schedules at least one sequence."""
-        with self._on_device():
-            upload = Upload(self._device)
-            step = self._assemble(plan, upload)
-            shape = None if self._graphs is None or not step.is_decode else self._graphs.shape_for(step.layout)
-            if self._graphs is None or shape is None:
-                outputs, hidden = self._launch(step, upload)
-            else:
-                outputs, hidden = self._replay(self._graphs, shape, step, upload)
-            land = None
-            if self._drafting is not None:
-                self._unlanded.append(step)
-                land = partial(self._land, self._drafting, step, hidden)
-            return SubmittedStep(plan.step, outputs, self._downloads, land)
+        if self._device.type != "cuda":
+            return self._submit(plan)
+        # Triton launches on the current device of the thread.
+        with torch.cuda.device(self._device):
+            return self._submit(plan)
 
     def release(self, sequences: Iterable[Sequence]) -> None:
         """Forget sequences that no plan will name any more, as plans do with those that departed.
@@ -237,6 +228,20 @@ class TorchModelRunner:
         if self.is_asynchronous:
             runner.capture_graphs()
         return runner
+
+    def _submit(self, plan: StepPlan) -> SubmittedStep:
+        upload = Upload(self._device)
+        step = self._assemble(plan, upload)
+        shape = None if self._graphs is None or not step.is_decode else self._graphs.shape_for(step.layout)
+        if self._graphs is None or shape is None:
+            outputs, hidden = self._launch(step, upload)
+        else:
+            outputs, hidden = self._replay(self._graphs, shape, step, upload)
+        land = None
+        if self._drafting is not None:
+            self._unlanded.append(step)
+            land = partial(self._land, self._drafting, step, hidden)
+        return SubmittedStep(plan.step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         """Bring the rows up to date, ask for drafts, and lay out the step."""
@@ -322,7 +327,7 @@ class TorchModelRunner:
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=step.slots,
-            block_tables=self._rows.device_tables.index_select(0, step.rows),
+            block_tables=self._rows.block_tables(step.rows),
             query_starts=step.query_starts,
             context_lens=step.context_lens,
             max_query_len=step.max_query_len,
@@ -332,5 +337,5 @@ class TorchModelRunner:
         return self._model.forward(token_ids, step.positions, context)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
-        """Make the device the current one of this thread: Triton launches there."""
+        """Make the device the current one of this thread."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()

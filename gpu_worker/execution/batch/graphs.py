@@ -67,7 +67,7 @@ class DecodeGraphs:
         """
         pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         for num_captured, shape in enumerate(reversed(self._shapes), start=1):
-            upload = Upload(self._device)
+            upload = Upload(self._device, is_copied=True)
             step = self._staged(shape, upload)
             upload.bind(self._buffer)
             upload.send_into(self._buffer)
@@ -84,7 +84,7 @@ class DecodeGraphs:
     def run(self, shape: GraphShape, layout: StepLayout) -> ComputedRows:
         """Launch a step; return what it makes of the layout's tokens, valid until the next step is launched."""
         num_tokens = len(layout.token_ids)
-        upload = Upload(self._device)
+        upload = Upload(self._device, is_copied=True)
         StagedStep(_joined(layout, self._padding, shape), upload)
         upload.send_into(self._buffer)
         computed = self._launches[shape]()
@@ -95,7 +95,7 @@ class DecodeGraphs:
         return StagedStep(_joined(_padding(0, 0), self._padding, shape), upload)
 
     def _num_bytes(self, shape: GraphShape) -> int:
-        upload = Upload(self._device)
+        upload = Upload(self._device, is_copied=True)
         self._staged(shape, upload)
         return upload.num_bytes
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpu_worker.core.draft import SEES_ALL, Draft
 from gpu_worker.core.step import ScheduledSequence
@@ -18,8 +18,7 @@ Int64s = npt.NDArray[np.int64]
 TOKEN_ON_DEVICE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class StepLayout:
+class StepLayout(Struct, frozen=True, gc=False):
     """The scheduled tokens of all sequences, end to end.
 
     Attributes:
@@ -47,6 +46,8 @@ class StepLayout:
     @property
     def last_tokens(self) -> Int64s:
         """Return where the last token of each sequence is."""
+        if self.max_query_len == 1:
+            return np.arange(len(self.rows), dtype=np.int64)
         return self.query_starts[1:].astype(np.int64) - 1
 
 

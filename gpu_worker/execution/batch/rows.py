@@ -46,6 +46,18 @@ class BatchRows:
         """Rows, the spare one included."""
         return len(self.tables)
 
+    def block_tables(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the block tables of these rows, on the device.
+
+        Shapes:
+            rows: `[num_seqs]` int64, on the device
+            result: `[num_seqs, width]` int32, contiguous
+        """
+        if self._is_shared:
+            # A third of what torch takes.
+            return torch.from_numpy(self.tables[rows.numpy()])
+        return self.device_tables.index_select(0, rows)
+
     def release(self, departed: Iterable[Sequence]) -> None:
         """Take the rows back of sequences that have left the batch; some never had one."""
         for sequence in departed:

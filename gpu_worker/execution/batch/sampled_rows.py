@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.execution.batch.layout import Int64s
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRows:
+class SampledRows(Struct, frozen=True, gc=False):
     """Rows of logits, in the order of the step's tokens.
 
     Attributes:
@@ -30,6 +29,9 @@ class SampledRows:
 
     def tiles(self, size: int) -> Iterator[SampledRows]:
         """Yield at most `size` rows at a time."""
+        if len(self.rows) <= size:
+            yield self
+            return
         for start in range(0, len(self.rows), size):
             part = slice(start, start + size)
             paths = None if self.paths is None else self.paths[part]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 
-from gpu_worker.execution.batch.layout import Int32s, Int64s, StepLayout
+from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.batch.transfers import Upload
 
 
-@dataclass(frozen=True, slots=True)
-class StepTensors:
+class StepTensors(Struct, frozen=True, gc=False):
     """The arrays of a `StepLayout`."""
 
     max_query_len: int
@@ -30,21 +28,23 @@ class StagedStep:
 
     def __init__(self, layout: StepLayout, upload: Upload) -> None:
         """Add the arrays to the upload."""
-        arrays: list[Int32s | Int64s] = [
-            layout.token_ids,
-            layout.token_rows,
-            layout.positions,
-            layout.slots,
-            layout.rows,
-            layout.query_starts,
-            layout.context_lens,
+        rows = upload.add(layout.rows)
+        # Where each sequence has one token, these may be the same array.
+        token_rows = rows if layout.token_rows is layout.rows else upload.add(layout.token_rows)
+        self._staged = [
+            upload.add(layout.token_ids),
+            token_rows,
+            upload.add(layout.positions),
+            upload.add(layout.slots),
+            rows,
+            upload.add(layout.query_starts),
+            upload.add(layout.context_lens),
         ]
         if layout.tree_masks is not None:
-            arrays.append(layout.tree_masks)
-        self._staged = [upload.add(array) for array in arrays]
+            self._staged.append(upload.add(layout.tree_masks))
         self._max_query_len = layout.max_query_len
 
     @property
     def tensors(self) -> StepTensors:
         """Return the tensors of an upload that was sent or bound."""
-        return StepTensors(self._max_query_len, *(staged.tensor for staged in self._staged))
+        return StepTensors(self._max_query_len, *[staged.tensor for staged in self._staged])

@@ -46,9 +46,15 @@ class StagedArray:
 class Upload:
     """Collects arrays, and what to do with them on the device; sends all of them at once."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Collect nothing yet."""
+    def __init__(self, device: torch.device, *, is_copied: bool | None = None) -> None:
+        """Collect nothing yet.
+
+        Args:
+            device: Where arrays go.
+            is_copied: Whether they are copied; None says so of all devices but CPUs.
+        """
         self._device = device
+        self._is_copied = device.type != "cpu" if is_copied is None else is_copied
         self._staged: list[StagedArray] = []
         self._arrivals: list[Callable[[], object]] = []
         self._num_bytes = 0
@@ -59,8 +65,11 @@ class Upload:
         return self._num_bytes
 
     def add(self, array: npt.NDArray[np.generic]) -> StagedArray:
-        """Send this array too. On a CPU its tensor is the array itself; else it is read when it is sent."""
+        """Send this array too. Its contents are read when it is sent, or later where nothing is copied."""
         staged = StagedArray(np.ascontiguousarray(array), self._num_bytes)
+        if not self._is_copied:
+            staged.tensor = torch.from_numpy(staged.array)
+            return staged
         self._staged.append(staged)
         self._num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return staged
@@ -71,10 +80,7 @@ class Upload:
 
     def send(self) -> None:
         """Send everything, set the tensors, and act on them."""
-        if self._device.type == "cpu":
-            for staged in self._staged:
-                staged.tensor = torch.from_numpy(staged.array)
-        elif self._staged:
+        if self._staged:
             self.bind(self._packed().to(self._device, non_blocking=True))
         for action in self._arrivals:
             action()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.row_table import RowTable
@@ -36,26 +36,26 @@ class Distributions:
         self._seed = RowTable(num_rows, np.int64, device)
         tables = (self._inverse_temperature, self._log_min_p, self._top_k, self._top_p, self._seed)
         self._parameters = SamplingParameters(*(table.values for table in tables))
-        self._truncates = np.zeros(num_rows, dtype=np.bool_)
+
+    def is_truncated_by(self, sampling: Sampling) -> bool:
+        """Say whether a request's tokens are drawn from a part of their distribution."""
+        return not _is_greedy(sampling) and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
     def assign(self, rows: Values[int], newcomers: Values[Sequence], upload: Upload) -> None:
         """Write the parameters of sequences that were given rows."""
         samplings = [sequence.sampling for sequence in newcomers]
-        self._truncates[rows] = [_truncates(sampling) for sampling in samplings]
         self._inverse_temperature.write(rows, [_inverse_temperature(sampling) for sampling in samplings], upload)
         self._log_min_p.write(rows, [_log_min_p(sampling) for sampling in samplings], upload)
         self._top_k.write(rows, [min(sampling.top_k, self._vocab_size) for sampling in samplings], upload)
         self._top_p.write(rows, [sampling.top_p for sampling in samplings], upload)
         self._seed.write(rows, [sampling.seed for sampling in samplings], upload)
 
-    def stage(self, sampled: SampledRows, upload: Upload) -> StagedDraw:
-        """Prepare to draw a token for each row of logits."""
-        may_truncate = bool(self._truncates[sampled.rows].any())
+    def stage(self, sampled: SampledRows, upload: Upload, *, may_truncate: bool) -> StagedDraw:
+        """Prepare to draw a token for each row of logits; `may_truncate` where `is_truncated_by` says so of any."""
         return StagedDraw(self._parameters, upload.add(sampled.positions), may_truncate)
 
 
-@dataclass(frozen=True, slots=True)
-class StagedDraw:
+class StagedDraw(Struct, frozen=True, gc=False):
     """The draws of a step.
 
     Attributes:
@@ -88,7 +88,3 @@ def _inverse_temperature(sampling: Sampling) -> float:
 
 def _log_min_p(sampling: Sampling) -> float:
     return math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
-
-
-def _truncates(sampling: Sampling) -> bool:
-    return not _is_greedy(sampling) and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)

@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
+from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from kernels.sampling import TokenScores, score_tokens
@@ -35,21 +36,14 @@ class LogprobRows:
 
     def __init__(self, num_rows: int) -> None:
         """Report nothing yet."""
-        self._reports = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
 
     def assign(self, rows: Values[int], newcomers: Values[Sequence]) -> None:
         """Keep what sequences ask for that were given rows."""
-        wanted = [sequence.sampling.logprobs for sequence in newcomers]
-        self._reports[rows] = [count is not None for count in wanted]
-        self._num_top[rows] = [count or 0 for count in wanted]
+        self._num_top[rows] = [sequence.sampling.logprobs or 0 for sequence in newcomers]
 
-    def stage(self, sampled: SampledRows, upload: Upload) -> StagedLogprobs | None:
-        """Prepare to report; None where no row of logits does."""
-        reports = self._reports[sampled.rows]
-        if not reports.any():
-            return None
-        places = np.flatnonzero(reports)
+    def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedLogprobs:
+        """Prepare to report `places` of the rows of logits, at least one."""
         num_top = self._num_top[sampled.rows[places]].tolist()
         return StagedLogprobs(places.tolist(), num_top, upload.add(places))
 

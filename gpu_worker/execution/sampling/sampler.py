@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.sampled_rows import SampledRows
@@ -21,6 +22,9 @@ from gpu_worker.execution.sampling.feature import Feature, StagedFeature
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
 from gpu_worker.execution.sampling.penalties import Penalties
 from kernels.sampling import TokenScores
+from shared.messages import Sampling
+
+_TRUNCATION, _LOGPROBS, _NUM_BITS = 1, 2, 2
 
 
 def _features(num_rows: int, vocab_size: int, device: torch.device) -> list[Feature]:
@@ -45,8 +49,7 @@ class StagedSampling:
     logprobs: StagedLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTokens:
+class DrawnTokens(Struct, frozen=True, gc=False):
     """What rows of logits led to, on the device.
 
     Attributes:
@@ -68,7 +71,7 @@ class Sampler:
         self._distributions = Distributions(num_rows, vocab_size, device)
         self._features = _features(num_rows, vocab_size, device)
         self._logprobs = LogprobRows(num_rows)
-        # Bit `i` says whether a row asks for feature `i`.
+        # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
 
     def assign(self, newcomers: Values[Sequence], upload: Upload) -> None:
@@ -78,23 +81,29 @@ class Sampler:
         rows = [sequence.row for sequence in newcomers if sequence.row is not None]
         self._distributions.assign(rows, newcomers, upload)
         self._logprobs.assign(rows, newcomers)
-        self._asks[rows] = 0
-        for bit, feature in enumerate(self._features):
+        self._asks[rows] = [self._asked_by(sequence.sampling) for sequence in newcomers]
+        for bit, feature in enumerate(self._features, start=_NUM_BITS):
             for row, sequence in zip(rows, newcomers, strict=True):
                 if feature.is_asked_by(sequence.sampling):
                     feature.assign(row, sequence, upload)
                     self._asks[row] |= 1 << bit
 
+    def _asked_by(self, sampling: Sampling) -> int:
+        truncation = _TRUNCATION if self._distributions.is_truncated_by(sampling) else 0
+        return truncation | (_LOGPROBS if sampling.logprobs is not None else 0)
+
     def stage(self, sampled: SampledRows, upload: Upload) -> StagedSampling:
         """Prepare to sample logits that belong to these rows, at least one."""
-        staged = StagedSampling(upload.add(sampled.rows), self._distributions.stage(sampled, upload))
-        staged.logprobs = self._logprobs.stage(sampled, upload)
         asks = self._asks[sampled.rows]
-        if asks.any():
-            for bit, feature in enumerate(self._features):
-                places = np.flatnonzero(asks & 1 << bit)
-                if len(places):
-                    staged.features.append(feature.stage(sampled, places, upload))
+        asked = int(np.bitwise_or.reduce(asks))
+        draw = self._distributions.stage(sampled, upload, may_truncate=bool(asked & _TRUNCATION))
+        staged = StagedSampling(upload.add(sampled.rows), draw)
+        if asked & _LOGPROBS:
+            staged.logprobs = self._logprobs.stage(sampled, np.flatnonzero(asks & _LOGPROBS), upload)
+        if asked >> _NUM_BITS:
+            for bit, feature in enumerate(self._features, start=_NUM_BITS):
+                if asked >> bit & 1:
+                    staged.features.append(feature.stage(sampled, np.flatnonzero(asks & 1 << bit), upload))
         return staged
 
     def sample(self, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:

@@ -46,7 +46,7 @@ class EntryRows:
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=slots.tensor,
-            block_tables=self._rows.device_tables.index_select(0, staged_rows.tensor),
+            block_tables=self._rows.block_tables(staged_rows.tensor),
             query_starts=query_starts.tensor,
             context_lens=context_lens.tensor,
             max_query_len=layout.max_query_len,

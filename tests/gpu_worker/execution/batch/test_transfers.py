@@ -13,14 +13,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def test_arrays_of_all_kinds_arrive_aligned(device: torch.device) -> None:
+@pytest.mark.parametrize("is_copied", [True, None])
+def test_arrays_of_all_kinds_arrive_aligned(device: torch.device, is_copied: bool | None) -> None:
     arrays = [
         np.arange(3, dtype=np.int32),
         np.array([], dtype=np.int64),
         np.arange(12, dtype=np.float32).reshape(3, 4).T,
         np.array([2**62, -1], dtype=np.int64),
     ]
-    upload = Upload(device)
+    upload = Upload(device, is_copied=is_copied)
     staged = [upload.add(array) for array in arrays]
     seen: list[list[int]] = []
     upload.on_arrival(lambda: seen.append(staged[0].tensor.tolist()))
@@ -36,10 +37,10 @@ def test_arrays_of_all_kinds_arrive_aligned(device: torch.device) -> None:
 
 def test_upload_into_bound_memory_shows_in_its_tensors(device: torch.device) -> None:
     buffer = torch.zeros(1024, dtype=torch.uint8, device=device)
-    first = Upload(device)
+    first = Upload(device, is_copied=True)
     bound = [first.add(np.zeros(5, dtype=np.int32)), first.add(np.zeros(2, dtype=np.int64))]
     first.bind(buffer)
-    second = Upload(device)
+    second = Upload(device, is_copied=True)
     second.add(np.arange(5, dtype=np.int32))
     second.add(np.array([7, 8], dtype=np.int64))
     second.send_into(buffer)
