@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ops.bench.gpu import ceilings, plan
+from ops.bench.gpu import run as suite_run
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
 from ops.bench.gpu.plan import Plan, Verdicts, run_plan
@@ -176,16 +177,18 @@ def test_real_suites_that_crash_or_poison_their_process_leave_the_results_of_the
     assert [(record["check"], record["is_right"]) for record in checked] == [("crashing", True)]
 
 
-def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path) -> None:
-    deadline = time.monotonic() + 0.2
+def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(suite_run, "time", SimpleNamespace(monotonic=lambda: now))
 
     def build_late(device: torch.device) -> Case:
-        time.sleep(max(0.0, deadline - time.monotonic()))
+        nonlocal now
+        now = 2.0
         return Case(1, 0, 1, {OURS: lambda _: OURS, "slow": lambda _: "slow"})
 
     suite = make_suite("op", 0.0, build=build_late)
     suite = replace(suite, cases=(suite.cases[0], replace(suite.cases[0], label="second")))
-    _, records = run([suite], tmp_path, deadline)
+    _, records = run([suite], tmp_path, deadline=1.0)
     assert records[1]["candidates"][OURS]["us"] == 2.0
     assert records[1]["not_run"] == {"slow": "out of time"}
     assert records[2]["not_run"] == {OURS: "out of time"}
