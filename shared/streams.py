@@ -80,7 +80,7 @@ def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
     return [
         StreamConfig(
             name=INTERACTIVE_STREAM,
-            subjects=["hr.req.*.interactive", "hr.req.*.interactive.*"],
+            subjects=["hr.req.*.interactive"],
             retention=RetentionPolicy.WORK_QUEUE,
             storage=StorageType.MEMORY,
             discard=DiscardPolicy.NEW,

@@ -1,7 +1,6 @@
 """NATS subjects, and the encoding that keeps user-chosen names out of them.
 
 hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERACTIVE`)
-hr.req.<model>.interactive.<worker> a worker's own interactive queue (same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`

@@ -25,7 +25,6 @@ JOBS = {
     "gateway": {
         "publish": [
             "hr.req.m.interactive",
-            "hr.req.m.interactive.w",
             "hr.cancel.m",
             "hr.tokenizer.m",
             "hr.gateway.g",
