@@ -13,18 +13,11 @@ from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.plain_sampling import plain_sampling
-
-
-class PendingStep(Protocol):
-    """A step that was submitted."""
-
-    def result(self) -> StepResult:
-        """Wait for it."""
-        ...
 
 
 class DraftRunner(Protocol):

@@ -14,10 +14,10 @@ from collections.abc import Sequence as Values
 from typing import Protocol
 
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from gpu_worker.speculative.draft_model.proposer import PendingStep
 from gpu_worker.speculative.plain_sampling import plain_sampling
 
 

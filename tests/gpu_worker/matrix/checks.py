@@ -77,11 +77,18 @@ def check_nothing_is_left(traffic: Traffic, last: str) -> None:
     assert runner._drafting is not None
     assert runner._drafting._proposer is proposer, "the proposer failed on the way"
     assert _held_by(proposer) <= {last}
+    if isinstance(proposer, EagleProposer):
+        rows = proposer._rows._rows
+        assert len(rows._free) == rows.spare - len(_rows_held(proposer))
     if isinstance(proposer, DraftModelProposer):
         proposer._pool.check_integrity()
-        (double,) = proposer._doubles.values()
-        num_held = 0 if double is None else len(double.sequence.block_table)
+        # The policy may have asked for no draft of the last one.
+        num_held = sum(len(double.sequence.block_table) for double in proposer._doubles.values() if double is not None)
         assert proposer._pool.num_available == proposer._pool.num_blocks - num_held
+
+
+def _rows_held(proposer: EagleProposer) -> list[int]:
+    return [pending.shifted.row for pending in proposer._pending.values() if pending.shifted.row is not None]
 
 
 def _held_by(proposer: Proposer) -> set[str]:
