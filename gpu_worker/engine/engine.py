@@ -242,9 +242,10 @@ class Engine:
         for _ in range(MAX_CONTROL_STEPS):
             plan = self._scheduler.control_step(sequence)
             with contextlib.suppress(Exception):
-                self._runner.submit(plan).result()
-                self._isolation.is_runner_proven = True
-                return
+                result = self._runner.submit(plan).result()
+                if all(sampled.error is None for sampled in result.sampled):
+                    self._isolation.is_runner_proven = True
+                    return
         raise BrokenRunnerError(error) from error
 
     def _submit_next(self) -> bool:

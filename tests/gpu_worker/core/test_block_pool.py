@@ -155,3 +155,17 @@ class TestPoolMachine(PoolMachine.TestCase):
 @pytest.mark.slow
 class TestPoolMachineAtLength(PoolMachine.TestCase):
     settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+
+
+def test_block_without_its_label_is_not_found_and_becomes_blank() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    pool.label(blocks[0], b"a")
+    pool.share([blocks[0]])
+    pool.unlabel(blocks)
+    assert pool.find(b"a") is None
+    pool.check_integrity()
+    pool.release(blocks)
+    pool.release(blocks[:1])
+    assert (pool.num_cached, pool.num_available) == (0, 3)
+    pool.check_integrity()

@@ -1,7 +1,8 @@
 import pytest
 
 from gpu_worker.core.model_runner import BrokenRunnerError
-from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepPlan, StepResult
 from gpu_worker.engine.engine import MAX_CONTROL_STEPS, Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import PromptTooLongError
@@ -165,3 +166,72 @@ def test_rates_are_measured_over_busy_steps() -> None:
     assert engine.stats.decode_rate == pytest.approx(10, rel=0.01)
     now[0] += 1000.0
     assert engine.stats.decode_rate == pytest.approx(10, rel=0.01)
+
+
+class InvalidRowsRunner(SimulatedRunner):
+    """Reports an error for some sequences once they have `from_length` tokens, by default for whatever it computes."""
+
+    def __init__(self, names: set[str] | None = None, from_length: int = 0) -> None:
+        super().__init__(0, TOKENS)
+        self._names = names
+        self._from_length = from_length
+
+    def submit(self, plan: StepPlan) -> CompletedStep:
+        step = super().submit(plan).result()
+        sampled = [
+            SampledTokens(error="no numbers") if self._is_invalid(item.sequence) else tokens
+            for item, tokens in zip(plan.scheduled, step.sampled, strict=True)
+        ]
+        return CompletedStep(StepResult(plan.step, sampled))
+
+    def _is_invalid(self, sequence: Sequence) -> bool:
+        return self._names is None or (sequence.id in self._names and len(sequence.token_ids) >= self._from_length)
+
+
+def test_sequence_with_an_error_ends_in_its_step_and_its_neighbours_go_on() -> None:
+    bad, sound = make_sequence(5, max_tokens=7), make_sequence(5, max_tokens=7, seed=1)
+    engine = Engine(make_scheduler(), InvalidRowsRunner({bad.id}, from_length=8))
+    engine.add(bad)
+    engine.add(sound)
+    events = run(engine)
+    assert [(event.finish, event.error) for event in events if event.sequence is bad and event.finish] == [
+        ("failed", "no numbers")
+    ]
+    assert (bad.num_output_tokens, sound.num_output_tokens) == (3, 7)
+    assert (engine.stats.num_failed_steps, engine.stats.is_fatal, engine.stats.free_blocks) == (0, False, 64)
+
+
+def test_what_a_sequence_with_an_error_has_computed_is_not_found_by_others() -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+    bad, again, sound = (make_sequence(prompt, max_tokens=4, seed=seed) for seed in range(3))
+    engine = Engine(make_scheduler(), InvalidRowsRunner({bad.id}, from_length=len(prompt) + 1))
+    engine.add(bad)
+    engine.add(make_sequence(3, max_tokens=30))
+    while bad.num_output_tokens == 0:
+        engine.step()
+    run(engine)
+    engine.add(again)
+    run(engine)
+    engine.add(sound)
+    run(engine)
+    assert again.num_cached_tokens == 0
+    assert sound.num_cached_tokens > 0
+
+
+def test_step_of_errors_alone_blames_no_sequence_of_a_broken_runner() -> None:
+    engine = Engine(make_scheduler(), InvalidRowsRunner())
+    for seed in range(3):
+        engine.add(make_sequence(5, seed=seed))
+    with pytest.raises(BrokenRunnerError, match="logits"):
+        run(engine)
+
+
+def test_step_of_errors_alone_ends_all_its_sequences_when_the_runner_computes_others() -> None:
+    sequences = [make_sequence(5, seed=seed) for seed in range(3)]
+    engine = Engine(make_scheduler(), InvalidRowsRunner({sequence.id for sequence in sequences}))
+    for sequence in sequences:
+        engine.add(sequence)
+    finishes = [(event.finish, event.error) for event in run(engine) if event.finish]
+    assert [finish for finish, _ in finishes] == ["failed"] * 3
+    assert all(error is not None and "logits" in error for _, error in finishes)
+    assert not engine.stats.is_fatal

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+import numpy as np
 import pytest
 import torch
 
 from gpu_worker.core.draft import ROOT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.core.step import SampledTokens, ScheduledSequence
+from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from gpu_worker.execution.drafts.verification import _apart
+from gpu_worker.execution.drafts.verification import ComputedStep, _apart
 from gpu_worker.speculative.eagle.pending_entries import PendingEntries
 from shared.messages import Sampling
 from tests.gpu_worker.core.sequences import make_sequence
@@ -82,6 +84,22 @@ def test_sequences_whose_tokens_are_drawn_get_chains_where_those_are_exact() -> 
     assert Drafting(proposer, 50, draws_from_trees=False).drafts(scheduled, []) == [tree, chain]
     assert Drafting(proposer, 50).drafts(scheduled, []) == [tree, tree]
     assert Drafting(proposer, 50, sliding_window=8).drafts(scheduled, []) == [chain, chain]
+
+
+def test_only_sequences_that_go_on_are_shown() -> None:
+    goes_on, failed, departed, unknown = (make_sequence(4) for _ in range(4))
+    scheduled = [ScheduledSequence(sequence, 3, 1, True) for sequence in (goes_on, failed, departed)]
+    # The step before failed, so that nobody knows which token this one computed.
+    scheduled.append(ScheduledSequence(unknown, 4, 1, True))
+    rows, tables = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
+    sampled = [SampledTokens((token,)) for token in range(4)]
+    sampled[1] = SampledTokens(error="no numbers")
+    hidden = torch.randn(4, HIDDEN_SIZE)
+    step = ComputedStep(scheduled, lay_out(scheduled, rows, tables, 4), hidden, sampled, {}, {departed})
+    [computed] = step
+    assert (computed.sequence, computed.start) == (goes_on, 3)
+    assert computed.token_ids == (goes_on.token_ids[3], 0)
+    assert torch.equal(computed.hidden, hidden[:1])
 
 
 def test_rows_of_few_tokens_do_not_keep_the_whole_step() -> None:
