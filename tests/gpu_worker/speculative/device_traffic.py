@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Download, Upload
 
 _READS = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "cpu", "nonzero", "equal"}
@@ -69,7 +70,10 @@ def recorded_traffic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
     """Count while the block runs."""
     traffic = Traffic()
     recorder = _Recorder(traffic)
-    send, wait = Upload.send, Download.wait
+    init, send, wait, tables = Upload.__init__, Upload.send, Download.wait, BatchRows.block_tables
+
+    def copying_init(upload: Upload, device: torch.device, *, is_copied: bool | None = None) -> None:
+        init(upload, device, is_copied=True)
 
     def counted_send(upload: Upload) -> None:
         traffic.num_uploads += upload.num_bytes > 0
@@ -77,12 +81,21 @@ def recorded_traffic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
         send(upload)
         recorder.is_sending = False
 
+    def device_tables(rows: BatchRows, numbers: torch.Tensor) -> torch.Tensor:
+        # A CPU looks them up in the host's own tables, a GPU in those on the device.
+        recorder.is_sending = True
+        found = tables(rows, numbers)
+        recorder.is_sending = False
+        return found
+
     def counted_wait(download: Download) -> list[torch.Tensor]:
         traffic.num_downloads += 1
         recorder.hosts += (hosts := wait(download))
         return hosts
 
     with monkeypatch.context() as patch, recorder:
+        patch.setattr(Upload, "__init__", copying_init)
         patch.setattr(Upload, "send", counted_send)
+        patch.setattr(BatchRows, "block_tables", device_tables)
         patch.setattr(Download, "wait", counted_wait)
         yield traffic
