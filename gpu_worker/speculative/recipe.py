@@ -1,4 +1,4 @@
-"""What the package of a proposer offers to whoever starts the worker: how it is set up.
+"""What the `recipe.py` of a proposer offers to `start`: checks, memory needs, and how the proposer is built.
 
 Recipes are read with the settings, long before torch is needed: what needs it is imported where it is used.
 """

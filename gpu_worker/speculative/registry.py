@@ -1,15 +1,15 @@
-"""The proposers that a worker can be set to. A new one is a folder beside this file, and a line here."""
+"""The proposers that a worker can be set to. A new one is a folder with a `recipe.py`, and a line here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_worker.speculative.draft_model import DraftModelRecipe
-from gpu_worker.speculative.eagle import EagleRecipe
-from gpu_worker.speculative.medusa import MedusaRecipe
-from gpu_worker.speculative.ngram import NgramRecipe
+from gpu_worker.speculative.draft_model.recipe import DraftModelRecipe
+from gpu_worker.speculative.eagle.recipe import EagleRecipe
+from gpu_worker.speculative.medusa.recipe import MedusaRecipe
+from gpu_worker.speculative.ngram.recipe import NgramRecipe
 from gpu_worker.speculative.recipe import Recipe
-from gpu_worker.speculative.self_speculation import SelfSpeculationRecipe
+from gpu_worker.speculative.self_speculation.recipe import SelfSpeculationRecipe
 
 RECIPES: tuple[Recipe, ...] = (
     NgramRecipe(),
