@@ -163,7 +163,7 @@ async def ask(
     timeout_s: float,
     began: Callable[[StreamClient], None] = lambda client: None,
 ) -> None:
-    """Make one request and wait for its end; after `timeout_s` the entry stays without one.
+    """Make one request and wait for its end; after `timeout_s`, or when this is cancelled, the entry stays without one.
 
     Args:
         body: What to ask.
@@ -185,5 +185,7 @@ async def ask(
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(client.done)
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError) as ending:
         client.give_up()
+        if isinstance(ending, asyncio.CancelledError):
+            raise
