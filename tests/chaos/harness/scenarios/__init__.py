@@ -35,6 +35,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pause-of-everything": server_faults.pause_of_everything,
     "pause-of-workers": server_faults.pause_of_workers,
     "pause-of-gateways": server_faults.pause_of_gateways,
+    "gateway-frozen": server_faults.gateway_frozen,
     "poison": poison.poison,
     "gateway-sigkill": gateway_deaths.sigkill,
     "gateway-sigkill-load": gateway_deaths.sigkill_under_load,

@@ -104,9 +104,9 @@ async def _run(cell: Cell) -> list[str]:
 
 
 def _judge(cell: Cell) -> list[str]:
-    ends = {"gateway": (Verdict.LOST_WITH_GATEWAY,), "client": (Verdict.ABORTED,)}.get(cell.process, (Verdict.OK,))
+    ends = [{"gateway": Verdict.LOST_WITH_GATEWAY, "client": Verdict.ABORTED}.get(cell.process, Verdict.OK)]
     if cell.moment in ("finishing", "draining") and cell.process in ("gateway", "client"):
-        ends = (*ends, Verdict.OK)  # the answer may have been complete
+        ends.append(Verdict.OK)  # the answer may have been complete
     verdict = cell.entry.judge(cell.probe.ledger.references[0])
     if cell.moment == "draining" and cell.process == "gateway" and cell.entry.error:
         return []  # it said itself that it shuts down

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tests.chaos.harness import disturbance
+from tests.chaos.harness import aftermath, disturbance
 from tests.chaos.harness.disturbance import Disturbance
 from tests.chaos.harness.fault_proxy import LinkState
 from tests.chaos.harness.faults import Fault, Freeze, Kill, Sever
@@ -22,6 +23,9 @@ _OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
 _WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
 PARTITION_S = 10.0
 REFUSAL_S = 0.1
+# NATS gives a client up after three pings of two seconds.
+FROZEN_S = 12.0
+WAKING_S = 5.0
 
 
 async def nats_restart(num_requests: int | None) -> Outcome:
@@ -51,6 +55,28 @@ async def pause_of_workers(num_requests: int | None) -> Outcome:
 async def pause_of_gateways(num_requests: int | None) -> Outcome:
     """All gateways stand still for seven seconds; workers and servers go on."""
     return await _once("pause-of-gateways", "0 failed", [Freeze(1.0, 7.0, ("gateway-0", "gateway-1"))], 8.5)
+
+
+async def gateway_frozen(num_requests: int | None) -> Outcome:
+    """A gateway stands still for so long that NATS gives it up; whoever asks meanwhile is answered when it wakes up."""
+    outcome = Outcome("gateway-frozen", f"0 refused, {WAKING_S:g} s after it wakes up")
+    async with System(replace(_OPTIONS, num_gateways=1)) as system:
+        load = Load(system, plain_bodies(30, 4))
+        await load.learn_references()
+        gateway = system.gateways[0]
+        gateway.freeze()
+        asking = asyncio.create_task(load.run_open(5.0, FROZEN_S + 1.0))
+        await asyncio.sleep(FROZEN_S)
+        gateway.thaw()
+        woken_at = time.monotonic()
+        await asking
+        outcome.count(load.ledger, [])
+        outcome.expect(outcome.num_refused == 0, f"{outcome.num_refused} requests were refused")
+        late_s = max((entry.ended_at or math.inf) - max(entry.sent_at, woken_at) for entry in load.ledger.entries)
+        outcome.figures["last answer after s"] = round(late_s, 2)
+        outcome.expect(late_s <= WAKING_S, f"an answer took {late_s:.1f} s after the gateway had woken up")
+        await aftermath.check(system, load, outcome)
+    return outcome
 
 
 async def redis_faults(num_requests: int | None) -> Outcome:
