@@ -39,7 +39,7 @@ ROOMS = {
 
 @dataclass(slots=True)
 class _Count:
-    """What became of the mutants of a room."""
+    """What became of the mutants of a file."""
 
     killed: int = 0
     ill_typed: int = 0
@@ -56,17 +56,12 @@ class Run:
         self._until = time.monotonic() + options.minutes * 60
         self._covering: dict[str, CoveringTests] = {}
         self._rooms = {room: options.tests or tests for room, tests in ROOMS.items() if room.startswith(options.only)}
-        if options.file is not None:
-            self._rooms = {room: tests for room, tests in self._rooms.items() if options.file.startswith(f"{room}/")}
         self._equivalent = {(e["path"], e["before"], e["after"]) for e in _equivalents()}
         self._seen: set[tuple[str, str, str]] = set()
-        self.counts = {room: _Count() for room in self._rooms}
-        sources = [
-            (room, MutantSource(ROOT, path))
-            for room in self._rooms
-            for path in _files(room)
-            if options.file is None or path == options.file
-        ]
+        files = {room: _chosen(room, options.file) for room in self._rooms}
+        self._rooms = {room: tests for room, tests in self._rooms.items() if files[room]}
+        self.counts = {path: _Count() for room in self._rooms for path in files[room]}
+        sources = [(room, MutantSource(ROOT, path)) for room in self._rooms for path in files[room]]
         self._sample = [(room, source, index) for room, source in sources for index in range(len(source))]
         self.num_mutants = len(self._sample)
         random.Random(options.seed).shuffle(self._sample)
@@ -91,12 +86,13 @@ class Run:
             is_ill_typed = not is_killed and not _types_pass(copy, mutant.path)
             target.write_text(original)
             with self._lock:
+                count = self.counts[mutant.path]
                 if is_killed:
-                    self.counts[room].killed += 1
+                    count.killed += 1
                 elif is_ill_typed:
-                    self.counts[room].ill_typed += 1
+                    count.ill_typed += 1
                 else:
-                    self.counts[room].survived.append(mutant)
+                    count.survived.append(mutant)
                     print(f"survived{'' if tests != [] else ' (no test runs it)'}: {mutant}", flush=True)
         runner.close()
 
@@ -110,7 +106,7 @@ class Run:
                     continue
                 self._seen.add(key)
                 if key in self._equivalent:
-                    self.counts[room].equivalent += 1
+                    self.counts[mutant.path].equivalent += 1
                     continue
                 return room, mutant
         return None
@@ -133,23 +129,33 @@ def main() -> int:
 
 
 def _report(counts: dict[str, _Count]) -> int:
-    print(f"\n{'room':22}{'tests':>8}{'types':>8}{'survived':>10}{'equivalent':>12}{'noticed':>10}")
+    print(f"\n{'file':40}{'tests':>8}{'types':>8}{'survived':>10}{'equivalent':>12}{'noticed':>10}")
     noticed = tested = 0
-    for room, count in counts.items():
+    for path, count in counts.items():
         num_noticed = count.killed + count.ill_typed
         num_tested = num_noticed + len(count.survived)
+        if not num_tested and not count.equivalent:
+            continue
         noticed, tested = noticed + num_noticed, tested + num_tested
         share = f"{num_noticed / num_tested:.0%}" if num_tested else "-"
         columns = f"{count.killed:8}{count.ill_typed:8}{len(count.survived):10}{count.equivalent:12}{share:>10}"
-        print(f"{room:22}{columns}")
+        print(f"{path:40}{columns}")
     share = noticed / tested if tested else 0.0
-    print(f"{'all':22}{noticed:16}{tested - noticed:10}{'':12}{share:10.0%}   (goal {GOAL:.0%})")
+    print(f"{'all':40}{noticed:16}{tested - noticed:10}{'':12}{share:10.0%}   (goal {GOAL:.0%})")
     return 0 if share >= GOAL else 1
 
 
 def _files(room: str) -> list[str]:
     paths = sorted((ROOT / room).rglob("*.py"))
     return [str(path.relative_to(ROOT)) for path in paths if path.name not in ("__init__.py", "__main__.py")]
+
+
+def _chosen(room: str, wanted: list[str] | None) -> list[str]:
+    """Return the files of a room, or those of them that were asked for, by name or by folder."""
+    files = _files(room)
+    if wanted is None:
+        return files
+    return [path for path in files if any(path == each or path.startswith(each.rstrip("/") + "/") for each in wanted)]
 
 
 def _types_pass(copy: Path, path: str) -> bool:
@@ -179,6 +185,10 @@ def _equivalents() -> list[dict[str, str]]:
     for entry in entries:
         if set(entry) != {"path", "before", "after", "why"}:
             raise SystemExit(f"{EQUIVALENT.name}: an entry has path, before, after and why, not {sorted(entry)}")
+        source = ROOT / entry["path"]
+        lines = " ".join(map(str.strip, source.read_text().splitlines())) if source.exists() else ""
+        if entry["before"] not in lines:
+            raise SystemExit(f"{EQUIVALENT.name}: {entry['path']} has no line {entry['before']!r}; mend the entry")
     return entries
 
 
@@ -188,7 +198,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")
     parser.add_argument("--only", default="", help="A room: " + ", ".join(ROOMS))
-    parser.add_argument("--file", help="One file, such as gateway/admission/limits.py.")
+    parser.add_argument(
+        "--file", nargs="+", help="Files or folders, such as gateway/http1 gateway/admission/limits.py."
+    )
     parser.add_argument("--tests", nargs="+", help="Instead of all the tests of the room.")
     return parser.parse_args()
 
