@@ -5,6 +5,7 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.paged_attention.cpu import can_run, paged_attention_cpu
+from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.token_trees import Tree, attend_to_paths, random_tree, tree_batch
@@ -70,6 +71,20 @@ def test_reference_equals_torch_attention() -> None:
     heads_first = (tensor.transpose(0, 1) for tensor in (sequence.query, sequence.key, sequence.value))
     expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(paged_attention_reference(*batch.arguments()), expected.transpose(0, 1))
+
+
+def test_soft_cap_bounds_the_scores_on_a_cpu() -> None:
+    """The CPU's kernel knows no soft cap: a model with one must not be computed by it."""
+    shape, soft_cap = Shape(4, 2, 16, 5), 0.5
+    sequence = make_sequence(23, shape, seed=1)
+    batch = make_batch([sequence], [23], shape)
+    query, key, value = (tensor.transpose(0, 1) for tensor in (sequence.query, sequence.key, sequence.value))
+    key, value = (tensor.repeat_interleave(2, dim=0) for tensor in (key, value))
+    scores = soft_cap * torch.tanh(query @ key.transpose(1, 2) * batch.scale / soft_cap)
+    hidden = torch.ones(23, 23, dtype=torch.bool).triu(1)
+    expected = (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value).transpose(0, 1)
+    torch.testing.assert_close(paged_attention(*batch.arguments(), soft_cap=soft_cap), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(paged_attention(*batch.arguments()), run_kernel(batch)), "without a cap, the kernel computes"
 
 
 def test_large_scores_stay_finite() -> None:
