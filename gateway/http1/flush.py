@@ -2,7 +2,9 @@
 
 The kernel's send is most of what a streamed token costs, so coalescing is what raises the ceiling. The next flush waits
 as long as the last one took: an idle gateway flushes each token at once, a saturated one spends half its time sending
-and packs what has come meanwhile into one write per stream. A stream's first token does not come here at all.
+and packs what has come meanwhile into one write per stream. It waits for a tenth of a second at most, because a flush
+that took longer was interrupted by a pause of the process or of the machine, which says nothing about sending. A
+stream's first token does not come here at all.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import asyncio
 import logging
 import time
 from typing import Protocol
+
+MAX_DELAY_S = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -54,4 +58,4 @@ class Flusher:
             except Exception:
                 _logger.exception("a stream could not be flushed")
         ended = time.monotonic()
-        self._not_before = ended + (ended - started)
+        self._not_before = ended + min(MAX_DELAY_S, ended - started)

@@ -43,3 +43,20 @@ async def test_one_streams_exception_loses_no_neighbours_flush() -> None:
             flusher.add(stream)
         await asyncio.sleep(0.02)
     assert [stream.num_flushes for stream in streams] == [2, 2, 2]
+
+
+async def test_flush_in_which_the_process_was_paused_does_not_put_off_the_next_one() -> None:
+    flusher = Flusher(asyncio.get_running_loop())
+
+    class PausedStream(Stream):
+        def flush(self) -> None:
+            super().flush()
+            time.sleep(2.0)  # the process stands still
+
+    paused, stream = PausedStream(), Stream()
+    flusher.add(paused)
+    await until(lambda: paused.num_flushes == 1)
+    flusher.add(stream)
+    began = time.monotonic()
+    await until(lambda: stream.num_flushes == 1)
+    assert time.monotonic() - began < 1.0
