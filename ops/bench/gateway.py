@@ -25,6 +25,7 @@ from ops.bench.load.event_streams import Address, Samples, count_streams, percen
 from ops.bench.load.process_usage import cpu_seconds, descendants, peak_rss_bytes
 from ops.bench.load.systems import API_KEY, MODEL, isolated_gateway
 from ops.bench.record import append_record
+from ops.stack.tether import tethered
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _target(options: argparse.Namespace) -> Iterator[Target]:
 @contextlib.contextmanager
 def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
     command = [sys.executable, "-m", "ops.bench.load.floor_server", str(step_ms), str(num_tokens)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(tethered(command), stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())

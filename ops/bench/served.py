@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
-import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
@@ -120,8 +118,6 @@ def record(fields: dict[str, object], rows: list[Row], versions: dict[str, str |
 
 def main() -> None:
     """Compare on every shape and precision."""
-    # So that a server does not outlive us, whoever ends us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="15m,160m", help=f"of {', '.join(size.value for size in Size)}")
     parser.add_argument("--precisions", default="bfloat16", help=f"of {', '.join(PRECISIONS)}")

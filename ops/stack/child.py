@@ -10,17 +10,16 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.stack import tether
 from ops.stack.child_log import ChildLog
 from ops.stack.console import Console
 from ops.stack.health_check import HealthCheck
+from ops.stack.tether import tethered
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -166,10 +165,9 @@ class Child:
 
     async def _run_once(self) -> Exit:
         self._last_lines.clear()
-        launcher = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()))
         # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then stops in order.
         self._process = await asyncio.create_subprocess_exec(
-            *launcher, *self.spec.command, env=dict(self.spec.environ),
+            *tethered(self.spec.command), env=dict(self.spec.environ),
             stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
         )  # fmt: skip
         self.pid = self._process.pid

@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from ops.stack.tether import tethered
+
 Json = dict[str, Any]
 
 
@@ -30,7 +32,7 @@ class PreparedProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-bench-")
         self._answer = Path(self._folder.name) / "answer.json"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(self._answer)],
+            tethered([sys.executable, "-m", module, str(self._answer)]),
             stdin=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},

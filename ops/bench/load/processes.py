@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts and ends: each in a group of its own, so that nothing it starts outlives it."""
+"""Processes that a benchmark starts: each ends with the benchmark, whatever ends that, and so does what it starts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ops.stack.tether import tethered
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -30,13 +33,17 @@ def running(
 ) -> Iterator[int]:
     """Run a command until the block ends, which begins when it is ready; yield its pid.
 
+    SIGTERM ends the block as an exception does, so that the command stops in order and folders are removed. Where the
+    benchmark is killed, the command is killed with it.
+
     Raises:
         StartError: It ended before it was ready, or is not ready after `timeout_s`.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=dict(environ), start_new_session=True
+            tethered(command), stdout=output, stderr=subprocess.STDOUT, env=dict(environ), start_new_session=True
         )
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         deadline = time.monotonic() + timeout_s
         while not is_ready():
@@ -47,6 +54,7 @@ def running(
         yield process.pid
     finally:
         _stop(process)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

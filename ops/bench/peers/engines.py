@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.bench.engine import Load, Measurement
+from ops.stack.tether import tethered
 
 _INSTALL_TIMEOUT_S = 1800.0
 _RUN_TIMEOUT_S = 900.0
@@ -229,7 +230,7 @@ def _run(command: list[str], timeout_s: float, environ: Mapping[str, str] | None
     """
     try:
         result = subprocess.run(
-            command,
+            tethered(command),
             capture_output=True,
             text=True,
             errors="replace",

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ops.bench.make_model import SHAPES, Size, write_checkpoint
 from ops.bench.record import append_record
+from ops.stack.tether import tethered
 
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900
@@ -96,7 +97,7 @@ def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
     started = time.perf_counter()
     # A file, not a pipe: nobody reads it before the line is there, and a full pipe would stop the child.
     with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+        with subprocess.Popen(tethered(command), stdout=subprocess.PIPE, stderr=errors, text=True) as child:
             overdue = threading.Timer(_TIMEOUT_S, child.kill)
             overdue.start()
             assert child.stdout is not None

@@ -12,12 +12,11 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.stack import tether
+from ops.stack.tether import tethered
 
 START_TIMEOUT_S = 60.0
 
@@ -70,9 +69,10 @@ class Part:
         """Start the process; it dies with this one, even when this one is killed."""
         assert not self.is_running
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self.command]
         with self.log_file.open("ab") as output:
-            self._process = subprocess.Popen(tied, env=self.environ, stdout=output, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                tethered(self.command), env=self.environ, stdout=output, stderr=subprocess.STDOUT
+            )
         self.is_expected_dead = False
 
     async def start(self) -> None:

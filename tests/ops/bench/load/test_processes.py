@@ -1,0 +1,65 @@
+"""What a benchmark starts ends with it, whatever ends the benchmark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops.bench.load.process_usage import descendants
+
+BENCH = """
+import os, pathlib, sys, time
+from ops.bench.load.systems import headrace_up
+environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+with headrace_up(["--simulate", "1"], environ):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(60)
+"""
+TIMEOUT_S = 60
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """A process that has ended and waits to be reaped does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell a process nothing of its parent's end")
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_bench_leaves_no_process(ending: signal.Signals, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    bench = subprocess.Popen([sys.executable, "-c", BENCH, str(ready)], env=environ)
+    try:
+        wait_until(lambda: ready.exists() or bench.poll() is not None)
+        started = [pid for pid in descendants([bench.pid]) if pid != bench.pid]
+        # The supervisor, NATS, a gateway and a worker at least.
+        assert len(started) >= 4
+
+        bench.send_signal(ending)
+        status = bench.wait(TIMEOUT_S)
+
+        wait_until(lambda: not any(map(is_running, started)))
+        if ending is signal.SIGTERM:
+            assert status == 128 + signal.SIGTERM
+            assert list(tmp_path.iterdir()) == [ready]
+    finally:
+        bench.kill()
+        bench.wait()
