@@ -37,6 +37,7 @@ def make_device_runner(
     model: CausalLM,
     *,
     is_graphed: bool,
+    is_asynchronous: bool = True,
     depth: int = 2,
     num_blocks: int = 400,
     max_num_seqs: int = 40,
@@ -46,9 +47,9 @@ def make_device_runner(
     cache = poisoned_cache(model, num_blocks, kv_cache_dtype or model.dtype)
     max_model_len = model.config.max_model_len
     runner = TorchModelRunner(
-        model, cache, max_num_seqs, max_model_len, TOKEN_BUDGET, max_draft_tokens, is_asynchronous=True
+        model, cache, max_num_seqs, max_model_len, TOKEN_BUDGET, max_draft_tokens, is_asynchronous=is_asynchronous
     )
-    runner.max_steps_in_flight = depth
+    runner.max_steps_in_flight = min(depth, runner.max_steps_in_flight)
     if is_graphed:
         runner.capture_graphs()
     return runner

@@ -109,41 +109,48 @@ def seeded_outcome(cpu_runner: TorchModelRunner) -> Outcome:
     return run(cpu_runner, seeded())
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+FORMS: dict[str, dict[str, Any]] = {
+    "synchronous": {"is_graphed": False, "is_asynchronous": False},
+    "eager-1": {"is_graphed": False, "depth": 1},
+    "eager-2": {"is_graphed": False},
+    "graphed-1": {"is_graphed": True, "depth": 1},
+    "graphed-2": {"is_graphed": True},
+}
+"""How a runner works with its device, and how many steps are in flight."""
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_greedy_tokens_equal_transformers(
     model: CausalLM,
     prompts: list[list[int]],
     greedy_tokens: dict[str, list[int]],
     traffic: str,
-    is_graphed: bool,
-    depth: int,
+    form: str,
 ) -> None:
-    runner = make_device_runner(model, is_graphed=is_graphed, depth=depth)
+    runner = make_device_runner(model, **FORMS[form])
     outcome = run(runner, greedy(prompts), **TRAFFIC[traffic])
     assert outcome.tokens == greedy_tokens
     assert outcome.num_preemptions > 3 or traffic != "preemptions"
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("form", ["synchronous", "graphed-1", "graphed-2"])
 def test_prefix_hits_equal_transformers(
-    model: CausalLM, prompts: list[list[int]], greedy_tokens: dict[str, list[int]], depth: int
+    model: CausalLM, prompts: list[list[int]], greedy_tokens: dict[str, list[int]], form: str
 ) -> None:
-    runner = make_device_runner(model, is_graphed=True, depth=depth)
+    runner = make_device_runner(model, **FORMS[form])
     outcome = run(runner, greedy(prompts * 2), max_num_seqs=3)
     again = {str(int(name) + len(prompts)): tokens for name, tokens in greedy_tokens.items()}
     assert outcome.tokens == greedy_tokens | again
     assert outcome.num_prefix_hits > 200
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("traffic", TRAFFIC)
-def test_sampled_tokens_and_logprobs_equal_those_of_the_cpu_runner(
-    model: CausalLM, seeded_outcome: Outcome, traffic: str, is_graphed: bool, depth: int
+def test_sampled_tokens_and_logprobs_equal_those_of_a_cpu(
+    model: CausalLM, seeded_outcome: Outcome, traffic: str, form: str
 ) -> None:
-    runner = make_device_runner(model, is_graphed=is_graphed, depth=depth)
+    runner = make_device_runner(model, **FORMS[form])
     outcome = run(runner, seeded(), **TRAFFIC[traffic])
     assert outcome.tokens == seeded_outcome.tokens
     assert len({tuple(tokens) for tokens in outcome.tokens.values()}) > 30

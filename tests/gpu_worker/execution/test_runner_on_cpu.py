@@ -60,38 +60,6 @@ def expected(model: tuple[Path, Any], prompts: list[list[int]]) -> list[list[int
     return [greedy_by_transformers(model[1], prompt, 30) for prompt in prompts]
 
 
-def test_greedy_batch_equals_transformers(
-    runner: TorchModelRunner, prompts: list[list[int]], expected: list[list[int]]
-) -> None:
-    outcome = run(runner, greedy_sequences(prompts, 30))
-    assert as_lists(outcome.tokens, len(prompts)) == expected
-    assert len({tuple(tokens) for tokens in expected}) == len(expected)
-
-
-def test_chunked_prefill_amid_decodes_equals_transformers(
-    runner: TorchModelRunner, prompts: list[list[int]], expected: list[list[int]]
-) -> None:
-    outcome = run(runner, greedy_sequences(prompts, 30), token_budget=9, max_num_seqs=7, arrivals_per_step=1)
-    assert as_lists(outcome.tokens, len(prompts)) == expected
-
-
-def test_prefix_hits_equal_transformers(
-    runner: TorchModelRunner, prompts: list[list[int]], expected: list[list[int]]
-) -> None:
-    again = greedy_sequences(prompts * 2, 30)
-    outcome = run(runner, again, max_num_seqs=3)
-    assert as_lists(outcome.tokens, len(again)) == expected * 2
-    assert outcome.num_prefix_hits > 200
-
-
-def test_preemptions_equal_transformers(
-    runner: TorchModelRunner, prompts: list[list[int]], expected: list[list[int]]
-) -> None:
-    outcome = run(runner, greedy_sequences(prompts, 30), num_blocks=42, headroom_tokens=0)
-    assert as_lists(outcome.tokens, len(prompts)) == expected
-    assert outcome.num_preemptions > 3
-
-
 def test_plain_torch_equals_transformers(
     monkeypatch: pytest.MonkeyPatch, runner: TorchModelRunner, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
