@@ -277,8 +277,7 @@ class TorchModelRunner:
         chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
         upload.send()
-        max_context_len = int(step.layout.context_lens.max())
-        hidden = self._forward(staged.tensors, max_context_len, knows_tokens=not self.is_asynchronous)
+        hidden = self._forward(staged.tensors, step.layout.max_context_len, knows_tokens=not self.is_asynchronous)
         scores = [
             (chunk, score_chunk(self._model, hidden, chunk, wanted.tensor))
             for chunk, wanted in zip(chunks, targets, strict=True)

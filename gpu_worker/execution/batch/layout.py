@@ -31,6 +31,7 @@ class StepLayout(Struct, frozen=True, gc=False):
         context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
         max_query_len: Most tokens of a sequence.
         tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
+        max_context_len: Largest of `context_lens`.
     """
 
     token_ids: Int64s
@@ -42,6 +43,7 @@ class StepLayout(Struct, frozen=True, gc=False):
     context_lens: Int32s
     max_query_len: int
     tree_masks: Int64s | None = None
+    max_context_len: int = 0
 
     @property
     def last_tokens(self) -> Int64s:
@@ -67,35 +69,27 @@ def lay_out(
         block_size: Tokens of a block.
         drafts: Of each sequence, to compute behind the scheduled tokens.
     """
-    count = len(scheduled)
+    if drafts is None and max([item.num_tokens for item in scheduled]) == 1:
+        return _lay_out_decodes(scheduled, rows, tables, block_size)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
     if drafts is not None:
         lengths += [len(draft) for draft in drafts]
-    max_query_len = int(lengths.max())
-    query_starts = np.zeros(count + 1, dtype=np.int32)
-    if max_query_len == 1:
-        known = [item.sequence.token_ids for item in scheduled]
-        token_ids = [
-            ids[item.start] if item.start < len(ids) else TOKEN_ON_DEVICE
-            for ids, item in zip(known, scheduled, strict=True)
-        ]
-        token_rows, positions = rows, starts
-        query_starts[1:] = np.arange(1, count + 1)
-    else:
-        token_ids = []
-        for place, item in enumerate(scheduled):
-            token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
-            if item.start >= len(item.sequence.token_ids):
-                token_ids.append(TOKEN_ON_DEVICE)
-            if drafts is not None:
-                token_ids += drafts[place].token_ids
-        ends = lengths.cumsum()
-        query_starts[1:] = ends
-        token_rows = np.repeat(rows, lengths)
-        positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
+    query_starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
+    token_ids = []
+    for place, item in enumerate(scheduled):
+        token_ids += item.sequence.token_ids[item.start : item.start + item.num_tokens]
+        if item.start >= len(item.sequence.token_ids):
+            token_ids.append(TOKEN_ON_DEVICE)
+        if drafts is not None:
+            token_ids += drafts[place].token_ids
+    ends = lengths.cumsum()
+    query_starts[1:] = ends
+    token_rows = np.repeat(rows, lengths)
+    positions = np.arange(len(token_ids)) + np.repeat(starts - ends + lengths, lengths)
     blocks, offsets = np.divmod(positions, block_size)
     positions, tree_masks = _branch(positions, query_starts, drafts)
+    context_lens = starts + lengths
     return StepLayout(
         token_ids=np.array(token_ids, dtype=np.int64),
         token_rows=token_rows,
@@ -103,9 +97,30 @@ def lay_out(
         slots=tables[token_rows, blocks] * np.int64(block_size) + offsets,
         rows=rows,
         query_starts=query_starts,
-        context_lens=(starts + lengths).astype(np.int32),
-        max_query_len=max_query_len,
+        context_lens=context_lens.astype(np.int32),
+        max_query_len=int(lengths.max()),
         tree_masks=tree_masks,
+        max_context_len=int(context_lens.max()),
+    )
+
+
+def _lay_out_decodes(scheduled: Values[ScheduledSequence], rows: Int64s, tables: Int32s, block_size: int) -> StepLayout:
+    """Do the same for one token a sequence, which is the usual step, in fewer operations."""
+    places = [item.start for item in scheduled]
+    known = [item.sequence.token_ids for item in scheduled]
+    token_ids = [ids[place] if place < len(ids) else TOKEN_ON_DEVICE for ids, place in zip(known, places, strict=True)]
+    positions = np.array(places, dtype=np.int64)
+    blocks, offsets = np.divmod(positions, block_size)
+    return StepLayout(
+        token_ids=np.array(token_ids, dtype=np.int64),
+        token_rows=rows,
+        positions=positions,
+        slots=tables[rows, blocks] * np.int64(block_size) + offsets,
+        rows=rows,
+        query_starts=np.arange(len(places) + 1, dtype=np.int32),
+        context_lens=(positions + 1).astype(np.int32),
+        max_query_len=1,
+        max_context_len=max(places) + 1,
     )
 
 

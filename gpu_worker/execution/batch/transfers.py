@@ -44,7 +44,11 @@ class StagedArray:
 
 
 class Upload:
-    """Collects arrays, and what to do with them on the device; sends all of them at once."""
+    """Collects arrays, and what to do with them on the device; sends all of them at once.
+
+    Attributes:
+        is_copied: Whether arrays are copied; else their tensors are the arrays themselves.
+    """
 
     def __init__(self, device: torch.device, *, is_copied: bool | None = None) -> None:
         """Collect nothing yet.
@@ -54,7 +58,7 @@ class Upload:
             is_copied: Whether they are copied; None says so of all devices but CPUs.
         """
         self._device = device
-        self._is_copied = device.type != "cpu" if is_copied is None else is_copied
+        self.is_copied = device.type != "cpu" if is_copied is None else is_copied
         self._staged: list[StagedArray] = []
         self._arrivals: list[Callable[[], object]] = []
         self._num_bytes = 0
@@ -67,7 +71,7 @@ class Upload:
     def add(self, array: npt.NDArray[np.generic]) -> StagedArray:
         """Send this array too. Its contents are read when it is sent, or later where nothing is copied."""
         staged = StagedArray(np.ascontiguousarray(array), self._num_bytes)
-        if not self._is_copied:
+        if not self.is_copied:
             staged.tensor = torch.from_numpy(staged.array)
             return staged
         self._staged.append(staged)

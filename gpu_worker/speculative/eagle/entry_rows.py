@@ -50,7 +50,7 @@ class EntryRows:
             query_starts=query_starts.tensor,
             context_lens=context_lens.tensor,
             max_query_len=layout.max_query_len,
-            max_context_len=int(layout.context_lens.max()),
+            max_context_len=layout.max_context_len,
         )
         together = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden))
         return EagleStep(
