@@ -24,6 +24,10 @@ class Bias:
         """Know nothing of any row."""
         self._vocab_size = vocab_size
         self._biases: dict[int, tuple[Int64s, Float32s]] = {}
+        # What the last step was given, which the next one takes again while its rows are the same.
+        self._batch: tuple[bytes, bytes] | None = None
+        self._indices: Int64s = np.zeros(0, dtype=np.int64)
+        self._values: Float32s = np.zeros(0, dtype=np.float32)
 
     def is_asked_by(self, sampling: Sampling) -> bool:
         """Do what `Feature` promises."""
@@ -34,14 +38,19 @@ class Bias:
         bias = sequence.sampling.logit_bias
         entries = [(token_id, value) for token_id, value in bias.items() if 0 <= token_id < self._vocab_size]
         token_ids, values = zip(*entries, strict=True) if entries else ((), ())
+        self._batch = None
         self._biases[row] = np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32)
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedBias:
         """Do what `Feature` promises."""
-        biases = [(place, *self._biases[row]) for place, row in zip(places, sampled.rows[places].tolist(), strict=True)]
-        indices = np.concatenate([token_ids + place * self._vocab_size for place, token_ids, _ in biases])
-        values = np.concatenate([values for _, _, values in biases])
-        return StagedBias(upload.add(indices), upload.add(values))
+        rows = sampled.rows[places]
+        batch = (places.tobytes(), rows.tobytes())
+        if batch != self._batch:
+            biases = [(place, *self._biases[row]) for place, row in zip(places, rows.tolist(), strict=True)]
+            self._batch = batch
+            self._indices = np.concatenate([token_ids + place * self._vocab_size for place, token_ids, _ in biases])
+            self._values = np.concatenate([values for _, _, values in biases])
+        return StagedBias(upload.add(self._indices), upload.add(self._values))
 
 
 @dataclass(frozen=True, slots=True)
