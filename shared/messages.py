@@ -271,11 +271,16 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop these requests, queued or running: every attempt, or those up to an epoch."""
+    """Stop these requests, queued or running: every attempt, or those up to an epoch.
+
+    Attributes:
+        keep: The worker that this is not meant for, because it holds the attempt that counts.
+    """
 
     ids: tuple[str, ...]
     epoch: int | None = None
     version: int = PROTOCOL_VERSION
+    keep: str | None = None
 
 
 class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):

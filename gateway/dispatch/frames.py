@@ -101,14 +101,7 @@ class FrameReceiver:
         if flight.worker is None:
             self._flights.claim(flight, worker)
         elif flight.worker != worker:
-            # Delivered twice by JetStream. Two workers' tokens must not be mixed: their arithmetic may differ.
-            _logger.info(
-                "request %s is held by %s; a delta from %s was dropped",
-                flight.id,
-                flight.worker,
-                worker,
-                extra=flight.log_fields,
-            )
+            self._refuse_duplicate(flight, flight.worker, worker, now)
             return
         position = len(flight.emitted)
         if delta.seq < position and delta.seq + len(delta.token_ids) <= position:
@@ -151,19 +144,36 @@ class FrameReceiver:
         else:
             self._endings.lose(flight, "cancelled", "the worker cancelled it, but nobody here did")
 
+    def _refuse_duplicate(self, flight: Flight, holder: str, worker: str, now: float) -> None:
+        """Drop what a second worker computes, to which JetStream has delivered the request too, and stop it.
+
+        Two workers' tokens must not be mixed: their arithmetic may differ.
+        """
+        if self._may_tell((flight.id, flight.epoch), now):
+            text = "request %s is held by %s; what %s computes is dropped"
+            _logger.info(text, flight.id, holder, worker, extra=flight.log_fields)
+            self._revoker.cancel(flight.request.model, flight.id, flight.epoch, keep=holder)
+
     def _refuse(self, delta: Delta, flight: Flight | None, now: float) -> None:
         """Drop a delta of an attempt that does not count, and tell its worker, at most once per interval."""
         if delta.finish is not None or (flight is not None and delta.epoch > flight.epoch):
             return
         key = (delta.id, delta.epoch)
-        last = self._strays.get(key)
-        if last is not None and now - last < STRAY_CANCEL_INTERVAL_S:
+        is_first = key not in self._strays
+        if not self._may_tell(key, now):
             return
-        if len(self._strays) >= MAX_STRAYS:
-            self._strays.clear()
-        self._strays[key] = now
         if flight is not None:
             self._revoker.cancel(flight.request.model, delta.id, delta.epoch)
-        elif last is not None:
+        elif not is_first:
             # Not for the first one: a worker may send one more while the cancellation is on its way.
             self._revoker.cancel_again(delta.id)
+
+    def _may_tell(self, attempt: tuple[str, int], now: float) -> bool:
+        """Whether it is time to say again that an attempt does not count."""
+        last = self._strays.get(attempt)
+        if last is not None and now - last < STRAY_CANCEL_INTERVAL_S:
+            return False
+        if len(self._strays) >= MAX_STRAYS:
+            self._strays.clear()
+        self._strays[attempt] = now
+        return True

@@ -32,18 +32,19 @@ class Revoker:
         """Start idle."""
         self._nats = nats
         self._js = js
-        self._cancels: dict[tuple[str, int | None], list[str]] = {}
+        # By model, epoch, and the worker that is left alone.
+        self._cancels: dict[tuple[str, int | None, str | None], list[str]] = {}
         self._deletions = asyncio.Semaphore(MAX_DELETIONS)
         self._tasks = BackgroundTasks()
         self._sending: asyncio.Task[None] | None = None
         self._model_of: dict[str, str] = {}
 
-    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
-        """Tell the workers of a model to stop a request: attempts up to `epoch`, or all."""
+    def cancel(self, model: str, request_id: str, epoch: int | None, keep: str | None = None) -> None:
+        """Tell the workers of a model, all but `keep`, to stop a request: attempts up to `epoch`, or all."""
         if len(self._model_of) >= MAX_REMEMBERED:
             del self._model_of[next(iter(self._model_of))]
         self._model_of[request_id] = model
-        self._cancels.setdefault((model, epoch), []).append(request_id)
+        self._cancels.setdefault((model, epoch, keep), []).append(request_id)
         if self._sending is None:
             self._sending = self._tasks.spawn(self.send_cancels())
 
@@ -61,9 +62,9 @@ class Revoker:
         """Send the cancellations collected so far."""
         self._sending = None
         cancels, self._cancels = self._cancels, {}
-        for (model, epoch), ids in cancels.items():
+        for (model, epoch, keep), ids in cancels.items():
             for start in range(0, len(ids), MAX_IDS_PER_CANCEL):
-                payload = encode(Cancel(tuple(ids[start : start + MAX_IDS_PER_CANCEL]), epoch))
+                payload = encode(Cancel(tuple(ids[start : start + MAX_IDS_PER_CANCEL]), epoch, keep=keep))
                 try:
                     await self._nats.publish(cancel_subject(model), payload)
                 except SEND_ERRORS as error:

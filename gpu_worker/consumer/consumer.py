@@ -233,6 +233,8 @@ class Consumer:
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._log_limit.warning(message.subject, "message is not a cancellation", extra={"error": str(error)})
             return
+        if cancel.keep == self._source.worker:
+            return
         self._interactive.cancel(cancel)
         self._interactive_queue.wake()
 

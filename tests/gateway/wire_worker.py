@@ -138,7 +138,7 @@ class WireWorker:
 
     def forget_cancelled(self, running: dict[str, tuple[Request, int]]) -> None:
         for cancel in self.cancels:
-            for request_id in cancel.ids:
+            for request_id in cancel.ids if cancel.keep != self.name else ():
                 if request_id in running and (cancel.epoch is None or running[request_id][0].epoch <= cancel.epoch):
                     del running[request_id]
         self.cancels.clear()

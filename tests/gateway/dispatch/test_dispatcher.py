@@ -78,7 +78,11 @@ async def test_second_worker_at_the_same_epoch_is_not_mixed_in(bench: Bench) -> 
     await taker.say(request, 0, 2)
     await sink.has(2)
     assert request.reply is not None
-    await rival.send(request.reply, [Delta(request.id, 0, 2, (99,), "wrong")])
+    for _ in range(3):
+        await rival.send(request.reply, [Delta(request.id, 0, 2, (99,), "wrong")])
+    # The second worker is told to stop, once, and the first one that this is not meant for it.
+    await until(lambda: bool(rival.cancels))
+    assert [(cancel.ids, cancel.epoch, cancel.keep) for cancel in rival.cancels] == [((request.id,), 0, taker.name)]
     await taker.say(request, 2, 4)
     await taker.end(request, 4)
     await sink.end()

@@ -25,14 +25,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.cancels: list[tuple[str, int | None]] = []
+        self.kept: list[str | None] = []
         self.losses: list[str] = []
         self.handed_over: list[Flight] = []
         self.completed: list[Flight] = []
         self.failed: list[Flight] = []
         self.errors: list[ApiError] = []
 
-    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
+    def cancel(self, model: str, request_id: str, epoch: int | None, keep: str | None = None) -> None:
         self.cancels.append((request_id, epoch))
+        self.kept.append(keep)
 
     def cancel_again(self, request_id: str) -> None:
         self.cancels.append((request_id, None))
@@ -100,13 +102,16 @@ async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(
     assert recorder.cancels == []
 
 
-async def test_delta_of_a_worker_that_does_not_hold_the_flight_is_dropped(
+async def test_delta_of_a_worker_that_does_not_hold_the_flight_is_dropped_and_the_worker_stopped(
     flights: FlightTable, receiver: FrameReceiver, recorder: Recorder
 ) -> None:
     flight = held(flights, "a")
-    receiver.accept(Frame("other", 1, [Delta("a", 0, 2, (9,), "?")]))
+    for step in range(3):
+        receiver.accept(Frame("other", step, [Delta("a", 0, 2 + step, (9,), "?")]))
     assert tokens(flight) == 0
     assert recorder.losses == []
+    # Told once in a while, not for each token; and not meant for the worker that holds it.
+    assert (recorder.cancels, recorder.kept) == ([("a", 0)], ["w"])
 
 
 async def test_jump_ahead_is_a_loss_and_a_repetition_is_not(

@@ -75,6 +75,21 @@ async def test_cancelled_running_request_frees_its_blocks_at_once(
     await gateway.wait_until_acknowledged()
 
 
+async def test_cancellation_is_not_for_the_worker_that_it_names(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    worker = await make_worker(simulate=5.0)
+    request = gateway.request(sampling=Sampling(max_tokens=100, ignore_eos=True))
+    answer = await gateway.publish(request)
+    await answer.wait_for_tokens(2)
+    await gateway.cancel(request.id, epoch=0, keep=worker.name)
+    assert (await answer.wait()).finish.reason == "length"
+    again = gateway.request(sampling=ENDLESS)
+    stopped = await gateway.publish(again)
+    await stopped.wait_for_tokens(2)
+    await gateway.cancel(again.id, epoch=0, keep="another worker")
+    await gateway.wait_until_acknowledged()
+    assert stopped.finish is None
+
+
 async def test_cancelled_waiting_request_is_dropped(make_worker: MakeWorker, gateway: TestGateway) -> None:
     await make_worker(max_num_seqs=1)
     running = gateway.request(sampling=ENDLESS)
