@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.memory.budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
 from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
@@ -132,6 +133,7 @@ def _make_runner(plan: _Plan, model: CausalLM, cache: KVCache, is_asynchronous: 
         config.max_num_batched_tokens,
         config.max_draft_tokens,
         is_asynchronous=is_asynchronous,
+        captured=CapturedSteps(config.cuda_graphs),
     )
 
 

@@ -4,7 +4,7 @@ Owns the KV cache's contents and, by row of the batch, everything that the devic
 last token, what is asked of the sampler. A step crosses to the device in one copy, its launches wait for nothing, and
 its results come back on their own.
 
-A GPU runs behind: a step is submitted while the one before it is computed, and decodes are replayed from graphs. On a
+A GPU runs behind: a step is submitted while the one before it is computed, and all but large ones are graphs. On a
 CPU a step is computed where it is submitted, so there is one in flight, nothing is copied, and the host knows all
 tokens. A step that verifies drafts is in flight alone, since the next begins where those of its drafts end that were
 right.
@@ -28,8 +28,8 @@ from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan
 from gpu_worker.execution.batch.assembled_step import AssembledStep
-from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS, GraphShape, graph_shapes
-from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
+from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS, CapturedSteps, GraphShape, graph_shapes
+from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.sampled_rows import SampledRows
@@ -39,7 +39,7 @@ from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.execution.sampling.prompt_logprobs import prompt_chunks, score_chunk
+from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
 from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
 from gpu_worker.execution.step import StepOutputs, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
@@ -55,6 +55,13 @@ class _Tile(Struct, frozen=True, gc=False):
 
     sampling: StagedSampling
     tokens: StagedArray | None
+
+
+class _StagedBehind(Struct, frozen=True, gc=False):
+    """What is computed from a step's hidden vectors, on its way to the device."""
+
+    tiles: list[_Tile]
+    chunks: list[tuple[PromptChunk, StagedArray]]
 
 
 class TorchModelRunner:
@@ -76,6 +83,7 @@ class TorchModelRunner:
         max_draft_tokens: int = 0,
         *,
         is_asynchronous: bool | None = None,
+        captured: CapturedSteps = CapturedSteps.ALL,
     ) -> None:
         """Run `model` with the blocks of `cache`.
 
@@ -87,7 +95,9 @@ class TorchModelRunner:
             max_num_batched_tokens: Tokens in a step at most.
             max_draft_tokens: Drafts that a sequence verifies in a step at most.
             is_asynchronous: Whether the device runs behind the host; None says so of all but CPUs.
+            captured: What `capture_graphs` captures.
         """
+        self._captured = captured
         self._model = model
         self._cache = cache
         self._device = model.device
@@ -100,7 +110,7 @@ class TorchModelRunner:
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
         self._last_tokens = torch.zeros(self._rows.num_rows, dtype=torch.int64, device=self._device)
         self._downloads = Downloads(self._device)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         self._drafting: Drafting | None = None
         # Submitted with a proposer, and its result not asked for yet.
         self._unlanded: deque[AssembledStep] = deque(maxlen=self.max_steps_in_flight)
@@ -200,18 +210,22 @@ class TorchModelRunner:
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture decode steps; from then on they are replayed.
+        """Capture steps; from then on they are replayed.
 
         Call it before the first step, and after `warm_up()`.
 
         Args:
             progress: Called with the number of graphs captured and in all.
         """
-        shapes = graph_shapes(self._rows.spare, self._max_draft_tokens)
-        graphs = DecodeGraphs(self._decode, shapes, self._rows.spare, self._device)
+        shapes = graph_shapes(self._captured, self._rows.spare, self._max_num_batched_tokens, self._max_draft_tokens)
+        if not shapes:
+            return
+        started = time.monotonic()
+        graphs = StepGraphs(self._compute, shapes, self._rows.spare, self._device)
         with self._on_device():
             graphs.capture(progress)
         self._graphs = graphs
+        logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
     def early_exit(self, num_layers: int) -> TorchModelRunner:
         """Return a runner of the model's first layers, on the first caches of this one's; its decodes are captured."""
@@ -224,6 +238,7 @@ class TorchModelRunner:
             self.max_model_len,
             max_num_batched_tokens=max_num_seqs,
             is_asynchronous=self.is_asynchronous,
+            captured=CapturedSteps.OFF if self._captured is CapturedSteps.OFF else CapturedSteps.DECODE,
         )
         if self.is_asynchronous:
             runner.capture_graphs()
@@ -232,11 +247,14 @@ class TorchModelRunner:
     def _submit(self, plan: StepPlan) -> SubmittedStep:
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
-        shape = None if self._graphs is None or not step.is_decode else self._graphs.shape_for(step.layout)
-        if self._graphs is None or shape is None:
+        graphs = self._graphs
+        shape = None if graphs is None else graphs.shape_for(step.layout, is_decode=step.is_decode)
+        if graphs is None or shape is None:
             outputs, hidden = self._launch(step, upload)
+        elif shape.has_logits:
+            outputs, hidden = self._replay_decode(graphs, shape, step, upload)
         else:
-            outputs, hidden = self._replay(self._graphs, shape, step, upload)
+            outputs, hidden = self._replay_mixture(graphs, shape, step, upload)
         land = None
         if self._drafting is not None:
             self._unlanded.append(step)
@@ -255,38 +273,55 @@ class TorchModelRunner:
         layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts)
         return AssembledStep(scheduled, layout, self._rows.prompt_lens[rows], drafts)
 
-    def _replay(
-        self, graphs: DecodeGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
+    def _replay_decode(
+        self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
     ) -> tuple[StepOutputs, torch.Tensor]:
         """Decode each sequence, and sample; return also the hidden vectors of the step's tokens."""
         staged = self._sampler.stage(step.sampled_rows(), upload)
         upload.send()
         computed = graphs.run(shape, step.layout)
+        assert computed.logits is not None, "the shape is one with logits"
         drawn = self._draw(step, computed.logits, staged)
-        is_kept = self._drafting is not None and self._drafting.wants_hidden
-        # The next replay writes to the same memory.
-        hidden = computed.hidden.clone() if is_kept else computed.hidden
-        return StepOutputs(step.samples, [drawn], [], step.sampling_drafts), hidden
+        return StepOutputs(step.samples, [drawn], [], step.sampling_drafts), self._kept(computed.hidden)
+
+    def _replay_mixture(
+        self, graphs: StepGraphs, shape: GraphShape, step: AssembledStep, upload: Upload
+    ) -> tuple[StepOutputs, torch.Tensor]:
+        """Do what `_launch` does, with a graph up to the hidden vectors."""
+        behind = self._stage_behind(step, upload)
+        upload.send()
+        hidden = graphs.run(shape, step.layout).hidden
+        return self._outputs(step, behind, hidden), self._kept(hidden)
 
     def _launch(self, step: AssembledStep, upload: Upload) -> tuple[StepOutputs, torch.Tensor]:
         """Compute whatever mixture of chunks and decodes; return also the hidden vectors of the step's tokens."""
         staged = StagedStep(step.layout, upload)
+        behind = self._stage_behind(step, upload)
+        upload.send()
+        hidden = self._forward(staged.tensors, step.layout.max_context_len, knows_tokens=not self.is_asynchronous)
+        return self._outputs(step, behind, hidden), hidden
+
+    def _kept(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden vectors that last if the proposer is to see them: the next replay writes to the same memory."""
+        is_kept = self._drafting is not None and self._drafting.wants_hidden
+        return hidden.clone() if is_kept else hidden
+
+    def _stage_behind(self, step: AssembledStep, upload: Upload) -> _StagedBehind:
         # With drafts there are more rows than sequences; what their logits take must not grow with it.
         most = max(self._rows.spare, MAX_VERIFIED_ROWS)
         tiles = [self._stage(tile, step, upload) for tile in step.sampled_rows().tiles(most)]
         chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
-        upload.send()
-        hidden = self._forward(staged.tensors, step.layout.max_context_len, knows_tokens=not self.is_asynchronous)
-        scores = [
-            (chunk, score_chunk(self._model, hidden, chunk, wanted.tensor))
-            for chunk, wanted in zip(chunks, targets, strict=True)
-        ]
+        return _StagedBehind(tiles, list(zip(chunks, targets, strict=True)))
+
+    def _outputs(self, step: AssembledStep, behind: _StagedBehind, hidden: torch.Tensor) -> StepOutputs:
+        """Compute what the step gives from its hidden vectors."""
+        scores = [(chunk, score_chunk(self._model, hidden, chunk, targets.tensor)) for chunk, targets in behind.chunks]
         drawn = []
-        for tile in tiles:
+        for tile in behind.tiles:
             rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
             drawn.append(self._draw(step, self._model.logits(rows), tile.sampling))
-        return StepOutputs(step.samples, drawn, scores, step.sampling_drafts), hidden
+        return StepOutputs(step.samples, drawn, scores, step.sampling_drafts)
 
     def _stage(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
         is_whole = len(sampled.rows) == len(step.layout.token_ids)
@@ -312,9 +347,9 @@ class TorchModelRunner:
             if drafting.wants_hidden:
                 drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted, step.departed))
 
-    def _decode(self, step: StepTensors) -> ComputedRows:
+    def _compute(self, step: StepTensors, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)
-        return ComputedRows(hidden, self._model.logits(hidden))
+        return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits else None)
 
     def _forward(self, step: StepTensors, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""

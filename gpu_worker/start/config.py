@@ -60,6 +60,12 @@ class WorkerConfig(NatsFiles):
         "Tokens of a step, no fewer than max_num_seqs; 512 on a CPU, 8192 on a GPU if not given.",
         minimum=1,
     )
+    cuda_graphs: str = setting(
+        "all",
+        "Steps that a GPU replays from graphs, captured at the start: decodes alone, or also steps of up to 512 tokens "
+        "with parts of prompts.",
+        choices=("off", "decode", "all"),
+    )
     batch_slowdown: float = setting(
         0.05,
         "How much longer batch work may make a step that serves people, as a share of it; where that is too little for "

@@ -108,6 +108,7 @@ def _load_model(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
         num_threads=config.num_threads,
+        cuda_graphs=config.cuda_graphs,
     )
     runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
     if find_recipe(config.speculative) is not None:

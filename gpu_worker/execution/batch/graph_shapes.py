@@ -1,43 +1,96 @@
-"""The sizes at which decode steps are captured: plain ones of any batch, and ones with drafts of batches not too large.
+"""The sizes at which steps are captured: decodes of any batch, decodes with drafts, and small steps with prompt tokens.
 
 Each graph costs time at the start and a little memory, so steps with drafts have few: batches in powers of two, and
-as many tokens as are still bound by reading the weights. Larger steps are launched one kernel after the other, which
-their length hides.
+as many tokens as are still bound by reading the weights. Steps with prompt tokens, whose launches take the host longer
+than small ones take the GPU, have few too: up to 512 tokens, of batches in powers of four. Larger steps are launched
+one kernel after the other, which their length hides.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gpu_worker.execution.batch.layout import StepLayout
 
 MAX_VERIFIED_ROWS = 256
 """Tokens of a captured step with drafts at most, and rows of logits that are made at once."""
 
+# Up to some 256 tokens a step is bound by reading the weights, and padding costs little. Above, it costs computing.
+_MIXED_TOKENS = (64, 128, 256, 384, 512)
+# How far attention divides the cached tokens of a sequence follows from the captured number of sequences, so a step of
+# few sequences must not be padded to many.
+_MIXED_SEQS = (4, 16, 64, 256)
+
+
+class CapturedSteps(StrEnum):
+    """Which steps are captured."""
+
+    OFF = "off"
+    DECODE = "decode"
+    ALL = "all"
+
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """Room for `num_seqs` sequences of at most `query_len` tokens."""
+    """Room for a step.
 
+    Attributes:
+        num_tokens: Tokens of all sequences.
+        num_seqs: Sequences.
+        query_len: Tokens of one sequence at most.
+        has_masks: Whether sequences may verify trees of drafts.
+        has_logits: Whether all tokens are sampled behind. Else the graph ends with hidden vectors: what becomes of them
+            depends on which sequences sample.
+    """
+
+    num_tokens: int
     num_seqs: int
-    query_len: int = 1
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the graph computes."""
-        return self.num_seqs * self.query_len
+    query_len: int
+    has_masks: bool
+    has_logits: bool
 
     def holds(self, layout: StepLayout) -> bool:
         """Say whether a step fits, padded."""
-        return len(layout.rows) <= self.num_seqs and layout.max_query_len <= self.query_len
+        return (
+            len(layout.token_ids) <= self.num_tokens
+            and len(layout.rows) <= self.num_seqs
+            and layout.max_query_len <= self.query_len
+            and (self.has_masks or layout.tree_masks is None)
+        )
 
 
-def graph_shapes(max_num_seqs: int, max_draft_tokens: int) -> list[GraphShape]:
-    """Return what to capture for batches of up to `max_num_seqs`, each with up to `max_draft_tokens` drafts."""
-    shapes = [GraphShape(size) for size in bucket_sizes(max_num_seqs)]
+def decode_shape(num_seqs: int, query_len: int = 1) -> GraphShape:
+    """Return the shape of decodes of `query_len` tokens each, drafts included."""
+    return GraphShape(num_seqs * query_len, num_seqs, query_len, has_masks=query_len > 1, has_logits=True)
+
+
+def mixed_shape(num_tokens: int, num_seqs: int, *, has_masks: bool) -> GraphShape:
+    """Return the shape of whatever chunks and decodes."""
+    return GraphShape(num_tokens, num_seqs, num_tokens, has_masks, has_logits=False)
+
+
+def graph_shapes(
+    captured: CapturedSteps, max_num_seqs: int, max_num_batched_tokens: int, max_draft_tokens: int
+) -> list[GraphShape]:
+    """Return what to capture.
+
+    Args:
+        captured: Which kinds.
+        max_num_seqs: Sequences in a step at most.
+        max_num_batched_tokens: Tokens in a step at most.
+        max_draft_tokens: Drafts that a sequence verifies at most.
+    """
+    if captured is CapturedSteps.OFF:
+        return []
+    shapes = [decode_shape(size) for size in bucket_sizes(max_num_seqs)]
     for query_len in _powers_of_two(1 + max_draft_tokens)[1:]:
         most = min(max_num_seqs, MAX_VERIFIED_ROWS // query_len)
-        shapes += [GraphShape(size, query_len) for size in _powers_of_two(most)]
+        shapes += [decode_shape(size, query_len) for size in _powers_of_two(most)]
+    if captured is CapturedSteps.ALL:
+        for num_tokens in _up_to(_MIXED_TOKENS, max_num_batched_tokens):
+            sizes = _up_to(_MIXED_SEQS, min(max_num_seqs, num_tokens))
+            shapes += [mixed_shape(num_tokens, size, has_masks=max_draft_tokens > 0) for size in sizes]
     return shapes
 
 
@@ -45,6 +98,11 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
     """Return the batch sizes to capture: close together where padding costs most in proportion."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def _up_to(sizes: tuple[int, ...], most: int) -> list[int]:
+    """Return the sizes below `most`, and `most` where there are larger ones."""
+    return [*(size for size in sizes if size < most), *([most] if most <= sizes[-1] else [])]
 
 
 def _powers_of_two(most: int) -> list[int]:

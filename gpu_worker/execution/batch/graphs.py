@@ -1,7 +1,8 @@
-"""CUDA graphs of whole decode steps, at a few sizes, to which smaller batches are padded.
+"""CUDA graphs of whole steps, at a few sizes, to which smaller steps are padded.
 
-A graph reads its step from one buffer at fixed places and runs from the gathering of inputs to the logits. On a device
-without graphs the same body is called on the same padded buffer.
+A graph reads its step from one buffer at fixed places, and runs from the gathering of inputs to the logits, or to the
+hidden vectors where only some tokens are sampled behind. On a device without graphs the same body is called on the same
+padded buffer.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ class ComputedRows:
 
     Attributes:
         hidden: `[num_tokens, hidden_size]`.
-        logits: `[num_tokens, vocab_size]` float32.
+        logits: `[num_tokens, vocab_size]` float32; None where the step's shape is without.
     """
 
     hidden: torch.Tensor
-    logits: torch.Tensor
+    logits: torch.Tensor | None
 
 
-Body = Callable[[StepTensors], ComputedRows]
+Body = Callable[[StepTensors, GraphShape], ComputedRows]
 
 
-class DecodeGraphs:
-    """Runs decode steps, with drafts or without, that fit into one of a few shapes."""
+class StepGraphs:
+    """Runs steps that fit into one of a few shapes."""
 
     def __init__(self, body: Body, shapes: list[GraphShape], spare_row: int, device: torch.device) -> None:
-        """Use `body` to compute logits; nothing is captured yet.
+        """Use `body` to compute steps; nothing is captured yet.
 
         Args:
-            body: Launches a step.
-            shapes: What to capture.
+            body: Launches a step of a shape.
+            shapes: What to capture, at least one.
             spare_row: The row of sequences that are only padding.
             device: Where it runs.
         """
         self._body = body
         self._device = device
-        self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len))
+        self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_seqs))
         self._sizes = [shape.num_tokens for shape in self._shapes]
         self._padding = _padding(self._sizes[-1], spare_row)
         self._buffer = torch.zeros(max(map(self._num_bytes, self._shapes)), dtype=torch.uint8, device=device)
@@ -72,14 +73,20 @@ class DecodeGraphs:
             upload.bind(self._buffer)
             upload.send_into(self._buffer)
             self._steps[shape] = step.tensors
-            self._launches[shape] = self._capture(step.tensors, pool)
+            self._launches[shape] = self._capture(step.tensors, shape, pool)
             if progress is not None:
                 progress(num_captured, len(self._shapes))
 
-    def shape_for(self, layout: StepLayout) -> GraphShape | None:
-        """Return the smallest shape that a step of decodes fits into, None where there is none."""
+    def shape_for(self, layout: StepLayout, *, is_decode: bool) -> GraphShape | None:
+        """Return the smallest shape that a step fits into, None where there is none.
+
+        Args:
+            layout: Of the step.
+            is_decode: Whether all of its tokens are sampled behind.
+        """
         first = bisect_left(self._sizes, len(layout.token_ids))
-        return next((shape for shape in self._shapes[first:] if shape.holds(layout)), None)
+        fitting = (shape for shape in self._shapes[first:] if shape.holds(layout))
+        return next((shape for shape in fitting if is_decode or not shape.has_logits), None)
 
     def run(self, shape: GraphShape, layout: StepLayout) -> ComputedRows:
         """Launch a step; return what it makes of the layout's tokens, valid until the next step is launched."""
@@ -88,7 +95,9 @@ class DecodeGraphs:
         StagedStep(_joined(layout, self._padding, shape), upload)
         upload.send_into(self._buffer)
         computed = self._launches[shape]()
-        return ComputedRows(computed.hidden[:num_tokens], computed.logits[:num_tokens])
+        return ComputedRows(
+            computed.hidden[:num_tokens], None if computed.logits is None else computed.logits[:num_tokens]
+        )
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
         """Prepare to upload a step of padding alone."""
@@ -99,15 +108,15 @@ class DecodeGraphs:
         self._staged(shape, upload)
         return upload.num_bytes
 
-    def _capture(self, step: StepTensors, pool: Any) -> Callable[[], ComputedRows]:
+    def _capture(self, step: StepTensors, shape: GraphShape, pool: Any) -> Callable[[], ComputedRows]:
         if pool is None:
-            return lambda: self._body(step)
+            return lambda: self._body(step, shape)
         # What is compiled or allocated at a first call must not be while capturing.
-        self._body(step)
+        self._body(step, shape)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            computed = self._body(step)
-        aliases = ComputedRows(_alias(computed.hidden), _alias(computed.logits))
+            computed = self._body(step, shape)
+        aliases = ComputedRows(_alias(computed.hidden), None if computed.logits is None else _alias(computed.logits))
 
         def replay() -> ComputedRows:
             graph.replay()
@@ -147,12 +156,17 @@ def _padding(size: int, spare_row: int) -> StepLayout:
 
 
 def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepLayout:
-    """Pad a step. Sequences of padding have one token each; the tokens that are left belong to nobody."""
+    """Pad a step.
+
+    Sequences of padding have one token each as far as there are tokens, then none. Tokens that are left belong to
+    nobody.
+    """
     num_tokens, num_seqs = len(layout.token_ids), len(layout.rows)
     tokens, seqs = slice(num_tokens, shape.num_tokens), slice(num_seqs, shape.num_seqs)
     starts = padding.query_starts[1 : 1 + shape.num_seqs - num_seqs] + np.int32(num_tokens)
+    starts = np.minimum(starts, np.int32(shape.num_tokens))
     tree_masks = None
-    if shape.query_len > 1:
+    if shape.has_masks:
         tree_masks = np.full(shape.num_tokens, SEES_ALL, dtype=np.int64)
         if layout.tree_masks is not None:
             tree_masks[:num_tokens] = layout.tree_masks

@@ -47,6 +47,18 @@ def test_a_device_gets_a_device_runner_with_all_blocks_that_fit(model: Path) -> 
     assert len(run(runner, sequences, max_num_seqs=5, token_budget=32).tokens["a"]) == 3
 
 
+@pytest.mark.parametrize(("cuda_graphs", "num_graphs"), [("off", 0), ("decode", 4), ("all", 6)])
+def test_graphs_are_captured_as_set_and_all_of_them_are_measured_first(
+    model: Path, cuda_graphs: str, num_graphs: int
+) -> None:
+    calls: list[tuple[Stage, int, int]] = []
+    settings = {"gpu_memory_utilization": 1.0, "cuda_graphs": cuda_graphs}
+    build_runner(config(model, **settings), StartUp(lambda *call: calls.append(call)), FakeMemory(RESERVE_BYTES + MB))
+    for stage in (Stage.PROFILE, Stage.CAPTURE):
+        counts = [(done, total) for called, done, total in calls if called is stage]
+        assert counts == [(done, num_graphs) for done in range(1, num_graphs + 1)]
+
+
 def test_a_cpu_gets_a_runner_that_computes_at_once(model: Path) -> None:
     runner = build_runner(config(model, num_blocks=60))
     assert (runner.num_blocks, runner.max_model_len) == (60, MAX_LEN)

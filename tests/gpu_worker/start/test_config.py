@@ -56,6 +56,7 @@ def test_value_out_of_bounds_names_the_variable_and_what_is_allowed(name: str, v
         ("--max-num-batched-tokens N", "HEADRACE_MAX_NUM_BATCHED_TOKENS; at least 1"),
         ("--block-size N", "HEADRACE_BLOCK_SIZE; default 16; 1 to 1024"),
         ("--dtype auto|float32|bfloat16|float16", "HEADRACE_DTYPE; default auto"),
+        ("--cuda-graphs off|decode|all", "HEADRACE_CUDA_GRAPHS; default all"),
         ("--num-blocks N", "HEADRACE_NUM_BLOCKS; at least 1"),
         ("--kv-cache-bytes N", "HEADRACE_KV_CACHE_BYTES; at least 1"),
         ("--speculative off|ngram|self|medusa|eagle|draft", "HEADRACE_SPECULATIVE; default off"),

@@ -4,7 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS, GraphShape, bucket_sizes, graph_shapes
+from gpu_worker.execution.batch.graph_shapes import (
+    MAX_VERIFIED_ROWS,
+    CapturedSteps,
+    bucket_sizes,
+    decode_shape,
+    graph_shapes,
+    mixed_shape,
+)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 8, 40, 64, 100, 256, 300, 512])
@@ -22,9 +29,9 @@ def test_buckets_grow_to_the_largest_batch_and_waste_little(most: int) -> None:
 def test_shapes_with_drafts_are_few_and_bounded_and_the_deepest_drafts_have_their_own(
     most: int, num_drafts: int
 ) -> None:
-    shapes = graph_shapes(most, num_drafts)
+    shapes = graph_shapes(CapturedSteps.DECODE, most, 8192, num_drafts)
     assert len(shapes) == len(set(shapes))
-    assert [shape for shape in shapes if shape.query_len == 1] == [GraphShape(size) for size in bucket_sizes(most)]
+    assert [shape for shape in shapes if shape.query_len == 1] == [decode_shape(size) for size in bucket_sizes(most)]
     with_drafts = [shape for shape in shapes if shape.query_len > 1]
     assert bool(with_drafts) == bool(num_drafts)
     assert len(with_drafts) <= 9 * num_drafts.bit_length()
@@ -32,3 +39,29 @@ def test_shapes_with_drafts_are_few_and_bounded_and_the_deepest_drafts_have_thei
         assert max(shape.num_tokens for shape in with_drafts) <= MAX_VERIFIED_ROWS
         assert max(shape.num_seqs for shape in with_drafts) <= most
         assert max(shape.query_len for shape in with_drafts) == 1 + num_drafts
+
+
+def test_nothing_is_captured_that_was_switched_off() -> None:
+    assert graph_shapes(CapturedSteps.OFF, 256, 8192, 5) == []
+    assert all(shape.has_logits for shape in graph_shapes(CapturedSteps.DECODE, 256, 8192, 5))
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 5, 64, 200, 256, 300, 8192])
+@pytest.mark.parametrize("most_tokens", [1, 63, 64, 100, 512, 513, 8192])
+@pytest.mark.parametrize("num_drafts", [0, 5])
+def test_mixed_shapes_hold_every_small_step_and_are_few(most: int, most_tokens: int, num_drafts: int) -> None:
+    shapes = graph_shapes(CapturedSteps.ALL, most, most_tokens, num_drafts)
+    decodes = graph_shapes(CapturedSteps.DECODE, most, most_tokens, num_drafts)
+    mixed = [shape for shape in shapes if not shape.has_logits]
+    assert shapes == decodes + mixed
+    assert len(mixed) == len(set(mixed)) <= 19
+    for shape in mixed:
+        assert shape == mixed_shape(shape.num_tokens, shape.num_seqs, has_masks=num_drafts > 0)
+        assert shape.num_seqs <= min(most, shape.num_tokens)
+        assert shape.num_tokens <= min(most_tokens, 512)
+    for num_tokens in range(1, min(most_tokens, 512) + 1):
+        for num_seqs in range(1, min(most, num_tokens, 256) + 1):
+            fitting = [s for s in mixed if s.num_tokens >= num_tokens and s.num_seqs >= num_seqs]
+            smallest = min(fitting, key=lambda shape: (shape.num_tokens, shape.num_seqs))
+            assert smallest.num_tokens - num_tokens < 128
+            assert smallest.num_seqs <= max(4, 4 * (num_seqs - 1))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.execution.batch.graph_shapes import GraphShape
-from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
+from gpu_worker.execution.batch.graph_shapes import GraphShape, decode_shape, mixed_shape
+from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.batch.step_tensors import StepTensors
 
@@ -34,35 +34,37 @@ def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] |
     )
 
 
-def make_graphs(shapes: list[GraphShape]) -> tuple[DecodeGraphs, list[StepTensors]]:
+def make_graphs(shapes: list[GraphShape]) -> tuple[StepGraphs, list[StepTensors]]:
     seen: list[StepTensors] = []
 
-    def body(step: StepTensors) -> ComputedRows:
+    def body(step: StepTensors, shape: GraphShape) -> ComputedRows:
         seen.append(step)
-        return ComputedRows(step.positions[:, None].float(), step.token_ids[:, None].float())
+        logits = step.token_ids[:, None].float() if shape.has_logits else None
+        return ComputedRows(step.positions[:, None].float(), logits)
 
-    graphs = DecodeGraphs(body, shapes, SPARE, CPU)
+    graphs = StepGraphs(body, shapes, SPARE, CPU)
     progress: list[tuple[int, int]] = []
     graphs.capture(lambda *counts: progress.append(counts))
     assert progress == [(done, len(shapes)) for done in range(1, len(shapes) + 1)]
     return graphs, seen
 
 
-PLAIN = [GraphShape(size) for size in (1, 2, 4, 8, 11)]
+PLAIN = [decode_shape(size) for size in (1, 2, 4, 8, 11)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 11])
 def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
     graphs, seen = make_graphs(PLAIN)
     # A larger step first, whose leftovers must not be taken for a part of this one.
-    graphs.run(GraphShape(11), decode(list(range(11))))
+    graphs.run(decode_shape(11), decode(list(range(11))))
     rows = list(range(count))[::-1]
     size = next(size for size in (1, 2, 4, 8, 11) if size >= count)
-    shape = graphs.shape_for(decode(rows))
-    assert shape == GraphShape(size)
+    shape = graphs.shape_for(decode(rows), is_decode=True)
+    assert shape == decode_shape(size)
     computed = graphs.run(shape, decode(rows))
     step = seen[-1]
     padding = size - count
+    assert computed.logits is not None
     assert computed.logits[:, 0].tolist() == [10 + place for place in range(count)]
     assert computed.hidden[:, 0].tolist() == [20 + place for place in range(count)]
     assert step.token_rows.tolist() == step.rows.tolist() == rows + [SPARE] * padding
@@ -75,13 +77,14 @@ def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
 
 
 def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
-    graphs, seen = make_graphs([*PLAIN, GraphShape(4, 4)])
+    graphs, seen = make_graphs([*PLAIN, decode_shape(4, 4)])
     full = decode(list(range(4)), [4] * 4, [3] * 16)
-    graphs.run(GraphShape(4, 4), full)
+    graphs.run(decode_shape(4, 4), full)
     step = decode([5, 2, 7], [3, 1, 4])
-    assert graphs.shape_for(step) == GraphShape(4, 4)
-    computed = graphs.run(GraphShape(4, 4), step)
+    assert graphs.shape_for(step, is_decode=True) == decode_shape(4, 4)
+    computed = graphs.run(decode_shape(4, 4), step)
     tensors = seen[-1]
+    assert computed.logits is not None
     assert computed.logits[:, 0].tolist() == [10 + place for place in range(8)]
     assert tensors.max_query_len == 4
     assert tensors.query_starts.tolist() == [0, 3, 4, 8, 9]
@@ -94,9 +97,9 @@ def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
 
 
 def test_masks_of_trees_come_with_the_step() -> None:
-    graphs, seen = make_graphs([GraphShape(2, 3)])
+    graphs, seen = make_graphs([decode_shape(2, 3)])
     masks = [-1, -3, -5, -1]
-    graphs.run(GraphShape(2, 3), decode([1, 0], [3, 1], masks))
+    graphs.run(decode_shape(2, 3), decode([1, 0], [3, 1], masks))
     assert seen[-1].tree_masks is not None
     assert seen[-1].tree_masks.tolist() == [*masks, -1, -1]
 
@@ -104,10 +107,10 @@ def test_masks_of_trees_come_with_the_step() -> None:
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
-        ([1] * 5, GraphShape(8)),
-        ([2], GraphShape(1, 2)),
-        ([2, 1, 1], GraphShape(4, 2)),
-        ([3, 1], GraphShape(2, 6)),
+        ([1] * 5, decode_shape(8)),
+        ([2], decode_shape(1, 2)),
+        ([2, 1, 1], decode_shape(4, 2)),
+        ([3, 1], decode_shape(2, 6)),
         ([6] * 3, None),
         ([7], None),
         ([2] * 5, None),
@@ -115,6 +118,54 @@ def test_masks_of_trees_come_with_the_step() -> None:
     ],
 )
 def test_smallest_shape_that_holds_a_step_is_taken(lengths: list[int], expected: GraphShape | None) -> None:
-    shapes = [*PLAIN, GraphShape(1, 2), GraphShape(4, 2), GraphShape(1, 6), GraphShape(2, 6)]
+    shapes = [*PLAIN, decode_shape(1, 2), decode_shape(4, 2), decode_shape(1, 6), decode_shape(2, 6)]
     graphs, _ = make_graphs(shapes)
-    assert graphs.shape_for(decode(list(range(len(lengths))), lengths)) == expected
+    assert graphs.shape_for(decode(list(range(len(lengths))), lengths), is_decode=True) == expected
+
+
+MIXED = [mixed_shape(8, 2, has_masks=False), mixed_shape(8, 5, has_masks=False), mixed_shape(16, 5, has_masks=False)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([1], MIXED[0]),
+        ([7, 1], MIXED[0]),
+        ([6, 1, 1], MIXED[1]),
+        ([8, 1], MIXED[2]),
+        ([16], MIXED[2]),
+        ([17], None),
+        ([1] * 6, None),
+    ],
+)
+def test_step_with_prompt_tokens_takes_a_shape_without_logits(lengths: list[int], expected: GraphShape | None) -> None:
+    graphs, _ = make_graphs([*PLAIN, *MIXED, decode_shape(4, 4)])
+    step = decode(list(range(len(lengths))), lengths)
+    assert graphs.shape_for(step, is_decode=False) == expected
+
+
+def test_decodes_take_the_smallest_shape_of_any_kind_and_trees_one_with_masks() -> None:
+    graphs, _ = make_graphs([*PLAIN, *MIXED, decode_shape(4, 4)])
+    assert graphs.shape_for(decode([0, 1]), is_decode=True) == decode_shape(2)
+    assert graphs.shape_for(decode([0, 1], [7, 1]), is_decode=True) == MIXED[0]
+    trees = decode([0, 1], [4, 1], [-1] * 5)
+    assert graphs.shape_for(trees, is_decode=True) == decode_shape(4, 4)
+    assert graphs.shape_for(trees, is_decode=False) is None
+    with_masks, _ = make_graphs([mixed_shape(8, 2, has_masks=True)])
+    assert with_masks.shape_for(trees, is_decode=False) == mixed_shape(8, 2, has_masks=True)
+
+
+def test_sequences_of_padding_have_no_tokens_when_none_are_left() -> None:
+    graphs, seen = make_graphs(MIXED)
+    graphs.run(MIXED[1], decode([0, 1, 2, 3, 4], [4, 1, 1, 1, 1]))
+    computed = graphs.run(MIXED[1], decode([5, 2], [6, 1]))
+    step = seen[-1]
+    assert computed.logits is None
+    assert computed.hidden[:, 0].tolist() == [20 + place for place in range(7)]
+    assert step.max_query_len == 8
+    assert step.query_starts.tolist() == [0, 6, 7, 8, 8, 8]
+    assert step.context_lens.tolist() == [30, 31, 0, 0, 0]
+    assert step.rows.tolist() == [5, 2, SPARE, SPARE, SPARE]
+    assert step.slots.tolist() == [*range(40, 47), -1]
+    assert step.token_rows.tolist() == [5] * 6 + [2, SPARE]
+    assert step.tree_masks is None

@@ -12,7 +12,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.batch.graphs import ComputedRows, DecodeGraphs
+from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
@@ -188,16 +188,16 @@ def test_sequences_that_are_aborted_change_nobody_else(model: CausalLM, plain: O
 @pytest.fixture
 def reused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what graphs return become NaN when the next one runs, as a GPU's graphs overwrite it."""
-    run_graph, latest = DecodeGraphs.run, list[torch.Tensor]()
+    run_graph, latest = StepGraphs.run, list[torch.Tensor]()
 
-    def run_over(self: DecodeGraphs, *arguments: Any) -> ComputedRows:
+    def run_over(self: StepGraphs, *arguments: Any) -> ComputedRows:
         for tensor in latest:
             tensor.fill_(float("nan"))
         computed = run_graph(self, *arguments)
-        latest[:] = [computed.hidden, computed.logits]
+        latest[:] = [tensor for tensor in (computed.hidden, computed.logits) if tensor is not None]
         return computed
 
-    monkeypatch.setattr(DecodeGraphs, "run", torch.inference_mode()(run_over))
+    monkeypatch.setattr(StepGraphs, "run", torch.inference_mode()(run_over))
 
 
 @pytest.mark.usefixtures("reused_memory")

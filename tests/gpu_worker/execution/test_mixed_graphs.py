@@ -1,0 +1,100 @@
+"""Steps with prompt tokens run through graphs as decodes do: the same code on padded steps, shown without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.execution.batch.graph_shapes import CapturedSteps
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.models.decoder import CausalLM
+from shared.messages import Sampling
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
+from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_sequence, random_prompt, run, save_tiny_model
+
+NUM_SEQS = 40
+# Chunks of prompts at their beginnings and behind, and decodes, as (tokens before, tokens of the step).
+MIXTURES = [
+    [(0, 1)],
+    [(0, 64)],
+    [(0, 63), (30, 1)],
+    [(5, 7), (0, 20), (33, 1), (60, 1), (0, 30)],
+    [(0, 2)] * 20 + [(9, 1)] * 20,
+    [(3, 40), *[(position, 1) for position in range(20)]],
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    directory: Path = tmp_path_factory.mktemp("tiny-model")
+    save_tiny_model(directory)
+    return load(directory, "cpu")
+
+
+def prompts(lengths: list[int]) -> list[Sequence]:
+    sampling = Sampling(temperature=0.0, logprobs=3, prompt_logprobs=2)
+    return [make_sequence(str(index), random_prompt(length, index), sampling) for index, length in enumerate(lengths)]
+
+
+def compute(runner: TorchModelRunner, mixture: list[tuple[int, int]]) -> tuple[StepResult, list[torch.Tensor]]:
+    """Compute what is before, a sequence a step, and then the mixture; return that and what the cache holds."""
+    blocks, sequences = itertools.count(), prompts([before + length for before, length in mixture])
+    for sequence, (before, _) in zip(sequences, mixture, strict=True):
+        sequence.block_table = [next(blocks) for _ in range(-(-len(sequence.token_ids) // BLOCK))]
+        if before:
+            runner.submit(StepPlan(0, [ScheduledSequence(sequence, 0, before, False)], before)).result()
+    scheduled = [
+        ScheduledSequence(sequence, before, length, index % 3 != 1)
+        for index, (sequence, (before, length)) in enumerate(zip(sequences, mixture, strict=True))
+    ]
+    result = runner.submit(StepPlan(1, scheduled, sum(length for _, length in mixture))).result()
+    return result, [tensor for layer in runner.cache.layers for tensor in layer.tensors]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_padded_step_gives_what_the_eager_one_gives_and_writes_nothing_else(
+    model: CausalLM, mixture: list[tuple[int, int]]
+) -> None:
+    expected, expected_cache = compute(make_device_runner(model, is_graphed=False), mixture)
+
+    result, cache = compute(make_device_runner(model, is_graphed=True), mixture)
+
+    assert result == expected
+    for tensor, other in zip(cache, expected_cache, strict=True):
+        assert torch.equal(torch.nan_to_num(tensor, nan=77.0), torch.nan_to_num(other, nan=77.0))
+        # Blocks that nobody was given are as they were.
+        assert tensor.isnan().any()
+
+
+@pytest.mark.parametrize("token_budget", [1, 9, TOKEN_BUDGET])
+def test_every_step_within_the_shapes_is_replayed(
+    model: CausalLM, token_budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_device_runner(model, is_graphed=True)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("launched one kernel after the other")
+
+    monkeypatch.setattr(runner, "_launch", refuse)
+    sequences = prompts([1, 5, 40, 100, 17])
+    outcome = run(runner, sequences, token_budget=token_budget)
+    assert [len(outcome.tokens[sequence.id]) for sequence in sequences] == [16] * 5
+
+
+@pytest.mark.parametrize("captured", CapturedSteps)
+def test_only_kinds_of_steps_that_were_asked_for_are_captured(model: CausalLM, captured: CapturedSteps) -> None:
+    cache = poisoned_cache(model, 100, model.dtype)
+    runner = TorchModelRunner(model, cache, NUM_SEQS, MAX_LEN, TOKEN_BUDGET, is_asynchronous=True, captured=captured)
+    counts: list[tuple[int, int]] = []
+    runner.capture_graphs(lambda *count: counts.append(count))
+    # Three shapes of mixtures: 64 tokens of at most 4, 16 and 40 sequences.
+    num_decodes = 8
+    assert len(counts) == {"off": 0, "decode": num_decodes, "all": num_decodes + 3}[captured.value]
+    outcome = run(runner, prompts([3, 30]))
+    assert len(outcome.tokens["1"]) == 16
