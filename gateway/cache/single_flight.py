@@ -21,13 +21,12 @@ _logger = logging.getLogger(__name__)
 class SharedSequence:
     """One sequence of a shared generation: a sink that records its deltas and passes them on to all members' sinks."""
 
-    __slots__ = ("_generation", "deltas", "error", "sinks")
+    __slots__ = ("_generation", "deltas", "sinks")
 
     def __init__(self, generation: SharedGeneration) -> None:
         """Start without deltas and without members."""
         self._generation = generation
         self.deltas: list[Delta] = []
-        self.error: ApiError | None = None
         self.sinks: list[Sink] = []
 
     def deliver(self, delta: Delta) -> None:
@@ -39,8 +38,7 @@ class SharedSequence:
             self._generation.finish_one()
 
     def fail(self, error: ApiError) -> None:
-        """Record the failure and pass it on."""
-        self.error = error
+        """Pass the failure on. Nobody joins after it, see `SharedGeneration.end`."""
         for sink in self.sinks:
             sink.fail(error)
         self._generation.end()
@@ -50,8 +48,6 @@ class SharedSequence:
         self.sinks.append(sink)
         if self.deltas:
             _deliver(sink, merge(self.deltas))
-        if self.error is not None:
-            sink.fail(self.error)
 
 
 class SharedGeneration:

@@ -125,7 +125,12 @@ async def test_released_sequences_are_never_stated_again_by_a_renewal(redis: Red
     leases = [await limiter.admit(principal, 1, 1) for _ in range(2)]
     clock.now += RENEW_S
     renewal = asyncio.create_task(limiter.state())
-    await asyncio.sleep(0)  # the statement of two sequences is on its way
+    account = limiter._accounts[principal.key_id]
+    for _ in range(100):
+        if account.num_calls:
+            break
+        await asyncio.sleep(0)
+    assert account.num_calls == 1, "the statement of two sequences is on its way"
     for lease in leases:
         lease.release()
     assert await renewal
@@ -221,6 +226,19 @@ async def test_refusal_amid_other_questions_leaves_nothing_counted(redis: RedisC
     await other.admit(principal, 4, 1)
 
 
+async def test_refused_sequences_that_a_later_question_counted_are_put_right(redis: RedisCache) -> None:
+    clock = Clock()
+    limiter, other = (RateLimiter(redis, GatewayMetrics(), clock) for _ in range(2))
+    principal = limited(concurrent=4)
+    # The third question says that the four sequences of the second may run, too; they are refused all the same.
+    results = await asyncio.gather(
+        *(limiter.admit(principal, sequences, 1) for sequences in (3, 4, 1)), return_exceptions=True
+    )
+    assert [isinstance(result, Lease) for result in results] == [True, False, False]
+    assert await limiter.state()
+    await other.admit(principal, 1, 1)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 async def test_refusal_for_too_many_sequences_says_when_one_will_have_ended(redis: RedisCache, shared: bool) -> None:
     clock = Clock()
@@ -254,9 +272,10 @@ async def test_another_gateways_sequences_say_when_to_return_too(redis: RedisCac
     assert (await refused(other, principal)).retry_after_s == pytest.approx(10)
 
 
-async def test_accounts_of_idle_keys_are_dropped(redis: RedisCache) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_accounts_of_idle_keys_are_dropped(redis: RedisCache, shared: bool) -> None:
     clock = Clock()
-    limiter = RateLimiter(redis, GatewayMetrics(), clock)
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
     for _ in range(20):
         (await limiter.admit(limited(concurrent=1), 1, 1)).release()
     assert len(limiter._accounts) == 20

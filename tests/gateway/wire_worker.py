@@ -80,6 +80,12 @@ class WireWorker:
         if not self.nats.is_closed:
             await self.nats.close()
 
+    async def stop_beating(self) -> None:
+        """Send no heartbeat any more, but answer probes."""
+        beating = self._tasks.pop(0)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
     async def next_request(self) -> Request:
         async with asyncio.timeout(10):
             return await self.requests.get()

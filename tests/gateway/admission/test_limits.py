@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from gateway.admission.auth import Principal
 from gateway.admission.limit_store import LEASE_TTL_S
 from gateway.admission.limit_window import WINDOW_S
-from gateway.admission.limits import Lease, RateLimiter, reserved_tokens
+from gateway.admission.limits import RETRY_S, Lease, RateLimiter, reserved_tokens
 from gateway.api.schemas import parse_completion
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
+from tests.gateway.wire_worker import until
 from tests.servers import RedisServer
 
 REDIS_TIMEOUT_S = 2.0
@@ -128,6 +129,63 @@ async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_win
         await attempt_all([RateLimiter(cache, GatewayMetrics(), clock) for _ in range(2)], clock, attempts)
     finally:
         await cache.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "tokens", "wait_s"),
+    [
+        ({"requests": 3}, 1, 35),
+        ({"tokens": 90}, 20, 35),
+        ({"tokens": 90}, 31, 45),
+        # The request waits for both limits, so it is told the longer time.
+        ({"requests": 3, "tokens": 90}, 31, 45),
+        ({"requests": 3, "tokens": 90}, 61, 55),
+    ],
+)
+async def test_refusal_tells_when_enough_has_left_the_window_and_no_later(
+    redis: RedisCache, limits: dict[str, int], tokens: int, wait_s: float, shared: bool
+) -> None:
+    clock = Clock()
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
+    principal = limited(**limits)
+    for _ in range(3):
+        # Tokens up to the limit itself are admitted.
+        await limiter.admit(principal, 1, 30)
+        clock.now += 10
+    clock.now -= 5
+    assert (await refused(limiter, principal, tokens=tokens)).retry_after_s == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_tokens_that_come_back_after_their_minute_count_in_no_other(redis: RedisCache, shared: bool) -> None:
+    clock = Clock()
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
+    principal = limited(tokens=100)
+    slow = await limiter.admit(principal, 1, 90)
+    clock.now += WINDOW_S + 1
+    await limiter.admit(principal, 1, 50)
+    slow.release(10)
+    await limiter.state()
+    assert (await refused(limiter, principal, tokens=51)).headers["x-ratelimit-remaining-tokens"] == "50"
+
+
+async def test_statement_that_redis_does_not_confirm_is_repeated_without_haste(
+    redis: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def no_answer(*_: object) -> None:
+        asked.append(time.monotonic())
+
+    limiter = RateLimiter(redis, GatewayMetrics(), Clock())
+    lease = await limiter.admit(limited(concurrent=1), 1, 1)
+    monkeypatch.setattr(redis, "eval", no_answer)
+    lease.release()
+    stating = asyncio.create_task(limiter.state_forever())
+    await until(lambda: len(asked) >= 3)
+    stating.cancel()
+    assert asked[2] - asked[0] >= 1.9 * RETRY_S
 
 
 async def test_many_clients_at_once_on_two_gateways_share_one_limit(redis: RedisCache) -> None:

@@ -91,6 +91,18 @@ class SingleFlightMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.generation)
     @rule()
+    def generate_the_rest(self) -> None:
+        assert self.generation is not None
+        generation, before = self.generation, self.num_completed
+        for which, start in enumerate(self.positions):
+            for position in range(start, NUM_TOKENS):
+                self.positions[which] = position + 1
+                generation.sequences[which].deliver(delta(position))
+        assert self.num_completed - before == 1
+        assert self.flights.find(KEY) is None
+
+    @precondition(lambda self: self.generation)
+    @rule()
     def fail(self) -> None:
         assert self.generation is not None
         members, self.members = self.members, []
@@ -126,6 +138,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_generation_ends_once(self) -> None:
+        assert self.generation is None or min(self.positions) < NUM_TOKENS
         assert len(self.flights) == (self.generation is not None)
 
     def _cancelled(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from gateway.http1.asgi import AsgiHandler
+from gateway.http1.body import BodyOwner
 from tests.gateway.http1.raw_server import REQUEST, connected, read_head, read_whole, served
 
 MAX_BODY_BYTES = 100
@@ -34,6 +35,8 @@ async def test_application_sees_the_request_and_its_answer_is_sent_whole() -> No
     assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/x y", b"/x%20y", b"a=b")
     assert (b"host", b"t") in scope["headers"]
     assert scope["client"][0] == "127.0.0.1"
+    assert (scope["scheme"], scope["root_path"], scope["server"]) == ("http", "", None)
+    assert scope["asgi"]["version"] == "3.0"
 
 
 async def test_large_body_is_refused_where_the_application_asks_for_it() -> None:
@@ -44,6 +47,18 @@ async def test_large_body_is_refused_where_the_application_asks_for_it() -> None
     async with served(AsgiHandler(app, 1)) as server, connected(server) as (reader, writer):
         writer.write(REQUEST)
         assert (await read_whole(reader))[0] == 413
+
+
+async def test_body_belongs_to_the_owner_that_the_application_names() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["body_owner"] = BodyOwner("key", 0)
+        await receive()
+        raise AssertionError("the body was accepted")
+
+    async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server, connected(server) as (reader, writer):
+        # A body that is not here yet: this key may have none of those.
+        writer.write(REQUEST.removesuffix(b"hi"))
+        assert (await read_whole(reader))[0] == 429
 
 
 async def test_application_is_told_when_its_client_leaves() -> None:
