@@ -112,3 +112,18 @@ async def test_body_of_a_client_that_leaves_gives_back_what_it_used() -> None:
     with pytest.raises(ClientGoneError):
         await reading
     assert budget.bytes.used == 0
+
+
+async def test_bodies_that_are_waited_for_are_counted_until_they_are_here() -> None:
+    budget = BodyBudget(1 << 20, 1)
+    first = Source(b"123", is_complete=False, budget=budget)
+    reading = asyncio.create_task(first.body.read(10))
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError) as caught:
+        await Source(b"123", is_complete=False, budget=budget).body.read(10)
+    assert (caught.value.status, caught.value.code) == (503, "too_many_bodies")
+    # One that is here already needs no place.
+    assert await Source(b"123", budget=budget).body.read(10) == b"123"
+    first.body.complete()
+    assert await reading == b"123"
+    assert budget.bodies.used == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack
 
 import pytest
@@ -167,6 +168,17 @@ async def test_connection_is_one_too_many_for_one_answer_alone() -> None:
             assert (await read_head(second))[0] == 503
         writer.write(REQUEST)
         assert await read_whole(first) == (200, b"hi")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+async def test_addresses_are_told_apart() -> None:
+    limits = ConnectionLimits(max_per_address=1)
+    async with served(echo, limits) as server, connected(server) as (first, writer):
+        reader, other = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
+        for stream, sender in ((first, writer), (reader, other)):
+            sender.write(REQUEST)
+            assert await read_whole(stream) == (200, b"hi")
+        other.close()
 
 
 async def test_connections_are_counted() -> None:

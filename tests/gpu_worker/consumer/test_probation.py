@@ -31,6 +31,19 @@ async def test_second_suspect_waits_until_the_first_has_produced_its_tokens(
     assert len((await second.wait()).token_ids) == 60
 
 
+async def test_suspicion_ends_with_the_last_token_of_the_probation(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker(simulate=1000.0)
+    request = gateway.request(probation=1, sampling=LONG)
+    answer = await gateway.publish(request)
+    await answer.claimed.wait()
+    assert worker.worker.consumer._interactive.has_suspect
+    await answer.wait_for_tokens(1)
+    assert not worker.worker.consumer._interactive.has_suspect
+    await gateway.cancel(request.id)
+
+
 @pytest.mark.parametrize("ending", ["cancelled", "finished", "replaced"])
 async def test_suspect_that_is_gone_makes_way_for_the_next(
     make_worker: MakeWorker, gateway: TestGateway, ending: str

@@ -39,6 +39,25 @@ def test_sequence_that_the_budget_does_not_reach_is_not_started() -> None:
     assert second.block_table == []
 
 
+def test_nobody_starts_in_a_step_that_a_longer_prompt_fills() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    long, second = make_sequence(40), make_sequence(4)
+    harness.add(long)
+    harness.step()
+    harness.add(second)
+    assert shares(harness.schedule()) == [(long.id, 16)]
+    assert (second.status, second.block_table) == (SequenceStatus.WAITING, [])
+
+
+def test_batch_prompts_of_a_step_that_was_undone_share_the_budget_again() -> None:
+    harness = Harness(max_num_batched_tokens=16)
+    first, second = (make_sequence(10, lane="batch") for _ in range(2))
+    harness.add(first, second)
+    harness.schedule()
+    harness.lose()
+    assert shares(harness.schedule()) == [(first.id, 10), (second.id, 6)]
+
+
 def test_sequences_start_in_order_of_arrival_when_slots_are_few() -> None:
     harness = Harness(max_num_seqs=1)
     sequences = [make_sequence(3, max_tokens=1) for _ in range(5)]
