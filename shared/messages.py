@@ -226,7 +226,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         revision: Fingerprint of the model's files; answers of different revisions are not interchangeable.
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
         spec_decode_num_draft_tokens: Draft tokens verified.
-        spec_decode_num_accepted_tokens: Those of them that were right.
+        spec_decode_num_accepted_tokens: Those of them that were accepted.
         last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
             out in order, so that those before it are with some worker too.
     """

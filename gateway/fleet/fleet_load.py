@@ -21,7 +21,7 @@ class FleetLoad:
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
-        spec_decode_num_accepted_tokens: Those of them that were right.
+        spec_decode_num_accepted_tokens: Those of them that were accepted.
     """
 
     model: str

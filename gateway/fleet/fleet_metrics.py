@@ -20,7 +20,7 @@ _GAUGES = {
     "total_blocks": ("total_blocks", "KV blocks."),
     "spec_decode_num_drafts": ("spec_decode_num_drafts", "Times that sequences verified drafts in a step."),
     "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens", "Draft tokens verified."),
-    "spec_decode_num_accepted_tokens": ("spec_decode_num_accepted_tokens", "Draft tokens that were right."),
+    "spec_decode_num_accepted_tokens": ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
 }
 
 

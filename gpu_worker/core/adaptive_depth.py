@@ -1,7 +1,7 @@
 """Chooses how many drafts a step verifies: a bandit whose arms are depths, the mean number of drafts of a sequence.
 
 The value of a depth is the expected tokens of a step over its expected time. Tokens follow from each sequence's own
-share of right drafts, and from how that share holds at each place of a draft; times are measured (`StepCosts`). The
+share of accepted drafts, and from how that share holds at each place of a draft; times are measured (`StepCosts`). The
 best depth is exploited. Now and then a few steps explore another, as rarely as they are expensive. Where no drafts are
 best the policy backs off: it is not asked for some steps, as long as the batch is the same.
 """
@@ -41,8 +41,8 @@ class AdaptiveDepth:
         assert max_depth > 0
         self._max_depth, self._drafts_predictions = max_depth, drafts_predictions
         self._acceptance = _FIRST_ACCEPTANCE
-        # By place in a draft: how often drafts were right, and how often they should have been by the acceptance.
-        self._right, self._expected = [0.5] * max_depth, [0.5] * max_depth
+        # By place in a draft: how often tokens were accepted, and how often they should have been by the acceptance.
+        self._accepted, self._expected = [0.5] * max_depth, [0.5] * max_depth
         self._costs: defaultdict[int, StepCosts] = defaultdict(partial(StepCosts, max_depth))
         self._num_sequences = self._num_backing_off = self._num_exploring = self._explored = self._num_explorations = 0
         self._is_changing = self._is_exploration = False
@@ -82,15 +82,15 @@ class AdaptiveDepth:
         return [min(self._explored, max(0, limit)) for limit in limits]
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        """Move the sequence's share of right drafts, and those of all."""
+        """Move the sequence's acceptance rate, and that of all."""
         acceptance = self._acceptance_of(sequence)
         for place, expected in enumerate(itertools.accumulate([acceptance] * min(num_drafted, self._max_depth), mul)):
             self._expected[place] += _ENGINE_WEIGHT * (expected - self._expected[place])
-            self._right[place] += _ENGINE_WEIGHT * ((place in accepted) - self._right[place])
-        # Those behind the first wrong one were not put to the test.
-        for is_right in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
-            acceptance += _SEQUENCE_WEIGHT * (is_right - acceptance)
-            self._acceptance += _ENGINE_WEIGHT * (is_right - self._acceptance)
+            self._accepted[place] += _ENGINE_WEIGHT * ((place in accepted) - self._accepted[place])
+        # Those behind the first rejected one were not put to the test.
+        for is_accepted in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
+            acceptance += _SEQUENCE_WEIGHT * (is_accepted - acceptance)
+            self._acceptance += _ENGINE_WEIGHT * (is_accepted - self._acceptance)
         sequence.acceptance = acceptance
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
@@ -107,7 +107,7 @@ class AdaptiveDepth:
         self._num_sequences, self._num_backing_off = num_sequences, 0
 
     def _explore(self, costs: StepCosts, best: int, hoped: int) -> None:
-        """Choose no drafts, which others are compared with, or the depth that is best if more drafts are right."""
+        """Choose no drafts, which others are compared with, or the depth that is best if more drafts are accepted."""
         self._num_explorations += 1
         self._explored = 0 if best and (hoped == best or self._num_explorations % 2) else max(1, hoped)
         self._num_exploring = MEASURED_STEPS
@@ -120,9 +120,9 @@ class AdaptiveDepth:
         chances, counts = [], Counter(levels)
         for level in counts:
             chance = 1.0
-            for place, (right, expected) in enumerate(zip(self._right, self._expected, strict=True), start=1):
+            for place, (accepted, expected) in enumerate(zip(self._accepted, self._expected, strict=True), start=1):
                 # Drafts of a sequence come in their order: each is at most as likely as the one before.
-                chance = min(chance, (level / _LEVELS) ** place * right / expected)
+                chance = min(chance, (level / _LEVELS) ** place * accepted / expected)
                 chances.append((chance, level))
         chances.sort(reverse=True)
         num_tokens, num_drafted, num_best, fastest = float(len(levels)), 0, 0, _LEAST_GAIN * len(levels) / costs[0]
@@ -139,7 +139,7 @@ class AdaptiveDepth:
     def _acceptance_of(self, sequence: Sequence) -> float:
         if sequence.acceptance is not None:
             return sequence.acceptance
-        # A prediction is right more often, whatever others were like.
+        # Drafts from a prediction are accepted more often, whatever others were like.
         return (1 + _FIRST_ACCEPTANCE) / 2 if self._drafts_predictions and sequence.prediction else self._acceptance
 
 

@@ -55,8 +55,8 @@ class Sequence:
         num_prompt_logprobs: Prompt log probabilities reported so far; recomputing the prompt does not repeat them.
         prediction: Tokens that the client expects the output to resemble; drafts may be taken from them.
         num_drafted_tokens: Drafts that were verified for the sequence.
-        num_accepted_tokens: Those of them that were right.
-        acceptance: Recent share of right drafts, as the policy of speculation keeps it; None before the first.
+        num_accepted_tokens: Those of them that were accepted.
+        acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
     """
 
     id: str

@@ -18,10 +18,10 @@ from gpu_worker.core.step import StepPlan
 
 _FIRST_WEIGHTS = (1.0, 0.2, 0.2, 0.05)
 """What the parts are to one another until steps of different sizes have been measured: a small model on a CPU, where
-another sequence costs most. A guess too high is corrected by the few steps that try more."""
+another sequence costs most. A first estimate that is too high is corrected by the few steps that try more."""
 
 _FIRST_DEVIATION = 1.0
-"""Standard deviation of a guess; also the most that a part becomes uncertain again. All these are of logarithms."""
+"""Standard deviation of a first estimate; also the most that a part becomes uncertain again. All are of logarithms."""
 
 _NOISE = 0.1
 """Standard deviation of a measured duration."""
@@ -109,14 +109,14 @@ class StepTimeModel:
         self._drift()
 
     def _begin(self, counts: tuple[int, ...], duration_s: float) -> None:
-        """Guess all parts from the first step."""
+        """Estimate all parts from the first step."""
         scale = duration_s / sum([weight * count for weight, count in zip(_FIRST_WEIGHTS, counts, strict=True)])
         self._costs_s = [weight * scale for weight in _FIRST_WEIGHTS]
         size = range(len(_FIRST_WEIGHTS))
         self._covariance = [[_FIRST_DEVIATION**2 if i == j else 0.0 for j in size] for i in size]
 
     def _drift(self) -> None:
-        """Add the drift of one step to the variances, up to that of a first guess."""
+        """Add the drift of one step to the variances, up to that of a first estimate."""
         for part, row in enumerate(self._covariance):
             row[part] += _DRIFT**2
             if row[part] > _FIRST_DEVIATION**2:

@@ -57,7 +57,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
         is_fatal: The runner or the engine broke down; the process should end with an error.
         spec_decode_num_drafts: Times that a sequence verified drafts in a step.
         spec_decode_num_draft_tokens: Draft tokens verified.
-        spec_decode_num_accepted_tokens: Those of them that were right.
+        spec_decode_num_accepted_tokens: Those of them that were accepted.
     """
 
     step: int

@@ -77,7 +77,7 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
 
 
 def choose_draft_dtype(model: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype to guess in: guesses are verified, so they need not be exact where exactness takes longer."""
+    """Return the dtype to draft in: drafts are verified, so they need not be exact where exactness takes longer."""
     is_slow = device.type == "cpu" and model == torch.float32 and _has_bfloat16_dot_products()
     return torch.bfloat16 if is_slow else model
 

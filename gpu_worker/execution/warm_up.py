@@ -45,7 +45,7 @@ class StepLimits:
 
 
 class WarmUpProposer:
-    """Proposes as many guesses as are asked for, all of which exclude each other."""
+    """Proposes as many draft tokens as are asked for, all of which exclude each other."""
 
     wants_hidden = False
 

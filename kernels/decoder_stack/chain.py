@@ -1,6 +1,6 @@
 """Chains of likely tokens by the compiled CPU kernel (`chain.h`): steps of a small stack and a head, in one call.
 
-What is guessed need not be exact, only quick: dispatch between such small operations would take most of the time.
+Drafts need not be exact, only quick: dispatch between such small operations would take most of the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChainCandidates:
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """From what a stack of guesses ends with to tokens.
+    """From the vectors that a stack ends with to draft tokens.
 
     Attributes:
         matrix: `[num_features, hidden_size]`.
@@ -52,7 +52,7 @@ class CpuDraftChain:
     """Goes on by itself where the stack ends. Not thread safe, as the stack."""
 
     def __init__(self, stack: CpuDecoderStack, head: ChainHead) -> None:
-        """Guess with `stack`, whose inputs include hidden vectors, and `head`."""
+        """Draft with `stack`, whose inputs include hidden vectors, and `head`."""
         self._stack = stack
         self._head = head
 

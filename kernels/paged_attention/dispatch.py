@@ -45,7 +45,7 @@ def paged_attention(
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
         soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
         kv_scales: Of a cache in eight bits (`kernels.quantized_kv`); None of any other.
-        tree_masks: For each query, where guesses of how its sequence goes on are computed as a tree, which tokens it
+        tree_masks: For each query, where the drafts of a sequence are computed as a tree, which tokens it
             sees: bit `i` is the token that lies `i` before it, bit 0 itself. Tokens 64 and more before it are seen, as
             is everything with a mask of -1. Those that it does not see do not count in its window either, which is
             exact for windows of 64 and more. None means -1 for all. The last bits of a result may differ from those of

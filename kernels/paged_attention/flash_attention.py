@@ -74,7 +74,7 @@ def paged_attention_flash(
         max_seqlen_q=max_query_len,
         softmax_scale=scale,
         causal=True,
-        # Theirs counts the tokens before a query's own.
+        # FlashAttention's window counts the tokens before a query's own.
         window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
         softcap=soft_cap or 0.0,
     )

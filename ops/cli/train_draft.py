@@ -60,7 +60,7 @@ class TrainDraftConfig:
     medusa_shared_head: bool = setting(
         False, "medusa: use the target's vocabulary matrix for all heads. Small, but only this project reads it."
     )
-    eagle_num_steps: int = setting(2, "eagle: guesses to unroll in training.", minimum=1, maximum=8)
+    eagle_num_steps: int = setting(2, "eagle: draft tokens to unroll in training.", minimum=1, maximum=8)
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
     seed: int = setting(0, "Of first weights, samples and the order of rows.", minimum=0, maximum=2**32 - 1)
 
@@ -68,7 +68,7 @@ class TrainDraftConfig:
 def run(config: TrainDraftConfig, text: tuple[str, ...]) -> int:
     """Train a draft for a model, to be served with `headrace worker --draft-model`.
 
-    The draft learns to say what the model would say. In the end it is measured how many of its guesses the model
+    The draft learns to say what the model would say. In the end it is measured how many of its tokens the model
     accepts on beginnings that it has not learned from. Runs on the CPU.
     """
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
@@ -125,7 +125,7 @@ def _tell(config: TrainDraftConfig, training: Training) -> None:
     )
     shares = ", ".join(f"{share:.1%}" for share in acceptance.by_position)
     click.echo(
-        f"greedy drafts right up to their 1st, 2nd, ... guess: {shares} (of {acceptance.num_drafts}); "
+        f"greedy drafts accepted up to their 1st, 2nd, ... token: {shares} (of {acceptance.num_drafts}); "
         f"{acceptance.mean_length:.2f} tokens accepted a draft"
     )
 

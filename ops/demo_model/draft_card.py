@@ -10,15 +10,15 @@ SECTION = """
 
 Beside this folder lie drafts for speculative decoding: a smaller model, Medusa heads that share this model's vocabulary
 matrix, and an EAGLE layer. They learned from what this model makes of {material_m:.2f}M tokens: pieces of its corpus,
-some of which it went on from by itself for {own_m:.2f}M tokens. What they guess changes the speed, never an answer.
+some of which it went on from by itself for {own_m:.2f}M tokens. What they draft changes the speed, never an answer.
 
 {table}
 
-"Right up to guess n" is the share of greedy drafts of which the first n guesses are what this model says, on the first
-{answer_tokens} tokens of its greedy answers to pieces of the held-out modules. A smaller model's first guess is for the
-token behind all that are known; so are the others', which look at a hidden vector one token back. "Accepted" is what
-the engine took of a draft, on average, in answering {prompts} other pieces of {prompt_tokens} tokens greedily with at
-most {guesses} guesses a step; Medusa's are a tree there, and EAGLE's may be fewer.
+"Accepted up to token n" is the share of greedy drafts of which the first n tokens are what this model says, on the
+first {answer_tokens} tokens of its greedy answers to pieces of the held-out modules. A smaller model's first token is
+for the place behind all that are known; so are the others', which look at a hidden vector one token back. "Accepted"
+is what the engine took of a draft, on average, in answering {prompts} other pieces of {prompt_tokens} tokens greedily
+with at most {draft_tokens} draft tokens a step; Medusa's are a tree there, and EAGLE's may be fewer.
 
     headrace worker --model ops/demo_model/model --speculative eagle --draft-model ops/demo_model/eagle
 
@@ -42,12 +42,12 @@ def draft_section(folder: Path) -> str:
 
 
 def _table(drafts: list[dict[str, Any]]) -> str:
-    depth = max(len(draft["right_up_to_guess"]) for draft in drafts)
-    guesses = [f"{number}" for number in range(2, depth + 1)]
-    rows = [_row("folder", "weights", "trained for", "right up to guess 1", *guesses, "accepted")]
+    depth = max(len(draft["accepted_up_to"]) for draft in drafts)
+    later = [f"{number}" for number in range(2, depth + 1)]
+    rows = [_row("folder", "weights", "trained for", "accepted up to token 1", *later, "accepted")]
     rows.append(_row(*["---"] * (depth + 4)))
     for name, draft in zip(DRAFTS, drafts, strict=True):
-        shares = [f"{share:.1%}" for share in draft["right_up_to_guess"]]
+        shares = [f"{share:.1%}" for share in draft["accepted_up_to"]]
         rows.append(
             _row(
                 f"`{name}`",

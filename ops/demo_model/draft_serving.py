@@ -27,7 +27,7 @@ from shared.messages import Sampling
 NUM_PROMPTS = 32
 PROMPT_TOKENS = 160
 ANSWER_TOKENS = 128
-NUM_GUESSES = 5
+NUM_DRAFT_TOKENS = 5
 _SETTINGS = {"model": "draft", "medusa": "medusa", "eagle": "eagle"}
 
 
@@ -43,7 +43,7 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
     """Answer held-out prompts greedily with a draft of a kind.
 
     Returns:
-        Guesses allowed, how many prompts and tokens, and the mean tokens accepted of a draft.
+        Draft tokens allowed, how many prompts and tokens, and the mean tokens accepted of a draft.
 
     Raises:
         RuntimeError: The engine failed; the cause says why.
@@ -60,7 +60,7 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
     runner = build_runner(config)
     settings = WorkerConfig(model=MODEL_FOLDER, speculative=_SETTINGS[kind], draft_model=folder)
     runner.verify_drafts_of(build_proposer(settings, config, runner))
-    speculation = Speculation(FixedDepth(NUM_GUESSES))
+    speculation = Speculation(FixedDepth(NUM_DRAFT_TOKENS))
     engine = Engine(Scheduler(_scheduler_config(runner, num_prompts), speculation), runner)
     for number, prompt in enumerate(prompts):
         sampling = Sampling(temperature=0.0, ignore_eos=True)
@@ -70,12 +70,12 @@ def serve_drafts(kind: str, folder: Path, num_prompts: int = NUM_PROMPTS) -> dic
         if engine.last_error is not None:
             raise RuntimeError("the engine failed") from engine.last_error
     return {
-        "guesses": NUM_GUESSES,
+        "draft_tokens": NUM_DRAFT_TOKENS,
         "prompts": num_prompts,
         "prompt_tokens": PROMPT_TOKENS,
         "answer_tokens": ANSWER_TOKENS,
         "accepted_a_draft": round(speculation.num_accepted_tokens / max(1, speculation.num_drafts), 3),
-        "guesses_a_draft": round(speculation.num_draft_tokens / max(1, speculation.num_drafts), 3),
+        "tokens_a_draft": round(speculation.num_draft_tokens / max(1, speculation.num_drafts), 3),
     }
 
 

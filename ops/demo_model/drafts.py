@@ -72,7 +72,7 @@ def record(training: Training, kind: str, folder: Path, material: Material, seed
         "machine": f"{torch.get_num_threads()} threads of a CPU",
         "python": platform.python_version(),
         "torch": torch.__version__.partition("+")[0],
-        "right_up_to_guess": [round(share, 3) for share in training.acceptance.by_position],
+        "accepted_up_to": [round(share, 3) for share in training.acceptance.by_position],
         "num_drafts": training.acceptance.num_drafts,
         "served": serve_drafts(kind, folder),
     }

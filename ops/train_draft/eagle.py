@@ -1,8 +1,8 @@
 """An EAGLE layer: foretells the target's next hidden vector from the last one and the token that followed it.
 
 Entry `i` is made of hidden vector `i` and token `i + 1`; what the layer makes of it stands for hidden vector `i + 1`,
-and the target's head tells token `i + 2` from that. Behind the first guess the layer has only its own vectors to go
-on, so training unrolls a few guesses: step `s` sees the target's vectors up to `s - 1` places back, then its own.
+and the target's head tells token `i + 2` from that. Behind the first draft token the layer has only its own vectors to
+go on, so training unrolls a few: step `s` sees the target's vectors up to `s - 1` places back, then its own.
 
 Source: Li et al., arXiv 2401.15077 (smooth L1 on the vectors, divergence of the distributions, noise on the inputs);
 the unrolling as in EAGLE-3, arXiv 2503.01840, figure 6. Deviates in the weights of the two losses: a vector that is
@@ -76,7 +76,7 @@ class EagleNetwork(nn.Module):
     """What is trained."""
 
     def __init__(self, target: ModelConfig) -> None:
-        """Create the weights; `fit` makes a guess of them that is better than noise."""
+        """Create the weights; `fit` estimates them better than noise does."""
         super().__init__()
         size = target.hidden_size
         self.fc = nn.Linear(2 * size, size)
@@ -100,7 +100,7 @@ class EagleNetwork(nn.Module):
         self.fc.bias.copy_(solution[-1])
 
     def steps(self, embedded: Tensor, hidden: Tensor, count: int) -> Iterator[Tensor]:
-        """Yield what the layer makes of all entries as its first guess, its second and so on.
+        """Yield what the layer makes of all entries as its first draft token, its second and so on.
 
         Places of step `s`, from 0, before place `s` mean nothing.
 
@@ -121,7 +121,7 @@ class EagleNetwork(nn.Module):
 class EagleStudent:
     """The layer, with the target's embedding and head, which are not trained."""
 
-    first_guess = 2
+    first_distance = 2
 
     def __init__(self, target: ModelConfig, vocabulary: Vocabulary, model: Path, num_steps: int, sample: Batch) -> None:
         """Create the network.
@@ -130,8 +130,8 @@ class EagleStudent:
             target: Configuration of the target.
             vocabulary: Its matrices.
             model: Its directory, from whose `config.json` rotary settings are taken over.
-            num_steps: Guesses to unroll in training.
-            sample: Rows to take a first guess of the weights from.
+            num_steps: Draft tokens to unroll in training.
+            sample: Rows to estimate the first weights from.
         """
         self._target = target
         self._vocabulary = vocabulary
@@ -142,7 +142,7 @@ class EagleStudent:
         self.module.fit(*(vectors.flatten(0, 1) for vectors in entries))
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of the unrolled guesses."""
+        """Return the mean loss of the unrolled draft tokens."""
         wanted = batch.hidden[:, 1:]
         noise = (torch.rand_like(wanted) - 0.5) * (_NOISE * wanted.abs().mean())
         steps = self.module.steps(self._embedded(batch), batch.hidden[:, :-1] + noise, self._num_steps)
@@ -154,11 +154,11 @@ class EagleStudent:
         distance = torch.stack([F.smooth_l1_loss(vectors, theirs) for vectors in ours]).mean()
         return divergence + _FEATURE_WEIGHT * distance
 
-    def guesses(self, batch: Batch, count: int) -> Tensor:
-        """Return the likeliest tokens, each guessed with the layer's own vectors for the guesses before."""
+    def draft_tokens(self, batch: Batch, count: int) -> Tensor:
+        """Return the likeliest tokens, each predicted with the layer's own vectors for those before."""
         steps = self.module.steps(self._embedded(batch), batch.hidden[:, :-1], count)
         chosen = [F.linear(made, self._vocabulary.head).argmax(-1) for made in steps]
-        # Guess `g` behind place `p` was made at entry `p + g`.
+        # Draft token `g` behind place `p` was made at entry `p + g`.
         return torch.stack([F.pad(tokens.roll(-step, 1), (0, 1)) for step, tokens in enumerate(chosen)], -1)
 
     def config(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attention over entries of which the latest are the draft's own: what an EAGLE layer sees while it guesses ahead."""
+"""Attention over entries of which the latest are the draft's own: what an EAGLE layer sees while it drafts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_worker.models.config import ModelConfig
 
 
 @dataclass(slots=True)
-class GuessedEntries:
+class DraftEntries:
     """Keys and values of each step so far, of all entries. Only `EagleAttention` writes here.
 
     Attributes:
@@ -40,13 +40,13 @@ class EagleAttention(nn.Module):
         self.v_proj = nn.Linear(size, target.num_kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(target.num_heads * dim, size, bias=False)
 
-    def begin(self, num_entries: int) -> GuessedEntries:
+    def begin(self, num_entries: int) -> DraftEntries:
         """Return a cache without entries, for rows of this length."""
         table = rotary_table(self._config.rope, self._config.head_dim, num_entries, torch.device("cpu"))
         cos, sin = table.chunk(2, -1)
-        return GuessedEntries(cos, sin)
+        return DraftEntries(cos, sin)
 
-    def forward(self, x: Tensor, cache: GuessedEntries) -> Tensor:
+    def forward(self, x: Tensor, cache: DraftEntries) -> Tensor:
         """Attend over the entries' next version, and add it to the cache.
 
         Shapes:

@@ -120,7 +120,7 @@ def _write(student: Student, target: Path, folder: Path) -> None:
     save_file(tensors, folder / SINGLE_FILE, {"format": "pt"})
     # The library writes files that only their owner can read.
     (folder / SINGLE_FILE).chmod(0o644)
-    if student.first_guess == 1:
+    if student.first_distance == 1:
         for name in _TOKENIZER_FILES:
             if (target / name).is_file():
                 shutil.copyfile(target / name, folder / name)

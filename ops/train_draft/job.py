@@ -26,7 +26,7 @@ from shared.errors import ConfigError, HeadraceError
 
 KINDS = ("model", "medusa", "eagle")
 _TOKENS_PER_STEP = 1024
-_MEASURED_GUESSES = 6
+_MEASURED_TOKENS = 6
 _SAMPLED_ROWS = 64
 _SHARES = 1000
 
@@ -135,7 +135,7 @@ def train_on(material: Material, job: TrainDraftJob, progress: Progress) -> Trai
     student.module.half().float()
     if not all(bool(parameter.isfinite().all()) for parameter in student.module.parameters()):
         raise TrainingDivergedError(losses[-1])
-    acceptance = measure(student, material.held_out, material.own_from, _MEASURED_GUESSES)
+    acceptance = measure(student, material.held_out, material.own_from, _MEASURED_TOKENS)
     write_draft(student, job.material.target, job.out)
     return Training(len(losses), num_tokens, seconds, losses[0], losses[-1], acceptance)
 

@@ -1,4 +1,4 @@
-"""Medusa heads: each guesses one token from the target's last hidden vector, the first the one behind the next.
+"""Medusa heads: each predicts one token from the target's last hidden vector, the first the one behind the next.
 
 Source: Cai et al., arXiv 2401.10774. Head `i` at place `p` learns the target's own distribution of token `p + 2 + i`.
 A head without a vocabulary matrix of its own uses the target's, which makes the file small; readers that do not know
@@ -41,7 +41,7 @@ class ResidualBlock(nn.Module):
 class MedusaStudent:
     """The heads."""
 
-    first_guess = 2
+    first_distance = 2
 
     def __init__(
         self, target: ModelConfig, vocabulary: Vocabulary, num_heads: int, num_layers: int, *, shares_head: bool
@@ -51,7 +51,7 @@ class MedusaStudent:
         Args:
             target: Configuration of the target.
             vocabulary: Its matrices.
-            num_heads: Tokens to guess.
+            num_heads: Tokens to predict.
             num_layers: Residual blocks of a head.
             shares_head: Use the target's vocabulary matrix; otherwise each head trains one of its own.
         """
@@ -78,7 +78,7 @@ class MedusaStudent:
         weights = _DECAY ** torch.arange(num_heads)
         return losses @ (weights / weights.sum())
 
-    def guesses(self, batch: Batch, count: int) -> Tensor:
+    def draft_tokens(self, batch: Batch, count: int) -> Tensor:
         """Return each head's likeliest token."""
         chosen = [
             F.linear(blocks(batch.hidden).float(), self._head(head)).argmax(-1)

@@ -36,10 +36,10 @@ class DraftShape:
     Attributes:
         hidden_size: Of a small model; None is about a quarter of the target's.
         num_layers: Likewise; None is about an eighth.
-        num_heads: Of Medusa: tokens to guess.
+        num_heads: Of Medusa: tokens to predict.
         head_layers: Of Medusa: residual blocks of a head.
         shares_head: Of Medusa: heads use the target's vocabulary matrix and have none of their own.
-        num_steps: Of EAGLE: guesses to unroll in training.
+        num_steps: Of EAGLE: draft tokens to unroll in training.
     """
 
     hidden_size: int | None = None

@@ -41,7 +41,7 @@ def small_shape(target: ModelConfig, hidden_size: int | None, num_layers: int | 
 class SmallModelStudent:
     """The smaller model."""
 
-    first_guess = 1
+    first_distance = 1
 
     def __init__(self, target: ModelConfig, vocabulary: Vocabulary, shape: LlamaShape) -> None:
         """Create the network."""
@@ -56,7 +56,7 @@ class SmallModelStudent:
         ours, theirs = self._hidden(batch.token_ids).flatten(0, 1), batch.hidden.flatten(0, 1)
         return kl_divergences([ours], [self.module.embed_tokens.weight], theirs, self._vocabulary.head)[0]
 
-    def guesses(self, batch: Batch, count: int) -> Tensor:
+    def draft_tokens(self, batch: Batch, count: int) -> Tensor:
         """Return the likeliest next token of each place, and behind it those of the places after."""
         chosen = F.linear(self._hidden(batch.token_ids), self.module.embed_tokens.weight).argmax(-1)
         return torch.stack([chosen.roll(-step, 1) for step in range(count)], -1)

@@ -1,4 +1,4 @@
-"""What is trained: a module that guesses what follows each token of a row, and the files that it becomes."""
+"""What is trained: a module that predicts what follows each token of a row, and the files that it becomes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Student(Protocol):
         """Return what training makes small."""
         ...
 
-    def guesses(self, batch: Batch, count: int) -> torch.Tensor:
-        """Return the likeliest tokens behind each place, as a chain whose earlier guesses were all right.
+    def draft_tokens(self, batch: Batch, count: int) -> torch.Tensor:
+        """Return the likeliest tokens behind each place, as a chain whose earlier tokens were all accepted.
 
-        What stands behind the place in the row is what the target said, so it stands for those earlier guesses.
+        What stands behind the place in the row is what the target said, so it stands for those earlier tokens.
 
         Shapes:
-            result: `[num_rows, length, at most count]` int64; guess `g` of place `p` is for place `p + 1 + g` of the
+            result: `[num_rows, length, at most count]` int64; token `g` of place `p` is for place `p + 1 + g` of the
                 row, or `p + 2 + g` where the draft only begins behind a token that the target sampled itself
         """
         ...
 
     @property
-    def first_guess(self) -> int:
-        """How far behind the place that a hidden vector belongs to the first guess is: 1 or 2."""
+    def first_distance(self) -> int:
+        """How many places behind that of its hidden vector the first draft token is: 1 or 2."""
         ...
 
     def config(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class StepLayout(Struct, frozen=True, gc=False):
     Attributes:
         token_ids: `[num_tokens]`, `TOKEN_ON_DEVICE` where not known here.
         token_rows: `[num_tokens]`, the row of each token's sequence.
-        positions: `[num_tokens]`, in the sequence; guesses that exclude each other share one.
+        positions: `[num_tokens]`, in the sequence; draft tokens that exclude each other share one.
         slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
         rows: `[num_seqs]`, the row of each sequence.
         query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.

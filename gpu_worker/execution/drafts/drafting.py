@@ -27,7 +27,7 @@ class Drafting:
         """Ask `proposer` for tokens below `vocab_size`.
 
         Args:
-            proposer: Guesses.
+            proposer: Makes the drafts.
             vocab_size: Of the model that verifies.
             sliding_window: A short one gets chains.
             draws_from_trees: Sequences whose tokens are drawn may get trees; else they get chains. A chain is computed

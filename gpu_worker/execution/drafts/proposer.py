@@ -1,4 +1,4 @@
-"""What a proposer is: it guesses how sequences go on."""
+"""What a proposer is: it drafts the next tokens of sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DraftRequest(Struct, frozen=True, gc=False):
-    """Ask for at most `num_tokens` guesses of what follows `sequence.token_ids`, all of which are known.
+    """Ask for a draft of at most `num_tokens` tokens behind `sequence.token_ids`, all of which are known.
 
     The sequence's block table covers as many tokens more.
     """
@@ -33,7 +33,7 @@ class ComputedTokens:
     Attributes:
         sequence: As it was before the step: what is new is below.
         start: Position of the first of the tokens.
-        token_ids: Tokens whose KV is in the blocks now, accepted guesses included, and the one that follows them,
+        token_ids: Tokens whose KV is in the blocks now, accepted draft tokens included, and the one that follows them,
             which has none yet: sampled, or the prompt's next.
         hidden: `[len(token_ids) - 1, hidden_size]`, what the model made of them, normalised as for its head. Valid as
             long as it is kept.
@@ -46,10 +46,10 @@ class ComputedTokens:
 
 
 class Proposer(Protocol):
-    """Guesses tokens. Called by the thread that executes steps; reads sequences, and writes nothing to them.
+    """Drafts tokens. Called by the thread that executes steps; reads sequences, and writes nothing to them.
 
-    Guesses are verified, so they may be anything: too many are cut off, and so is everything from one on that is no
-    token.
+    Drafts are verified, so they may be anything: tokens that are too many are cut off, and so is everything from one on
+    that is not in the vocabulary.
     """
 
     @property

@@ -5,7 +5,7 @@ other multiplied. Then `frequency_penalty` times the number of occurrences in th
 for a token that occurs there, are subtracted.
 
 The device counts what it draws, because the next step may be launched before the host has seen the token. Behind drafts
-it does not, since only the host knows which of them were right; what it has learned is counted with the next step.
+it does not, since only the host knows which of them were accepted; what it has learned is counted with the next step.
 """
 
 from __future__ import annotations

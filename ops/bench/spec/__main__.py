@@ -1,6 +1,6 @@
 """Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula foretells.
 
-Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model guesses in every way that it can: prompt
+Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model drafts in every way that it can: prompt
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
 about half of them, the others on the beginnings of documents that no training saw. Models with random weights get
 drafts that are right with a set probability, which stands for a draft model that costs nothing. Answers that differ
@@ -8,8 +8,8 @@ from those of plain decoding are told. The depth that adapts has served
 some batches before it is measured. The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
-(1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the guessing of
-it included. For a tree of k guesses, the tokens are those that its drafts brought.
+(1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the drafting of
+it included. For a tree of k draft tokens, the tokens are those that its drafts brought.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _options() -> argparse.Namespace:
         nargs="+",
         default=_PROPOSERS,
         choices=_PROPOSERS,
-        help="of a model; what draft, medusa and eagle guess by lies beside it, in folders of these names",
+        help="of a model; what draft, medusa and eagle draft by lies beside it, in folders of these names",
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.8, 0.95], help="of known drafts")
@@ -234,7 +234,7 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
     vocab_size = runner.model_config.vocab_size
     if options.shape is not None:
         for share in options.acceptance:
-            known = partial(KnowingProposer, share_right=share, vocab_size=vocab_size)
+            known = partial(KnowingProposer, acceptance=share, vocab_size=vocab_size)
             yield f"known {share}", Way(known, partial(random_prompts, vocab_size, length=_PROMPT_TOKENS))
         return
     for name in options.proposer:
@@ -247,7 +247,7 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
 
 
 def _way_of(name: str, proposer: Proposer, prompts: Callable[[int], Prompts]) -> Way:
-    """Use one proposer for all runs: what it guesses by is loaded only once."""
+    """Use one proposer for all runs: what it drafts by is loaded only once."""
     return Way(lambda _: proposer, prompts, is_tree=name in ("medusa", "eagle"))
 
 

@@ -28,10 +28,10 @@ _BEGUN_TOKENS = 24
 class KnowingProposer:
     """Knows the answers and tells each next token rightly with a set probability: a draft model of known quality."""
 
-    def __init__(self, answers: list[list[int]], share_right: float, vocab_size: int) -> None:
+    def __init__(self, answers: list[list[int]], acceptance: float, vocab_size: int) -> None:
         """Tell of `answers`, by the number that is the sequence's id."""
         self._answers = answers
-        self._share_right = share_right
+        self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._random = random.Random(0)
 
@@ -39,7 +39,7 @@ class KnowingProposer:
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return the next tokens, some of them changed."""
-        return [Draft(self._guess(request.sequence, request.num_tokens)) for request in requests]
+        return [Draft(self._draft(request.sequence, request.num_tokens)) for request in requests]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""
@@ -47,10 +47,10 @@ class KnowingProposer:
     def forget(self, sequence: Sequence) -> None:
         """Keep nothing for sequences."""
 
-    def _guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+    def _draft(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         right = self._answers[int(sequence.id)][sequence.num_output_tokens :][:count]
         return tuple(
-            token_id if self._random.random() < self._share_right else (token_id + 1) % self._vocab_size
+            token_id if self._random.random() < self._acceptance else (token_id + 1) % self._vocab_size
             for token_id in right
         )
 

@@ -48,12 +48,12 @@ def test_weights_are_finite_float16_and_at_most_four_megabytes(kind: str) -> Non
     assert path.stat().st_size <= 4_000_000
 
 
-def test_engine_accepts_guesses(kind: str) -> None:
+def test_engine_accepts_draft_tokens(kind: str) -> None:
     assert serve_drafts(kind, DRAFT_FOLDERS[kind], num_prompts=4)["accepted_a_draft"] > 0.5
 
 
 @pytest.mark.slow
-def test_engine_accepts_as_many_guesses_as_the_record_says(kind: str) -> None:
+def test_engine_accepts_as_many_draft_tokens_as_the_record_says(kind: str) -> None:
     served = serve_drafts(kind, DRAFT_FOLDERS[kind])
 
     # How deep EAGLE's chains are depends on what the machine takes for a pass of the layer.
@@ -64,7 +64,7 @@ def test_card_states_the_figures_of_the_records(kind: str) -> None:
     section = draft_section(MODEL_FOLDER)
 
     assert section in (MODEL_FOLDER / "README.md").read_text()
-    assert f"{training(kind)['right_up_to_guess'][0]:.1%}" in section
+    assert f"{training(kind)['accepted_up_to'][0]:.1%}" in section
     assert f"{training(kind)['served']['accepted_a_draft']:.2f}" in section
 
 

@@ -1,4 +1,4 @@
-"""Every way to guess, with the demo model and its own drafts: answers are those without guesses."""
+"""Every proposer, with the demo model and its own drafts: answers are those without drafts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plain() -> dict[str, list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [FixedDepth(4), AdaptiveDepth(5)], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize("kind", ["ngram", "self", "draft", "medusa", "eagle"])
-def test_answers_of_hundreds_of_prompts_are_those_without_guesses(
+def test_answers_of_hundreds_of_prompts_are_those_without_drafts(
     kind: str, policy: DraftPolicy, plain: dict[str, list[int]]
 ) -> None:
     folder = DEMO_MODEL.parent / kind if kind in ("draft", "medusa", "eagle") else None

@@ -15,32 +15,32 @@ class Knowing:
 
     module = torch.nn.Module()
 
-    def __init__(self, first_guess: int, wrong: Mapping[int, set[int]]) -> None:
-        self.first_guess = first_guess
+    def __init__(self, first_distance: int, wrong: Mapping[int, set[int]]) -> None:
+        self.first_distance = first_distance
         self._wrong = wrong
 
-    def guesses(self, batch: Batch, count: int) -> torch.Tensor:
-        guesses = [batch.token_ids.roll(-self.first_guess - step, 1) for step in range(count)]
-        for step, tokens in enumerate(guesses):
+    def draft_tokens(self, batch: Batch, count: int) -> torch.Tensor:
+        drafts = [batch.token_ids.roll(-self.first_distance - step, 1) for step in range(count)]
+        for step, tokens in enumerate(drafts):
             for token in self._wrong.get(step, ()):
                 tokens[tokens == token] = -1
-        return torch.stack(guesses, -1)
+        return torch.stack(drafts, -1)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        raise AssertionError("measuring needs guesses alone")
+        raise AssertionError("measuring needs drafts alone")
 
     def config(self) -> dict[str, Any]:
-        raise AssertionError("measuring needs guesses alone")
+        raise AssertionError("measuring needs drafts alone")
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        raise AssertionError("measuring needs guesses alone")
+        raise AssertionError("measuring needs drafts alone")
 
 
-@pytest.mark.parametrize("first_guess", [1, 2])
-def test_a_wrong_guess_counts_against_all_behind_it(first_guess: int) -> None:
+@pytest.mark.parametrize("first_distance", [1, 2])
+def test_a_wrong_token_counts_against_all_behind_it(first_distance: int) -> None:
     rows = Rows(torch.arange(20)[None], hidden_size=1)
     # The target wrote from place 10 on, and drafts of 3 hang behind the tokens 10 to 16.
-    student = Knowing(first_guess, wrong={0: {11}, 1: {14, 15}})
+    student = Knowing(first_distance, wrong={0: {11}, 1: {14, 15}})
 
     found = measure(student, rows, torch.tensor([10]), 3)
 

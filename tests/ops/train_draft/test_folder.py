@@ -65,7 +65,7 @@ def test_full_disk_is_told_before_training(job: JobMaker, monkeypatch: pytest.Mo
 class Numbers:
     """A student that was trained to be one tensor."""
 
-    first_guess = 2
+    first_distance = 2
 
     def config(self) -> dict[str, int]:
         return {}

@@ -54,7 +54,7 @@ class Ring(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", STUDENTS)
-def test_what_always_follows_is_guessed_after_training(kind: str, target: Path) -> None:
+def test_what_always_follows_is_predicted_after_training(kind: str, target: Path) -> None:
     config, vocabulary = read_model_config(target), read_vocabulary(target)
     rows = Ring(vocabulary).rows()
     torch.manual_seed(0)

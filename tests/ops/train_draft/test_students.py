@@ -44,7 +44,7 @@ def disturb(module: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("shares_head", [False, True])
-def test_medusa_heads_guess_alike_in_training_and_in_the_worker(
+def test_medusa_heads_draft_alike_in_training_and_in_the_worker(
     target: Path, batch: Batch, tmp_path: Path, shares_head: bool
 ) -> None:
     student = MedusaStudent(read_model_config(target), read_vocabulary(target), 3, 2, shares_head=shares_head)
@@ -54,7 +54,7 @@ def test_medusa_heads_guess_alike_in_training_and_in_the_worker(
     heads = load_medusa_heads(tmp_path, load_model(target, torch.float32, CPU))
     with torch.inference_mode():
         served = heads.logits(batch.hidden[0], 3).argmax(-1).T
-        trained = student.guesses(batch, 3)[0]
+        trained = student.draft_tokens(batch, 3)[0]
     assert torch.equal(trained, served)
 
 
@@ -71,11 +71,11 @@ def test_eagle_layer_foretells_alike_in_training_and_in_the_worker(target: Path,
         cache = allocate_layer_cache(1, LENGTH, layer.config.num_kv_heads, layer.config.head_dim, torch.float32, CPU)
         known = forward(layer, cache, batch.token_ids[0, 1 : place + 2], batch.hidden[0, : place + 1], 0)
         torch.testing.assert_close(known, first[: place + 1], atol=1e-4, rtol=1e-4)
-        guessed = known[-1:]
+        drafted = known[-1:]
         for step, expected in enumerate((second, third), 1):
             token = batch.token_ids[0, place + step + 1 : place + step + 2]
-            guessed = forward(layer, cache, token, guessed, place + step)
-            torch.testing.assert_close(guessed[0], expected[place + step], atol=1e-4, rtol=1e-4)
+            drafted = forward(layer, cache, token, drafted, place + step)
+            torch.testing.assert_close(drafted[0], expected[place + step], atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Drafts that are right as often as a script says, whatever the model thinks: what verification costs and could bring.
+"""Drafts that are accepted as often as a script says, whatever the model thinks: what verification costs and brings.
 
 The script takes the place of a proposer's skill, which random weights cannot show, and of its time, which is none.
 """
@@ -15,28 +15,28 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 
 
 class ScriptedDraft(Draft, frozen=True, gc=False):
-    """A chain whose first `num_right` guesses count as right; the tokens are those that were sampled all the same."""
+    """A chain whose first `num_accepted` tokens count as accepted; the answer has the tokens that were sampled."""
 
-    num_right: int = 0
+    num_accepted: int = 0
 
     def accepted(self, sampled: Values[int]) -> tuple[int, ...]:
         """Return what the script says."""
-        return tuple(range(self.num_right))
+        return tuple(range(self.num_accepted))
 
 
 class ScriptedProposer:
-    """Makes each guess that follows right ones right with a set probability."""
+    """Has each token that follows accepted ones accepted with a set probability."""
 
     wants_hidden = False
 
-    def __init__(self, share_right: float, vocab_size: int) -> None:
+    def __init__(self, acceptance: float, vocab_size: int) -> None:
         """Guess tokens below `vocab_size`."""
-        self._share_right = share_right
+        self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._random = random.Random(0)
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return as many guesses as are asked for."""
+        """Return as many tokens as are asked for."""
         return [self._draft(request.num_tokens) for request in requests]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
@@ -46,8 +46,8 @@ class ScriptedProposer:
         """Ignore it."""
 
     def _draft(self, count: int) -> Draft:
-        num_right = 0
-        while num_right < count and self._random.random() < self._share_right:
-            num_right += 1
+        num_accepted = 0
+        while num_accepted < count and self._random.random() < self._acceptance:
+            num_accepted += 1
         token_ids = tuple(self._random.randrange(self._vocab_size) for _ in range(count))
-        return ScriptedDraft(token_ids, num_right=num_right)
+        return ScriptedDraft(token_ids, num_accepted=num_accepted)

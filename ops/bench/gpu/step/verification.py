@@ -30,13 +30,13 @@ class VerificationLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedLoad:
-    """Sequences that arrive at once; `share_right` of the drafts behind right ones are right."""
+    """Sequences that arrive at once; `acceptance` is the share of drafts behind accepted ones that are accepted."""
 
     num_seqs: int
     prompt: int
     new: int
     num_drafts: int
-    share_right: float
+    acceptance: float
 
 
 def verification_case(device: torch.device, shape: ModelShape, load: VerificationLoad) -> Case:
@@ -76,7 +76,7 @@ def scripted_case(device: torch.device, shape: ModelShape, load: ScriptedLoad) -
     model, _ = random_model(shape, max_model_len, device)
 
     def engine(num_drafts: int) -> Callable[[int], object]:
-        proposer = ScriptedProposer(load.share_right, shape.vocab_size) if num_drafts else None
+        proposer = ScriptedProposer(load.acceptance, shape.vocab_size) if num_drafts else None
         sizes = EngineSizes(load.num_seqs, max_model_len, is_warm=True, num_drafts=num_drafts)
         made = StepEngine(model, sizes, proposer)
         return lambda _: [_serve_s(made, load)]
