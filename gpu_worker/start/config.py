@@ -28,7 +28,7 @@ class WorkerConfig(NatsFiles):
         "in it.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    num_threads: int | None = setting(None, "Threads of the engine on a CPU; all cores if not given.", minimum=1)
+    num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
 
     kv_cache_dtype: str = setting(
         "auto",
