@@ -48,7 +48,8 @@ class Flight:
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
         num_moves: Moves since the last progress, without those for which no worker was at fault.
-        num_unclaimed: Publications in a row that nobody claimed.
+        num_unclaimed: Publications in a row that nobody claimed, and
+        num_disturbed: those of them that may have gone to a worker that had just died.
         losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
         is_parked: Waits, unpublished, until its probation may begin.
@@ -73,6 +74,7 @@ class Flight:
     start: int = 0
     num_moves: int = 0
     num_unclaimed: int = 0
+    num_disturbed: int = 0
     losses: list[Loss] = field(default_factory=list)
     probation: int = 0
     is_parked: bool = False
@@ -169,7 +171,7 @@ class FlightTable:
         """Note who holds a flight."""
         self._count_out(flight)
         flight.worker = worker
-        flight.num_unclaimed = 0
+        flight.num_unclaimed = flight.num_disturbed = 0
         unshown = self._unshown.setdefault(flight.request.model, {})
         self._count_in(flight, unshown.setdefault(worker, _Count()))
 

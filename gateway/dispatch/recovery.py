@@ -188,7 +188,7 @@ class Recovery:
             elif not flight.is_parked:
                 self._note_delivery(flight, pulled, now)
                 if self._is_unclaimed(flight, now, is_disturbed):
-                    self._move_unclaimed(flight, now)
+                    self._move_unclaimed(flight, now, is_disturbed)
         self._publish_soon(self._probation.take_ready())
 
     def discount_pause(self, lost_s: float, now: float) -> None:
@@ -267,7 +267,7 @@ class Recovery:
         if flight.stream_seq is None:
             return waited_s > limits.refused_retry_s
         grace_s = flight.estimated_tokens / limits.tokens_per_patience_s
-        factor = 2**flight.num_unclaimed
+        factor = 2 ** (flight.num_unclaimed - flight.num_disturbed)
         delivered_at = flight.delivered_at
         if delivered_at is not None and now - delivered_at > limits.delivered_patience_s * factor + grace_s:
             return True
@@ -276,7 +276,7 @@ class Recovery:
         else:
             patience_s = limits.claim_patience_s * factor
             if is_disturbed:
-                patience_s = min(limits.claim_patience_s, limits.disturbed_patience_s * factor)
+                patience_s = min(limits.claim_patience_s, limits.disturbed_patience_s * 2**flight.num_disturbed)
         return waited_s > patience_s + grace_s and self._fleet.can_claim(flight.request.model)
 
     def _note_delivery(self, flight: Flight, pulled: dict[str, int], now: float) -> None:
@@ -292,7 +292,7 @@ class Recovery:
         if flight.stream_seq <= pulled[model]:
             flight.delivered_at = now
 
-    def _move_unclaimed(self, flight: Flight, now: float) -> None:
+    def _move_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> None:
         _logger.warning(
             "request %s is published again: unclaimed for %.1f s",
             flight.id,
@@ -303,6 +303,7 @@ class Recovery:
             model = flight.request.model
             blame.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
         flight.num_unclaimed += 1
+        flight.num_disturbed += is_disturbed
         self.move([flight], "unclaimed")
 
     def _sweep_claimed(self, flight: Flight, worker: str, now: float) -> None:

@@ -55,6 +55,7 @@ class BatchQueues:
         self._capacity = capacity
         self._take = take
         self._queues: dict[str, PullQueue] = {}
+        self._searching = asyncio.Lock()
         self._arrived: deque[QueuedMessage] = deque()
         self._expiry = BatchExpiry(nats)
         self._tasks = tasks
@@ -95,13 +96,15 @@ class BatchQueues:
         Raises:
             DependencyError: NATS does not answer.
         """
-        tenants = set(await batch_tenants(self._nats, self._model))
-        for tenant in tenants - self._queues.keys():
-            queue = self._queue(tenant)
-            await queue.start()
-            self._queues[tenant] = queue
-        for tenant in self._queues.keys() - tenants:
-            await self._queues.pop(tenant).drain()
+        # One at a time: a search that began earlier must not remove what a later one has found.
+        async with self._searching:
+            tenants = set(await batch_tenants(self._nats, self._model))
+            for tenant in tenants - self._queues.keys():
+                queue = self._queue(tenant)
+                await queue.start()
+                self._queues[tenant] = queue
+            for tenant in self._queues.keys() - tenants:
+                await self._queues.pop(tenant).drain()
 
     def _queue(self, tenant: str) -> PullQueue:
         async def ensure() -> str:

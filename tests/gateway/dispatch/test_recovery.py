@@ -262,6 +262,13 @@ async def test_patience_is_shorter_while_a_worker_may_have_died_and_does_not_gro
             moves.recovery.sweep(now)
             await moves.settle()
             assert flight.epoch == expected
+    # What was lost then says nothing about how long a claim takes once all is quiet.
+    now = 200.0 + LIMITS.claim_patience_s + 0.2
+    flight.published_at, flight.stream_seq = 200.0, 10
+    moves.fleet.note_heartbeat(idle, now)
+    moves.recovery.sweep(now)
+    await moves.settle()
+    assert flight.epoch == 4
 
 
 async def test_request_whose_worker_nobody_knows_moves(moves: Moves) -> None:
