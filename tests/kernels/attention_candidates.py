@@ -9,8 +9,8 @@ import torch
 
 from kernels.gpu_config import Gpu
 from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
+from ops.bench.gpu.case import Entry
 from ops.bench.gpu.tune import attention
-from ops.bench.gpu.tune.choice import Entry
 from tests.kernels.attention_launches import launch
 
 

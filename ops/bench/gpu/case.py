@@ -5,12 +5,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
 # Input sets of a case together are larger than this, so that no call finds its inputs in the L2 cache.
 ROTATED_BYTES = 256 * 2**20
 OURS = "headrace"
+# An entry of a launch table: the configuration of a kernel, by its fields.
+Entry = Mapping[str, int]
+Candidate = Callable[..., object]
 # What a whole step does on the device alone, beside `OURS`, which has the host's part in it.
 OURS_ON_DEVICE = f"{OURS}/device"
 
@@ -52,7 +56,8 @@ class Case:
         num_bytes: The fewest that must move through device memory, a call.
         num_flops: Floating-point operations that must be done, a call, on tensor cores.
         num_sets: Input sets; a candidate is called with the number of one.
-        candidates: By name. `OURS` is ours; names that begin with it are other configurations of ours.
+        candidates: By name. `OURS` is ours; names that begin with it are other configurations of ours. Ours takes an
+            `entry`, too, where its kernel has a launch table: it launches by that one instead of the table's.
         unavailable: Baselines that cannot run here, and why.
         clocks: How candidates are timed that do not fit into a graph of many calls.
         num_tokens: Tokens that a call, or a part of a load, makes; 0 where a rate of tokens says nothing.
@@ -61,7 +66,7 @@ class Case:
     num_bytes: int
     num_flops: int
     num_sets: int
-    candidates: Mapping[str, Callable[[int], object]]
+    candidates: Mapping[str, Candidate]
     unavailable: Mapping[str, str] = field(default_factory=dict)
     clocks: Mapping[str, Clock] = field(default_factory=dict)
     num_tokens: int = 0
@@ -101,6 +106,11 @@ def wrong_share(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def compiled(function: Callable[..., object]) -> Callable[..., object]:
-    """Return a function compiled anew for the shapes of one case, as `torch.compile` does it best."""
-    torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)
+    """Return a function that is compiled at its first call, anew for the shapes of one case."""
+
+    @cache
+    def anew() -> Callable[..., object]:
+        torch._dynamo.reset()
+        return torch.compile(function, dynamic=False)
+
+    return lambda *arguments: anew()(*arguments)

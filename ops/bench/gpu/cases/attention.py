@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kernels.gpu_config import gpu_of
 from kernels.paged_attention import flash_attention, paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
+from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
 from kernels.quantized_kv import is_quantized, quantize_heads
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
 BLOCK_SIZE = 16
@@ -36,9 +38,24 @@ class Batch:
     scale: float
     kv_scales: torch.Tensor | None = None
 
-    def attend(self, sliding_window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
-        """Run our op."""
-        return self._run(paged_attention, sliding_window, soft_cap)
+    def attend(
+        self, sliding_window: int | None = None, soft_cap: float | None = None, entry: Entry | None = None
+    ) -> torch.Tensor:
+        """Run our op; on a GPU launched by an entry where one is given."""
+        if entry is None or self.query.device.type != "cuda":
+            return self._run(paged_attention, sliding_window, soft_cap)
+        from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+
+        tensors = PagedAttentionBatch(
+            *(self.query, self.key_cache, self.value_cache, self.block_tables, self.query_starts, self.context_lens),
+            self.kv_scales,
+        )
+        # Only the kernel for many query tokens divides them into blocks.
+        split, chunk = (None, ChunkConfig(**entry)) if "block_m" in entry else (SplitConfig(**entry), None)
+        return paged_attention_triton(
+            tensors, self.max_query_len, self.scale, sliding_window, soft_cap, gpu_of(self.query.device),
+            split=split, chunk=chunk,
+        )  # fmt: skip
 
     def attend_by_reference(self, sliding_window: int | None, soft_cap: float | None) -> torch.Tensor:
         """Run the oracle, in float32."""
@@ -99,10 +116,11 @@ def attention_error(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     cache_dtype: torch.dtype = torch.bfloat16,
+    entry: Entry | None = None,
 ) -> float:
     """Compare with the reference, which computes in float32 what it reads."""
     batch = make_batch(device, model, lengths).with_cache_in(cache_dtype)
-    actual = batch.attend(sliding_window, soft_cap)
+    actual = batch.attend(sliding_window, soft_cap, entry)
     return relative_error(actual, batch.attend_by_reference(sliding_window, soft_cap))
 
 
@@ -114,7 +132,7 @@ def attention_case(device: torch.device, model: ModelShape, lengths: list[tuple[
     cache_bytes = 2 * contexts * model.num_kv_heads * model.head_dim * 2
     num_sets = sets_for(cache_bytes)
     batches = [make_batch(device, model, lengths) for _ in range(num_sets)]
-    candidates: dict[str, Callable[[int], object]] = {OURS: lambda index: batches[index].attend()}
+    candidates: dict[str, Candidate] = {OURS: partial(_attend_one, batches)}
     query_len, context_len = lengths[0]
     if len(set(lengths)) == 1 and query_len in (1, context_len):
         candidates |= _contiguous(device, model, lengths, num_sets)
@@ -138,8 +156,8 @@ def eight_bit_case(device: torch.device, model: ModelShape, lengths: list[tuple[
     return Case(num_bytes, 4 * contexts * model.num_heads * model.head_dim, num_sets, candidates)
 
 
-def _attend_one(batches: list[Batch], index: int) -> torch.Tensor:
-    return batches[index].attend()
+def _attend_one(batches: list[Batch], index: int, entry: Entry | None = None) -> torch.Tensor:
+    return batches[index].attend(entry=entry)
 
 
 def _contiguous(

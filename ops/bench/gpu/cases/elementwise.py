@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from kernels.gpu_config import gpu_of
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, compiled, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Entry, OpSuite, compiled, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, MODELS, QWEN3_32B, ModelShape
 
 EPS = 1e-5
 _MANY_ROWS = 8192
-Operation = Callable[..., torch.Tensor]
 
 
-def normalise(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+def normalise(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, entry: Entry | None = None
+) -> torch.Tensor:
+    """Run our op; on a GPU launched by an entry where one is given, like the other ops here."""
+    if entry is None or x.device.type != "cuda":
+        return rms_norm(x, weight, EPS, residual)
+    from kernels.rms_norm.triton_kernel import RmsNormConfig, rms_norm_triton
+
+    return rms_norm_triton(x, weight, EPS, residual, gpu_of(x.device), RmsNormConfig(**entry))
+
+
+def multiply_by_silu(gate_up: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
     """Run our op."""
-    return rms_norm(x, weight, EPS, residual)
+    if entry is None or gate_up.device.type != "cuda":
+        return silu_mul(gate_up)
+    from kernels.silu_mul.triton_kernel import SiluMulConfig, silu_mul_triton
+
+    return silu_mul_triton(gate_up, gpu_of(gate_up.device), SiluMulConfig(**entry))
 
 
-def rms_norm_error(device: torch.device, num_rows: int, size: int, launch: Operation = normalise) -> float:
+def rms_norm_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:
     """Compare with the formula in float64, and the residual with the exact sum rounded once."""
     x, residual = torch.randn(2, num_rows, size, device=device).bfloat16()
     weight = torch.randn(size, device=device).bfloat16()
     total = (x.double() + residual.double()).bfloat16()
     scale = (total.double().square().mean(-1, keepdim=True) + EPS).rsqrt()
     expected = total.double() * scale * weight.double()
-    actual = launch(x, weight, residual)
+    actual = normalise(x, weight, residual, entry)
     return max(relative_error(actual, expected), relative_error(residual, total))
 
 
@@ -50,18 +64,18 @@ def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
         0,
         num_sets,
         {
-            OURS: lambda index: rms_norm(inputs[index], weight, EPS, residuals[index]),
+            OURS: lambda index, entry=None: normalise(inputs[index], weight, residuals[index], entry),
             "torch.compile": lambda index: fused(inputs[index], residuals[index]),
             "_fused_rms_norm": lambda index: in_torch(inputs[index], residuals[index]),
         },
     )
 
 
-def silu_mul_error(device: torch.device, num_rows: int, size: int, launch: Operation = silu_mul) -> float:
+def silu_mul_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:
     """Compare with the formula in float64."""
     gate_up = torch.randn(num_rows, 2 * size, device=device).bfloat16()
     gate, up = gate_up.double().chunk(2, dim=-1)
-    return relative_error(launch(gate_up), F.silu(gate) * up)
+    return relative_error(multiply_by_silu(gate_up, entry), F.silu(gate) * up)
 
 
 def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
@@ -80,7 +94,7 @@ def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
         0,
         num_sets,
         {
-            OURS: lambda index: silu_mul(inputs[index]),
+            OURS: lambda index, entry=None: multiply_by_silu(inputs[index], entry),
             "torch.compile": lambda index: fused(inputs[index]),
             "eager": lambda index: in_torch(inputs[index]),
         },

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from kernels.gpu_config import gpu_of
 from kernels.linear.forms import INT4, SCALE_BLOCK, GroupQuantizedWeight, QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
+from kernels.linear.gpu_packed.config import PackedLinearConfig
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
+from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry, OpSuite, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B
 
 _GROUP_SIZE = 128
@@ -24,7 +26,7 @@ _ROWS = (1, 16, 64, 2048)
 _RATE_OF_8_BITS = 2
 _INNER_K_TILES = 8
 _CUBLAS = "cuBLAS bf16"
-Candidates = dict[str, Callable[[int], object]]
+Candidates = dict[str, Candidate]
 Matrix = PackedMatrix | ScaledMatrix | QuantizedWeight
 
 
@@ -33,14 +35,34 @@ def on_device(form: QuantizedWeight) -> Matrix:
     return scale_for_gpu(form) or pack_for_gpu(form) or form
 
 
-def multiply(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """Multiply rows by whatever `on_device` returned."""
+def multiply(x: torch.Tensor, matrix: Matrix, entry: Entry | None = None, max_rows: int = 0) -> torch.Tensor:
+    """Multiply rows by what `on_device` returned; an entry is of the launches for up to `max_rows` rows."""
     if isinstance(matrix, PackedMatrix):
-        return packed_linear(x, matrix)
-    return scaled_linear(x, matrix) if isinstance(matrix, ScaledMatrix) else form_linear_reference(x, matrix)
+        return packed_linear(x, matrix) if entry is None else _launch_packed(x, matrix, entry, max_rows)
+    if isinstance(matrix, ScaledMatrix):
+        return scaled_linear(x, matrix) if entry is None else _launch_scaled(x, matrix, entry, max_rows)
+    return form_linear_reference(x, matrix)
 
 
-def _int4_weight(device: torch.device, out_features: int, in_features: int) -> GroupQuantizedWeight:
+def _launch_packed(x: torch.Tensor, matrix: PackedMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
+    from kernels.linear.gpu_packed.triton_product import packed_linear_triton
+
+    config = PackedLinearConfig(max_rows, **entry)
+    return packed_linear_triton(x, matrix, None, x.dtype, gpu_of(x.device), config)
+
+
+def _launch_scaled(x: torch.Tensor, matrix: ScaledMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
+    """Quantize the inputs, which has no entry, then launch the product by one."""
+    from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
+    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+
+    values, scales = quantize_tokens_triton(x, matrix.values.dtype)
+    launch = ProductLaunch(max_rows, **entry)
+    return scaled_linear_triton(values, scales, matrix, None, x.dtype, gpu_of(x.device), launch)
+
+
+def int4_weight(device: torch.device, out_features: int, in_features: int) -> GroupQuantizedWeight:
+    """Make a matrix of 4-bit integers."""
     values = torch.randint(256, (out_features, in_features // 2), dtype=torch.uint8, device=device)
     scales = torch.rand(out_features, -(-in_features // _GROUP_SIZE), device=device) + 0.1
     return GroupQuantizedWeight(values, INT4, _GROUP_SIZE, scales, -8 * scales)
@@ -51,20 +73,11 @@ def _int8_weight(device: torch.device, out_features: int, in_features: int) -> S
     return ScaledWeight(values, torch.rand(out_features, 1, device=device) + 0.1, "dynamic")
 
 
-def _fp8_weight(device: torch.device, out_features: int, in_features: int, has_blocks: bool = False) -> ScaledWeight:
+def fp8_weight(device: torch.device, out_features: int, in_features: int, has_blocks: bool = False) -> ScaledWeight:
+    """Make a matrix of float8, with a scale for each row or for each block."""
     values = torch.randn(out_features, in_features, device=device).mul_(50).to(torch.float8_e4m3fn)
     blocks = (-(-out_features // SCALE_BLOCK), -(-in_features // SCALE_BLOCK)) if has_blocks else (out_features, 1)
     return ScaledWeight(values, torch.rand(blocks, device=device) + 0.1, "dynamic")
-
-
-def random_int4(device: torch.device, out_features: int, in_features: int) -> Matrix:
-    """Make a matrix of 4-bit integers as the device multiplies it."""
-    return on_device(_int4_weight(device, out_features, in_features))
-
-
-def random_fp8(device: torch.device, out_features: int, in_features: int) -> Matrix:
-    """Make a matrix of float8 as the device multiplies it."""
-    return on_device(_fp8_weight(device, out_features, in_features))
 
 
 def random_inputs(device: torch.device, num_rows: int, in_features: int) -> torch.Tensor:
@@ -72,15 +85,17 @@ def random_inputs(device: torch.device, num_rows: int, in_features: int) -> torc
     return torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
 
 
-Multiply = Callable[..., torch.Tensor]
-
-
 def int4_error(
-    device: torch.device, num_rows: int, out_features: int, in_features: int, multiply: Multiply = multiply
+    device: torch.device,
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    entry: Entry | None = None,
+    max_rows: int = 0,
 ) -> float:
     """Compare with float64."""
-    weight, x = _int4_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
-    return relative_error(multiply(x, on_device(weight)), x.double() @ weight.dequantize().double().T)
+    weight, x = int4_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
+    return relative_error(multiply(x, on_device(weight), entry, max_rows), x.double() @ weight.dequantize().double().T)
 
 
 def int8_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
@@ -96,24 +111,25 @@ def fp8_error(
     num_rows: int,
     out_features: int,
     in_features: int,
-    multiply: Multiply = multiply,
+    entry: Entry | None = None,
+    max_rows: int = 0,
     has_blocks: bool = False,
 ) -> float:
     """Compare with float64, inputs rounded as in the reference."""
-    weight = _fp8_weight(device, out_features, in_features, has_blocks)
+    weight = fp8_weight(device, out_features, in_features, has_blocks)
     x = random_inputs(device, num_rows, in_features)
     exact = round_inputs(x, weight).double() @ weight.dequantize().double().T
-    return relative_error(multiply(x, on_device(weight)), exact)
+    return relative_error(multiply(x, on_device(weight), entry, max_rows), exact)
 
 
 def int4_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
     """Read the weight and its scales once."""
     x = random_inputs(device, num_rows, in_features)
-    weight = _int4_weight(device, out_features, in_features)
+    weight = int4_weight(device, out_features, in_features)
     weight_bytes = weight.values.nbytes + weight.scales.nbytes
     num_sets = sets_for(weight_bytes)
-    weights = [random_int4(device, out_features, in_features) for _ in range(num_sets)]
-    candidates: Candidates = {OURS: lambda index: multiply(x, weights[index])}
+    weights = [on_device(int4_weight(device, out_features, in_features)) for _ in range(num_sets)]
+    candidates: Candidates = {OURS: lambda index, entry=None: multiply(x, weights[index], entry, num_rows)}
     unavailable = {}
     if device.type == "cuda":
         candidates |= _both_ways(x, weights) if num_rows >= 64 else {}
@@ -147,12 +163,12 @@ def fp8_case(device: torch.device, num_rows: int, out_features: int, in_features
     """Read the weight once; inputs are quantized as part of ours, and beforehand for the baseline."""
     x = random_inputs(device, num_rows, in_features)
     num_sets = sets_for(out_features * in_features)
-    plain = [_fp8_weight(device, out_features, in_features) for _ in range(num_sets)]
+    plain = [fp8_weight(device, out_features, in_features) for _ in range(num_sets)]
     weights = [on_device(weight) for weight in plain]
     values, scales = x.to(torch.float8_e4m3fn), torch.ones(num_rows, 1, device=device)
     rows = [weight.scales.t().contiguous() for weight in plain]
     candidates: Candidates = {
-        OURS: lambda index: multiply(x, weights[index]),
+        OURS: lambda index, entry=None: multiply(x, weights[index], entry, num_rows),
         "_scaled_mm": lambda index: torch._scaled_mm(
             values, plain[index].values.t(), scale_a=scales, scale_b=rows[index], out_dtype=torch.bfloat16
         ),
@@ -166,7 +182,7 @@ def fp8_block_case(device: torch.device, num_rows: int, out_features: int, in_fe
     """Multiply by a weight with a scale for each block of 128 x 128, beside torch's scaled product of such blocks."""
     x = random_inputs(device, num_rows, in_features)
     num_sets = sets_for(out_features * in_features)
-    plain = [_fp8_weight(device, out_features, in_features, has_blocks=True) for _ in range(num_sets)]
+    plain = [fp8_weight(device, out_features, in_features, has_blocks=True) for _ in range(num_sets)]
     weights = [on_device(weight) for weight in plain]
     candidates: Candidates = {OURS: lambda index: multiply(x, weights[index])}
     unavailable = {}

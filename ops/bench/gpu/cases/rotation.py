@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from kernels.gpu_config import gpu_of
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
-from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, OpSuite, compiled, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Entry, OpSuite, compiled, relative_error, sets_for
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
 _BLOCK_SIZE = 16
@@ -33,19 +33,19 @@ class RotationInputs:
         weights = torch.rand(2, dim, device=device).bfloat16() + 0.5
         self.head_norm = HeadNormWeights(weights[0], weights[1], 1e-6) if model.has_qk_norm else None
 
-    def rotate(self) -> torch.Tensor:
-        """Run our op."""
-        return rope_kv_write(
+    def rotate(self, entry: Entry | None = None) -> torch.Tensor:
+        """Run our op; on a GPU launched by an entry where one is given."""
+        arguments = (
             self.qkv, self.positions, self.cos_sin, self.key_cache, self.value_cache, self.slots, self.head_norm
-        )
+        )  # fmt: skip
+        if entry is None or self.qkv.device.type != "cuda":
+            return rope_kv_write(*arguments)
+        from kernels.rope_kv_write.triton_kernel import RopeConfig, rope_kv_write_triton
+
+        return rope_kv_write_triton(*arguments, gpu_of(self.qkv.device), config=RopeConfig(**entry))
 
 
-def rotation_error(
-    device: torch.device,
-    model: ModelShape,
-    num_tokens: int,
-    rotate: Callable[[RotationInputs], torch.Tensor] = RotationInputs.rotate,
-) -> float:
+def rotation_error(device: torch.device, model: ModelShape, num_tokens: int, entry: Entry | None = None) -> float:
     """Compare queries and caches with the reference in float32 on the same rounded inputs."""
     inputs = RotationInputs(device, model, num_tokens)
     qkv = inputs.qkv.float()
@@ -54,7 +54,7 @@ def rotation_error(
         inputs.head_norm.query.float(), inputs.head_norm.key.float(), inputs.head_norm.eps
     )
     expected = rope_kv_write_reference(qkv, inputs.positions, inputs.cos_sin, keys, values, inputs.slots, norm)
-    errors = [relative_error(rotate(inputs), expected)]
+    errors = [relative_error(inputs.rotate(entry), expected)]
     errors += [relative_error(inputs.key_cache, keys), relative_error(inputs.value_cache, values)]
     return max(errors)
 
@@ -71,7 +71,7 @@ def rotation_case(device: torch.device, model: ModelShape, num_tokens: int) -> C
         0,
         num_sets,
         {
-            OURS: lambda index: sets[index].rotate(),
+            OURS: lambda index, entry=None: sets[index].rotate(entry),
             "torch.compile": lambda index: fused(sets[index]),
         },
     )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from kernels.gpu_config import gpu_of
-from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
-from ops.bench.gpu.case import Check, relative_error, sets_for
-from ops.bench.gpu.cases.attention import Batch, make_batch
+from ops.bench.gpu.case import Case, CaseSpec, Check, Entry
+from ops.bench.gpu.cases.attention import attention_case, attention_error, eight_bit_case
 from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
-from ops.bench.gpu.tune.choice import Entry, Problem, Tuning
+from ops.bench.gpu.tune.choice import Tuning, entries_of
 
-_TOLERANCE = 1e-2
 EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 # Most models have heads of 128, so that entry comes first: time may run out.
 _SHAPES = {
@@ -24,7 +21,6 @@ _SHAPES = {
     256: replace(LLAMA3_8B, name="heads of 256", num_heads=16, head_dim=256),
 }
 Lengths = list[tuple[int, int]]
-Attend = Callable[[Batch, Entry], torch.Tensor]
 
 _SPLIT_CHECKS: dict[str, Lengths] = {
     "one long": [(1, 9001)],
@@ -50,73 +46,31 @@ _CHUNK_PROBLEMS: dict[str, Lengths] = {
 }
 
 
-def _attend(batch: Batch, split: SplitConfig | None = None, chunk: ChunkConfig | None = None) -> torch.Tensor:
-    """Launch the kernels as told; where there is no GPU, run the dispatched op."""
-    device = batch.query.device
-    if device.type != "cuda":
-        return batch.attend()
-    from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
-
-    tensors = PagedAttentionBatch(
-        *(batch.query, batch.key_cache, batch.value_cache, batch.block_tables, batch.query_starts, batch.context_lens),
-        batch.kv_scales,
-    )
-    return paged_attention_triton(
-        tensors, batch.max_query_len, batch.scale, None, None, gpu_of(device), split=split, chunk=chunk
-    )
-
-
-def attend_split(batch: Batch, entry: Entry) -> torch.Tensor:
-    """Launch the split-KV kernel by an entry."""
-    return _attend(batch, split=SplitConfig(**entry))
-
-
-def attend_chunk(batch: Batch, entry: Entry) -> torch.Tensor:
-    """Launch the kernel for many query tokens by an entry."""
-    return _attend(batch, chunk=ChunkConfig(**entry))
-
-
 def make_checks(
     device: torch.device,
     entry: Entry,
-    attend: Attend,
     model: ModelShape,
     lengths: dict[str, Lengths],
     cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
 ) -> list[Check]:
     """Compare an entry's results with the reference in float32."""
-
-    def error(batch_lengths: Lengths, cache_dtype: torch.dtype) -> float:
-        batch = make_batch(device, model, batch_lengths).with_cache_in(cache_dtype)
-        return relative_error(attend(batch, entry), batch.attend_by_reference(None, None))
-
     return [
-        Check(name, partial(error, batch_lengths, cache_dtype), _TOLERANCE)
-        for name, batch_lengths in lengths.items()
-        for cache_dtype in cache_dtypes
+        Check(name, partial(attention_error, device, model, batch, cache_dtype=dtype, entry=entry), 1e-2)
+        for name, batch in lengths.items()
+        for dtype in cache_dtypes
     ]
 
 
 def make_problems(
-    device: torch.device,
-    attend: Attend,
-    model: ModelShape,
-    lengths: dict[str, Lengths],
-    cache_dtype: torch.dtype = torch.bfloat16,
-) -> list[Problem]:
-    """Make the batches, several of each so that none is found in the L2 cache."""
-
-    def problem(name: str, batch_lengths: Lengths) -> Problem:
-        cached = sum(context for _, context in batch_lengths)
-        num_sets = sets_for(2 * cached * model.num_kv_heads * model.head_dim * cache_dtype.itemsize)
-        batches = [make_batch(device, model, batch_lengths).with_cache_in(cache_dtype) for _ in range(num_sets)]
-        return Problem(name, num_sets, lambda entry: lambda index: attend(batches[index], entry))
-
-    return [problem(name, batch_lengths) for name, batch_lengths in lengths.items()]
+    model: ModelShape, lengths: dict[str, Lengths], case: Callable[..., Case] = attention_case
+) -> tuple[CaseSpec, ...]:
+    """Return the cases at which entries are timed."""
+    return tuple(CaseSpec(name, partial(case, model=model, lengths=batch)) for name, batch in lengths.items())
 
 
-def _with_programs(launches: Sequence[Entry], numbers: Sequence[int]) -> tuple[Entry, ...]:
-    return tuple({**launch, "programs_per_multiprocessor": number} for launch in launches for number in numbers)
+def _candidates(names: str, launches: Iterable[Sequence[int]], programs: Sequence[int]) -> tuple[Entry, ...]:
+    values = [(*launch, number) for launch in launches for number in programs]
+    return entries_of(f"{names} num_warps num_stages programs_per_multiprocessor", values)
 
 
 def _split_candidates(head_dim: int) -> tuple[Entry, ...]:
@@ -126,7 +80,7 @@ def _split_candidates(head_dim: int) -> tuple[Entry, ...]:
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5),
         (2 * tile, 4, 3), (2 * tile, 8, 3), (2 * tile, 8, 5), (tile // 2, 4, 5), (tile // 2, 4, 7),
     ]  # fmt: skip
-    return _with_programs([_split_entry(*launch) for launch in launches], (2, 4, 8))
+    return _candidates("block_n", launches, (2, 4, 8))
 
 
 def _split_8bit_candidates(head_dim: int) -> tuple[Entry, ...]:
@@ -136,11 +90,7 @@ def _split_8bit_candidates(head_dim: int) -> tuple[Entry, ...]:
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5), (2 * tile, 8, 5),
         (tile // 2, 4, 3), (tile // 2, 4, 5), (tile // 2, 4, 7), (tile // 2, 8, 5),
     ]  # fmt: skip
-    return _with_programs([_split_entry(*launch) for launch in launches], (2, 4, 8))
-
-
-def _split_entry(block_n: int, num_warps: int, num_stages: int) -> Entry:
-    return {"block_n": block_n, "num_warps": num_warps, "num_stages": num_stages}
+    return _candidates("block_n", launches, (2, 4, 8))
 
 
 def _chunk_candidates(head_dim: int) -> tuple[Entry, ...]:
@@ -150,10 +100,7 @@ def _chunk_candidates(head_dim: int) -> tuple[Entry, ...]:
         (128, tile, 8, 2), (128, tile, 8, 3), (128, tile, 8, 5), (128, tile // 2, 8, 3), (128, tile // 2, 8, 5),
         (64, tile, 4, 3), (64, tile, 8, 3), (64, tile // 2, 4, 3), (64, tile // 2, 4, 5),
     ]  # fmt: skip
-    entries = [
-        {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": stages} for m, n, warps, stages in launches
-    ]
-    return _with_programs(entries, (1, 2, 4))
+    return _candidates("block_m block_n", launches, (1, 2, 4))
 
 
 SPLIT_ATTENTION = tuple(
@@ -161,8 +108,8 @@ SPLIT_ATTENTION = tuple(
         "SPLIT_ATTENTION",
         head_dim,
         _split_candidates(head_dim),
-        partial(make_checks, attend=attend_split, model=model, lengths=_SPLIT_CHECKS),
-        partial(make_problems, attend=attend_split, model=model, lengths=_SPLIT_PROBLEMS),
+        partial(make_checks, model=model, lengths=_SPLIT_CHECKS),
+        make_problems(model, _SPLIT_PROBLEMS),
     )
     for head_dim, model in _SHAPES.items()
 )
@@ -171,10 +118,8 @@ SPLIT_ATTENTION_8BIT = tuple(
         "SPLIT_ATTENTION_8BIT",
         head_dim,
         _split_8bit_candidates(head_dim),
-        partial(make_checks, attend=attend_split, model=model, lengths=_SPLIT_CHECKS, cache_dtypes=EIGHT_BITS),
-        partial(
-            make_problems, attend=attend_split, model=model, lengths=_SPLIT_PROBLEMS, cache_dtype=torch.float8_e4m3fn
-        ),
+        partial(make_checks, model=model, lengths=_SPLIT_CHECKS, cache_dtypes=EIGHT_BITS),
+        make_problems(model, _SPLIT_PROBLEMS, eight_bit_case),
     )
     for head_dim, model in _SHAPES.items()
 )
@@ -183,8 +128,8 @@ CHUNK_ATTENTION = tuple(
         "CHUNK_ATTENTION",
         head_dim,
         _chunk_candidates(head_dim),
-        partial(make_checks, attend=attend_chunk, model=model, lengths=_CHUNK_CHECKS),
-        partial(make_problems, attend=attend_chunk, model=model, lengths=_CHUNK_PROBLEMS),
+        partial(make_checks, model=model, lengths=_CHUNK_CHECKS),
+        make_problems(model, _CHUNK_PROBLEMS),
     )
     for head_dim, model in _SHAPES.items()
 )

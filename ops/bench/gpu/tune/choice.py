@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from ops.bench.gpu.case import Check
+from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, Entry
 from ops.bench.gpu.run import poisoned_memory, reason_of
 from ops.bench.gpu.timer import Timer
 
-Entry = Mapping[str, int]
 # The present entry stays unless another one is faster by more than measurements differ.
 _LEAST_GAIN = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What an entry is timed at.
-
-    Attributes:
-        label: Its shape.
-        num_sets: Of inputs; a call is given the number of one.
-        call: Of an entry, the call that solves it.
-    """
-
-    label: str
-    num_sets: int
-    call: Callable[[Entry], Callable[[int], object]]
+# A kernel is ahead of another way to compute the same when it is faster by more than measurements differ.
+_LEAST_LEAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +28,14 @@ class Tuning:
         key: Of the entry among those of a generation; None where a generation has one entry.
         candidates: To choose from, beside the present entry.
         checks: Of an entry, comparisons with the oracle.
-        problems: Made on the device when their turn comes.
+        problems: Cases at which ours is timed, launched by an entry.
     """
 
     table: str
     key: int | None
     candidates: tuple[Entry, ...]
     checks: Callable[[torch.device, Entry], list[Check]]
-    problems: Callable[[torch.device], list[Problem]]
+    problems: tuple[CaseSpec, ...]
 
     @property
     def label(self) -> str:
@@ -78,6 +65,40 @@ class Choice:
     trials: list[Trial]
 
 
+def entries_of(names: str, values: Iterable[Sequence[int]]) -> tuple[Entry, ...]:
+    """Return entries from the names of their fields, separated by spaces, and the values of each."""
+    return tuple(dict(zip(names.split(), entry, strict=True)) for entry in values)
+
+
+def checks_at(
+    error: Callable[..., float], shapes: Iterable[tuple[object, ...]], tolerance: float = 4e-3
+) -> Callable[[torch.device, Entry], list[Check]]:
+    """Return what makes the checks of an entry: the error of a suite's checks, at shapes that it takes."""
+    return lambda device, entry: [
+        Check("x".join(map(str, shape)), partial(error, device, *shape, entry=entry), tolerance) for shape in shapes
+    ]
+
+
+def ahead_until(
+    timer: Timer, num_sets: int, numbers: Iterable[int], calls: Callable[[int], tuple[Candidate, Candidate]]
+) -> int:
+    """Return the largest of `numbers`, ascending, up to which the first of two calls is ahead; 0 at none.
+
+    Args:
+        timer: To measure with.
+        num_sets: Of inputs of either call.
+        numbers: Rows, mostly.
+        calls: Ours and the other for a number.
+    """
+    last = 0
+    for number in numbers:
+        ours, other = (timer.measure(call, num_sets).seconds for call in calls(number))
+        if ours * (1 + _LEAST_LEAD) >= other:
+            break
+        last = number
+    return last
+
+
 def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -> Choice:
     """Check and time every candidate.
 
@@ -88,10 +109,11 @@ def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -
     for trial in trials:
         trial.failure = _first_failure(tuning, device, trial.entry)
     right = [trial for trial in trials if trial.failure is None]
-    for problem in tuning.problems(device) if right else ():
+    for problem in tuning.problems if right else ():
+        case = problem.build(device)
         for trial in right:
             if trial.failure is None:
-                _time(problem, trial, timer)
+                _time(problem.label, case, trial, timer)
     right = [trial for trial in right if trial.failure is None]
     if not right:
         raise RuntimeError(f"{tuning.label}: no entry is right; the present one: {trials[0].failure}")
@@ -114,11 +136,11 @@ def _first_failure(tuning: Tuning, device: torch.device, entry: Entry) -> str | 
     return None
 
 
-def _time(problem: Problem, trial: Trial, timer: Timer) -> None:
+def _time(label: str, case: Case, trial: Trial, timer: Timer) -> None:
     try:
-        trial.seconds.append(timer.measure(problem.call(trial.entry), problem.num_sets).seconds)
+        trial.seconds.append(timer.measure(partial(case.candidates[OURS], entry=trial.entry), case.num_sets).seconds)
     except Exception as error:  # a shape of the problem that the checks do not have
-        trial.failure = f"{problem.label}: {reason_of(error)}"
+        trial.failure = f"{label}: {reason_of(error)}"
 
 
 def _score(trials: Sequence[Trial]) -> None:

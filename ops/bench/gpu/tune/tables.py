@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ops.bench.gpu.case import Entry
 from ops.bench.gpu.timer import Timer
-from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
-from ops.bench.gpu.tune.choice import Entry, Tuning
+from ops.bench.gpu.tune import attention, linear, row_ops
+from ops.bench.gpu.tune.choice import Tuning
 
 ROOT = Path(__file__).parents[4]
 
@@ -33,10 +34,6 @@ class TunedTable:
     derive: Callable[[torch.device, Timer, Mapping[int, Entry]], dict[str, Any]] | None = None
 
 
-def _preferred(device: torch.device, timer: Timer, entries: Mapping[int, Entry]) -> dict[str, Any]:
-    return {"PREFERRED": small_gemm.preferred_products(device, timer, entries, small_gemm.ALL_PRODUCTS)}
-
-
 def _table_of(op: str) -> Path:
     return Path("kernels") / op / "launch_table.py"
 
@@ -44,17 +41,13 @@ def _table_of(op: str) -> Path:
 _ATTENTION = _table_of("paged_attention")
 ALL_TABLES = (
     TunedTable("split_attention", _ATTENTION, attention.SPLIT_ATTENTION),
-    TunedTable("small_gemm", _table_of("linear/dense/small_gemm"), small_gemm.SMALL_GEMM, _preferred),
+    TunedTable("small_gemm", _table_of("linear/dense/small_gemm"), linear.SMALL_GEMM, linear.preferred),
     TunedTable("split_attention_8bit", _ATTENTION, attention.SPLIT_ATTENTION_8BIT),
     TunedTable("chunk_attention", _ATTENTION, attention.CHUNK_ATTENTION),
-    TunedTable("sampling", _table_of("sampling"), sampling.SAMPLING),
-    TunedTable(
-        "packed_linear", _table_of("linear/gpu_packed"), quantized_linear.PACKED_LINEAR, quantized_linear.fused_rows
-    ),
-    TunedTable(
-        "scaled_linear", _table_of("linear/gpu_scaled"), quantized_linear.SCALED_LINEAR, quantized_linear.kernel_rows
-    ),
-    TunedTable("rope_kv_write", _table_of("rope_kv_write"), elementwise.ROPE_KV_WRITE),
-    TunedTable("rms_norm", _table_of("rms_norm"), elementwise.RMS_NORM),
-    TunedTable("silu_mul", _table_of("silu_mul"), elementwise.SILU_MUL),
+    TunedTable("sampling", _table_of("sampling"), row_ops.SAMPLING),
+    TunedTable("packed_linear", _table_of("linear/gpu_packed"), linear.PACKED_LINEAR, linear.fused_rows),
+    TunedTable("scaled_linear", _table_of("linear/gpu_scaled"), linear.SCALED_LINEAR, linear.kernel_rows),
+    TunedTable("rope_kv_write", _table_of("rope_kv_write"), row_ops.ROPE_KV_WRITE),
+    TunedTable("rms_norm", _table_of("rms_norm"), row_ops.RMS_NORM),
+    TunedTable("silu_mul", _table_of("silu_mul"), row_ops.SILU_MUL),
 )

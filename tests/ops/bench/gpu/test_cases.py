@@ -125,7 +125,7 @@ def test_blocks_are_given_to_torch_as_it_takes_them(num_rows: int, monkeypatch: 
         return (left.double() * wide @ (right.double() * high)).to(output_dtype)
 
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
-    weight = quantized_linear._fp8_weight(CPU, 256, 384, has_blocks=True)
+    weight = quantized_linear.fp8_weight(CPU, 256, 384, has_blocks=True)
     x = torch.randn(num_rows, 384).bfloat16()
     product = quantized_linear._torch_blocks(x, [weight])(0)
     assert isinstance(product, torch.Tensor)

@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from kernels.gpu_config import GpuGeneration
-from ops.bench.gpu.case import Check, Clock
-from ops.bench.gpu.cases.quantized_linear import fp8_error, int4_error, multiply, random_fp8, random_int4
+from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Clock, Entry
+from ops.bench.gpu.cases import attention as attention_cases
+from ops.bench.gpu.cases import elementwise, logits, quantized_linear, rotation, small_gemm
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.timer import Timing
-from ops.bench.gpu.tune import attention, elementwise, quantized_linear, sampling, small_gemm
+from ops.bench.gpu.tune import attention, linear, row_ops
 from ops.bench.gpu.tune.__main__ import main, tune_tables
-from ops.bench.gpu.tune.choice import Entry, Problem, Tuning, choose
+from ops.bench.gpu.tune.choice import Tuning, checks_at, choose
 from ops.bench.gpu.tune.table_file import TableFile
 from ops.bench.gpu.tune.table_process import tune
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
@@ -62,15 +63,15 @@ def make_checks(device: torch.device, entry: Entry) -> list[Check]:
     return [Check("small", lambda: 0.5 if entry == WRONG else 0.0, 0.1)]
 
 
-def make_problems(device: torch.device) -> list[Problem]:
-    return [
-        Problem(f"problem {place}", 3, lambda entry, place=place: lambda _: SECONDS[entry["width"]][place])
-        for place in range(2)
-    ]
+def make_case(device: torch.device, place: int) -> Case:
+    return Case(0, 0, 3, {OURS: lambda _, entry: SECONDS[entry["width"]][place]})
+
+
+PROBLEMS = tuple(CaseSpec(f"problem {place}", partial(make_case, place=place)) for place in range(2))
 
 
 def make_tuning(key: int | None = 64, candidates: tuple[Entry, ...] = (SLOW, FAST, WRONG)) -> Tuning:
-    return Tuning("WIDTHS", key, candidates, make_checks, make_problems)
+    return Tuning("WIDTHS", key, candidates, make_checks, PROBLEMS)
 
 
 def test_fastest_right_entry_is_chosen_and_a_wrong_one_never() -> None:
@@ -96,14 +97,12 @@ def test_entry_without_a_right_result_is_out(error: float | None) -> None:
 
 
 def test_entry_that_fails_at_a_timed_shape_is_out() -> None:
-    def problems(device: torch.device) -> list[Problem]:
-        def call(entry: Entry) -> Callable[[int], object]:
-            if entry == FAST:
-                raise RuntimeError("too large")
-            return lambda _: 1e-6
+    def call(index: int, entry: Entry) -> float:
+        if entry == FAST:
+            raise RuntimeError("too large")
+        return 1e-6
 
-        return [*make_problems(device), Problem("large", 1, call)]
-
+    problems = (*PROBLEMS, CaseSpec("large", lambda device: Case(0, 0, 1, {OURS: call})))
     choice = choose(replace(make_tuning(), problems=problems), PRESENT, CPU, ToldTimer())
     assert choice.entry == PRESENT
     assert (choice.trials[2].failure or "").startswith("large: RuntimeError: too large (call:")
@@ -198,110 +197,52 @@ def test_table_file_with_code_in_it_is_refused() -> None:
         TableFile('"""Doc."""\n\nprint(1)\n')
 
 
-def quantized_tuning(
-    tuning: Tuning, error: Callable[..., float], make: Callable[..., object], multiply: quantized_linear.Multiply
-) -> Tuning:
-    shapes = ((16, 40, 256), (3, 13, 128))
+def linear_tuning(tuning: Tuning, error: Callable[..., float], case: Callable[..., Case], size: int) -> Tuning:
     return replace(
         tuning,
         candidates=tuning.candidates[:2],
-        checks=partial(quantized_linear.make_checks, error=error, multiply=multiply, max_rows=16, shapes=shapes),
-        problems=partial(
-            quantized_linear.make_problems, make=make, multiply=multiply, max_rows=16, products={"qkv": (40, 128)}
-        ),
+        checks=checks_at(partial(error, max_rows=16), ((16, 40, size), (3, 13, 128))),
+        problems=linear.make_problems(case, 16, {"qkv": (40, size)}),
     )
 
 
+def attention_tuning(tuning: Tuning, lengths: list[tuple[int, int]], **options: object) -> Tuning:
+    case = attention_cases.eight_bit_case if options else attention_cases.attention_case
+    checks = partial(attention.make_checks, model=TINY, lengths={"some": lengths}, **options)
+    problems = attention.make_problems(TINY, {"some": lengths}, case)
+    return replace(tuning, candidates=tuning.candidates[:2], checks=checks, problems=problems)
+
+
+def row_tuning(
+    tuning: Tuning, error: Callable[..., float], case: Callable[..., Case], shapes: tuple[tuple[object, ...], ...]
+) -> Tuning:
+    problem = CaseSpec("small", lambda device: case(device, *shapes[0]))
+    return replace(tuning, candidates=tuning.candidates[:2], checks=checks_at(error, shapes), problems=(problem,))
+
+
 REAL_TUNINGS: dict[str, Tuning] = {
-    "split": Tuning(
-        "SPLIT_ATTENTION",
-        64,
-        attention.SPLIT_ATTENTION[0].candidates[:2],
-        partial(attention.make_checks, attend=attention.attend_split, model=TINY, lengths={"two": [(1, 40), (1, 3)]}),
-        partial(attention.make_problems, attend=attention.attend_split, model=TINY, lengths={"two": [(1, 40)] * 2}),
+    "split": attention_tuning(attention.SPLIT_ATTENTION[0], [(1, 40), (1, 3)]),
+    "split_8bit": attention_tuning(
+        attention.SPLIT_ATTENTION_8BIT[0], [(1, 40), (1, 3)], cache_dtypes=attention.EIGHT_BITS
     ),
-    "split_8bit": Tuning(
-        "SPLIT_ATTENTION_8BIT",
-        64,
-        attention.SPLIT_ATTENTION_8BIT[0].candidates[:2],
-        partial(
-            attention.make_checks,
-            attend=attention.attend_split,
-            model=TINY,
-            lengths={"two": [(1, 40), (1, 3)]},
-            cache_dtypes=attention.EIGHT_BITS,
-        ),
-        partial(
-            attention.make_problems,
-            attend=attention.attend_split,
-            model=TINY,
-            lengths={"two": [(1, 40)] * 2},
-            cache_dtype=torch.float8_e4m3fn,
-        ),
+    "chunk": attention_tuning(attention.CHUNK_ATTENTION[0], [(9, 20)]),
+    "small_gemm": linear_tuning(linear.SMALL_GEMM[0], small_gemm.product_error, small_gemm.product_case, 70),
+    "int4": linear_tuning(linear.PACKED_LINEAR[0], quantized_linear.int4_error, quantized_linear.int4_case, 256),
+    "fp8": linear_tuning(linear.SCALED_LINEAR[0], quantized_linear.fp8_error, quantized_linear.fp8_case, 128),
+    "rms_norm": row_tuning(
+        row_ops.RMS_NORM[0], elementwise.rms_norm_error, elementwise.rms_norm_case, ((3, 40), (1, 7))
     ),
-    "chunk": Tuning(
-        "CHUNK_ATTENTION",
-        64,
-        attention.CHUNK_ATTENTION[0].candidates[:2],
-        partial(attention.make_checks, attend=attention.attend_chunk, model=TINY, lengths={"one": [(9, 20)]}),
-        partial(attention.make_problems, attend=attention.attend_chunk, model=TINY, lengths={"one": [(9, 20)]}),
+    "silu_mul": row_tuning(
+        row_ops.SILU_MUL[0], elementwise.silu_mul_error, elementwise.silu_mul_case, ((3, 40), (1, 7))
     ),
-    "small_gemm": Tuning(
-        "SMALL_GEMM",
-        16,
-        small_gemm.SMALL_GEMM[0].candidates[:2],
-        partial(small_gemm.make_checks, max_rows=16, shapes=((16, 40, 70), (3, 13, 20))),
-        partial(small_gemm.make_problems, max_rows=16, products={"qkv": (40, 70)}),
+    "rope_kv_write": row_tuning(
+        row_ops.ROPE_KV_WRITE[0], rotation.rotation_error, rotation.rotation_case, ((TINY, 5),)
     ),
-    "int4": quantized_tuning(
-        quantized_linear.PACKED_LINEAR[0],
-        int4_error,
-        random_int4,
-        quantized_linear.multiply_int4,
-    ),
-    "fp8": quantized_tuning(
-        quantized_linear.SCALED_LINEAR[0],
-        fp8_error,
-        random_fp8,
-        quantized_linear.multiply_fp8,
-    ),
-    "rms_norm": Tuning(
-        "RMS_NORM",
-        None,
-        elementwise.RMS_NORM[0].candidates[:2],
-        partial(
-            elementwise.make_checks,
-            error=elementwise.rms_norm_error,
-            launch=elementwise.normalise,
-            shapes=((3, 40), (1, 7)),
-        ),
-        partial(elementwise.normalise_problems, shapes=((3, 40),)),
-    ),
-    "silu_mul": Tuning(
-        "SILU_MUL",
-        None,
-        elementwise.SILU_MUL[0].candidates[:2],
-        partial(
-            elementwise.make_checks,
-            error=elementwise.silu_mul_error,
-            launch=elementwise.gate,
-            shapes=((3, 40), (1, 7)),
-        ),
-        partial(elementwise.gate_problems, shapes=((3, 40),)),
-    ),
-    "rope_kv_write": Tuning(
-        "ROPE_KV_WRITE",
-        None,
-        elementwise.ROPE_KV_WRITE[0].candidates[:2],
-        partial(elementwise.rotation_checks, models=(TINY,), num_tokens=5),
-        partial(elementwise.rotation_problems, models=(TINY,), rows=(3,)),
-    ),
-    "sampling": Tuning(
-        "SAMPLING",
-        None,
-        sampling.SAMPLING[0].candidates[:2],
-        partial(sampling.make_checks, num_rows=3, vocab_size=300),
-        partial(sampling.make_problems, num_rows=3, vocab_size=300),
+    "sampling": replace(
+        row_ops.SAMPLING[0],
+        candidates=row_ops.SAMPLING[0].candidates[:2],
+        checks=partial(row_ops.sampling_checks, num_rows=3, vocab_size=300),
+        problems=row_ops.sampling_problems(3, 300),
     ),
 }
 
@@ -311,17 +252,18 @@ def test_checks_and_problems_of_each_op_run(name: str) -> None:
     tuning = REAL_TUNINGS[name]
     choice = choose(tuning, {**tuning.candidates[0]}, CPU, ToldTimer())
     assert [trial.failure for trial in choice.trials] == [None] * len(choice.trials)
-    assert len(choice.trials[0].seconds) == len(tuning.problems(CPU))
+    assert len(choice.trials[0].seconds) == len(tuning.problems)
 
 
 def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
+    product = quantized_linear.form_linear_reference
+    monkeypatch.setattr(logits, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
     monkeypatch.setattr(small_gemm, "small_gemm", lambda inputs, weight, _: inputs @ weight.T * 1.1)
-    monkeypatch.setattr(attention.Batch, "attend", lambda batch: batch.query * 0.5)
-    monkeypatch.setattr(quantized_linear, "multiply", lambda x, matrix: multiply(x, matrix) * 1.1)
+    monkeypatch.setattr(attention_cases, "paged_attention", lambda query, *_: query * 0.5)
+    monkeypatch.setattr(quantized_linear, "form_linear_reference", lambda x, matrix: product(x, matrix) * 1.1)
     monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
     monkeypatch.setattr(elementwise, "silu_mul", lambda gate_up: gate_up.chunk(2, dim=-1)[0])
-    monkeypatch.setattr(elementwise, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])
+    monkeypatch.setattr(rotation, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])
     for tuning in REAL_TUNINGS.values():
         with pytest.raises(RuntimeError, match="no entry is right; the present one: wrong at"):
             choose(tuning, tuning.candidates[0], CPU, ToldTimer())
@@ -339,26 +281,34 @@ def test_product_is_preferred_up_to_the_rows_at_which_it_stays_ahead() -> None:
             rows = len(call(0))
             return Timing({True: 0.9, False: 1.0}[self.is_ours and rows <= 4], 0.0, is_graphed=True)
 
-    entries = {16: small_gemm.SMALL_GEMM[0].candidates[0]}
-    preferred = small_gemm.preferred_products(CPU, RowsTimer(), entries, [(40, 70), (40, 70)], rows=(1, 4, 8, 16))
+    entries = {16: linear.SMALL_GEMM[0].candidates[0]}
+    preferred = linear.preferred_products(CPU, RowsTimer(), entries, [(40, 70), (40, 70)], rows=(1, 4, 8, 16))
     assert preferred == {(40, 70): 4}
-    assert small_gemm.preferred_products(CPU, ToldTimer(), entries, [(40, 70)], rows=(1,)) == {}
+    assert linear.preferred_products(CPU, ToldTimer(), entries, [(40, 70)], rows=(1,)) == {}
 
 
-def test_quantized_kernel_is_ahead_until_it_is_not() -> None:
+def test_quantized_kernel_is_ahead_until_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     class RowsTimer(ToldTimer):
         def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
             rows, is_ours = call(0)
             return Timing(0.9 if is_ours and rows <= 64 else 1.0, 0.0, is_graphed=True)
 
-    def rows_of(is_ours: bool) -> Callable[..., tuple[int, bool]]:
-        return lambda x, matrix: (len(x), is_ours)
+    served: list[tuple[int, int]] = []
 
-    make, ours, theirs = random_int4, rows_of(True), rows_of(False)
-    limits = (16, 64, 128, 256)
+    def ours(x: torch.Tensor, matrix: object, entry: Entry, max_rows: int) -> tuple[int, bool]:
+        served.append((len(x), max_rows))
+        assert entry == {"width": max_rows}
+        return len(x), True
+
+    monkeypatch.setattr(linear, "multiply", ours)
+    entries = {limit: {"width": limit} for limit in (16, 64, 128)}
     for timer, last in ((RowsTimer(), 64), (ToldTimer(), 0)):
-        ahead = quantized_linear.ahead_until(CPU, timer, make, ours, theirs, (40, 128), limits)  # type: ignore[arg-type]
+        ahead = linear.quantized_ahead_until(
+            CPU, timer, entries, quantized_linear.int4_weight, lambda x, matrix: (len(x), False), (40, 128),
+            (8, 64, 256),
+        )  # fmt: skip
         assert ahead == last
+    assert served[:3] == [(8, 16), (64, 64), (256, 128)]
 
 
 def test_candidates_fit_the_configurations_that_they_are_for() -> None:

@@ -1,0 +1,189 @@
+"""Entries of the tables of linear layers, and up to how many rows our kernels are ahead of other ways to multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.linear.forms import QuantizedWeight
+from kernels.linear.gpu_packed import PackedMatrix
+from kernels.linear.gpu_scaled import ScaledMatrix
+from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Entry, sets_for
+from ops.bench.gpu.cases.quantized_linear import (
+    fp8_case,
+    fp8_error,
+    fp8_weight,
+    int4_case,
+    int4_error,
+    int4_weight,
+    multiply,
+    on_device,
+    random_inputs,
+)
+from ops.bench.gpu.cases.small_gemm import product_case, product_error
+from ops.bench.gpu.shapes import LLAMA3_8B, MODELS
+from ops.bench.gpu.timer import Timer
+from ops.bench.gpu.tune.choice import Tuning, ahead_until, checks_at, entries_of
+
+_PREFERRED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_LIMITS = (16, 64, 128, 256, 512, 1024)
+_LIMIT_PRODUCT = (6144, 4096)
+Product = tuple[int, int]
+Entries = Mapping[int, Entry]
+
+
+def preferred_products(
+    device: torch.device,
+    timer: Timer,
+    entries: Entries,
+    products: Iterable[Product],
+    rows: tuple[int, ...] = _PREFERRED_ROWS,
+) -> dict[Product, int]:
+    """Return for each product the largest number of rows up to which our kernel is ahead of cuBLAS, if at any.
+
+    Args:
+        device: To measure on.
+        timer: To measure with.
+        entries: Of the table, by the rows up to which they serve.
+        products: As (out_features, in_features).
+        rows: Numbers to measure, ascending.
+    """
+
+    def calls(product: Product, num_rows: int) -> tuple[Candidate, Candidate]:
+        max_rows = _limit_of(entries, num_rows)
+        candidates = product_case(device, num_rows, *product, max_rows=max_rows).candidates
+        return partial(candidates[OURS], entry=entries[max_rows]), candidates["cuBLAS"]
+
+    found = {
+        product: ahead_until(timer, sets_for(2 * product[0] * product[1]), rows, partial(calls, product))
+        for product in sorted(set(products))
+    }
+    return {product: num_rows for product, num_rows in found.items() if num_rows}
+
+
+def quantized_ahead_until(
+    device: torch.device,
+    timer: Timer,
+    entries: Entries,
+    weight: Callable[[torch.device, int, int], QuantizedWeight],
+    other: Callable[..., torch.Tensor],
+    product: Product = _LIMIT_PRODUCT,
+    limits: Iterable[int] = _LIMITS,
+) -> int:
+    """Return up to how many rows of `limits` our kernel is ahead of another way to multiply by the same matrices."""
+    num_sets = sets_for(product[0] * product[1] // 2)
+    matrices = [on_device(weight(device, *product)) for _ in range(num_sets)]
+
+    def calls(num_rows: int) -> tuple[Candidate, Candidate]:
+        x, max_rows = random_inputs(device, num_rows, product[1]), _limit_of(entries, num_rows)
+        return (
+            lambda index: multiply(x, matrices[index], entries[max_rows], max_rows),
+            lambda index: other(x, matrices[index]),
+        )
+
+    return ahead_until(timer, num_sets, limits, calls)
+
+
+def _limit_of(entries: Entries, num_rows: int) -> int:
+    return next((limit for limit in sorted(entries) if num_rows <= limit), max(entries))
+
+
+def preferred(device: torch.device, timer: Timer, entries: Entries) -> dict[str, dict[Product, int]]:
+    """Return for the products of all models up to how many rows the kernel of small batches is ahead of cuBLAS."""
+    products = [product for model in MODELS for product in model.projections.values()]
+    return {"PREFERRED": preferred_products(device, timer, entries, products)}
+
+
+def fused_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[str, int]:
+    """Return up to how many rows unpacking 4-bit weights in the product is ahead of writing them out first."""
+    from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
+
+    def written(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
+        return F.linear(x, dequantize_triton(matrix, x.dtype))
+
+    return {"FUSED_ROWS": quantized_ahead_until(device, timer, entries, int4_weight, written)}
+
+
+def kernel_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[str, int]:
+    """Return up to how many rows our kernel is ahead of cuBLAS in float8, inputs quantized first by either."""
+    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+
+    def cublas(x: torch.Tensor, matrix: ScaledMatrix) -> torch.Tensor:
+        values, scales = quantize_tokens_triton(x, matrix.values.dtype)
+        of_features = matrix.scales[None, :]
+        return torch._scaled_mm(values, matrix.values.t(), scale_a=scales, scale_b=of_features, out_dtype=x.dtype)
+
+    return {"KERNEL_ROWS": quantized_ahead_until(device, timer, entries, fp8_weight, cublas)}
+
+
+def make_problems(case: Callable[..., Case], max_rows: int, products: Mapping[str, Product]) -> tuple[CaseSpec, ...]:
+    """Return a case for each product, of as many rows as an entry serves."""
+    return tuple(
+        CaseSpec(f"{name} {max_rows} rows", partial(case, num_rows=max_rows, out_features=rows, in_features=columns))
+        for name, (rows, columns) in products.items()
+    )
+
+
+def _tunings(
+    table: str,
+    limits: Iterable[int],
+    candidates: tuple[Entry, ...],
+    error: Callable[..., float],
+    case: Callable[..., Case],
+    odd_sizes: tuple[Product, Product],
+) -> tuple[Tuning, ...]:
+    """Return a tuning for each limit; `odd_sizes` are those of a product of one row less, and of one of three rows."""
+    many, few = odd_sizes
+    return tuple(
+        Tuning(
+            table,
+            limit,
+            candidates,
+            checks_at(partial(error, max_rows=limit), ((limit, 4096, 4096), (limit - 1, *many), (3, *few))),
+            make_problems(case, limit, LLAMA3_8B.projections),
+        )
+        for limit in limits
+    )
+
+
+_LAUNCH = "block_n block_k num_warps num_stages programs_per_multiprocessor"
+SMALL_GEMM = _tunings(
+    "SMALL_GEMM",
+    (16, 32, 64),
+    entries_of(_LAUNCH, (
+        (64, 128, 4, 3, 2), (64, 128, 4, 4, 2), (64, 128, 4, 5, 2), (64, 128, 4, 3, 3), (64, 128, 4, 4, 1),
+        (64, 64, 4, 4, 2), (64, 64, 4, 6, 2), (64, 64, 4, 6, 4), (64, 64, 4, 8, 2),
+        (64, 256, 4, 3, 1), (64, 256, 4, 3, 2),
+        (128, 64, 4, 4, 2), (128, 64, 4, 6, 1), (128, 128, 4, 3, 1), (128, 128, 8, 3, 1), (128, 128, 8, 4, 1),
+    )),
+    product_error,
+    product_case,
+    ((6144, 1032), (131, 203)),
+)  # fmt: skip
+PACKED_LINEAR = _tunings(
+    "PACKED_LINEAR",
+    (16, 32, 64, 128),
+    entries_of(_LAUNCH.replace(" block_k", ""), (
+        (64, 4, 3, 2), (64, 4, 4, 2), (64, 4, 4, 4), (64, 4, 6, 2), (64, 8, 4, 2),
+        (128, 4, 3, 2), (128, 4, 4, 1), (128, 4, 4, 2), (128, 8, 3, 1), (128, 8, 3, 2), (128, 8, 4, 1),
+        (256, 8, 3, 1),
+    )),
+    int4_error,
+    int4_case,
+    ((6144, 1040), (131, 208)),
+)  # fmt: skip
+SCALED_LINEAR = _tunings(
+    "SCALED_LINEAR",
+    (16, 32, 64, 128),
+    entries_of(_LAUNCH, (
+        (64, 128, 4, 4, 2), (64, 128, 4, 6, 2), (64, 128, 4, 8, 1), (64, 128, 4, 4, 4),
+        (64, 256, 4, 3, 2), (64, 256, 4, 4, 2), (64, 256, 4, 5, 2), (64, 256, 4, 6, 1),
+        (128, 128, 4, 3, 2), (128, 128, 4, 4, 1), (128, 128, 8, 4, 1), (128, 256, 8, 3, 1),
+    )),
+    fp8_error,
+    fp8_case,
+    ((6144, 1040), (131, 208)),
+)  # fmt: skip
