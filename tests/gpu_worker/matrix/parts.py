@@ -17,6 +17,7 @@ import torch
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
+from gpu_worker.core.step_costs import MEASURED_STEPS
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import KV_CACHE_DTYPES, RunnerConfig
@@ -113,8 +114,25 @@ def make_parts(models: Models, cell: EngineCell, answers: Answers, num_scarce_bl
         return Parts(Scheduler(_scheduler_config(cell, num_blocks)), runner, None)
     proposer = _proposer(models, cell, runner, answers, num_blocks)
     runner.verify_drafts_of(proposer)
-    policy = FixedDepth(DEPTH) if cell.depth == "fixed" else AdaptiveDepth(DEPTH)
+    policy = FixedDepth(DEPTH) if cell.depth == "fixed" else SteadyDepth(DEPTH)
     return Parts(Scheduler(_scheduler_config(cell, num_blocks), Speculation(policy)), runner, proposer)
+
+
+class SteadyDepth(AdaptiveDepth):
+    """The policy with a clock by which every step takes a millisecond, and which has measured that before.
+
+    It drafts as much as drafts are right, from the first step on, however busy the machine is.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        super().__init__(max_depth)
+        for size in range(max(MAX_NUM_SEQS.values()).bit_length()):
+            for depth in (0, max_depth):
+                for _ in range(MEASURED_STEPS):
+                    self.time(2**size, depth * 2**size, 1.0)
+
+    def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
+        super().time(num_sequences, num_drafted, 1e-3)
 
 
 def prediction_of(cell: EngineCell, answer: list[int], seed: int) -> tuple[int, ...]:
