@@ -11,9 +11,36 @@ from nats.js.errors import APIError
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
 from shared.nats_connection import connect
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import request_subject, result_subject
+from shared.streams import (
+    DEAD_STREAM,
+    INTERACTIVE_STREAM,
+    PROGRESS_STREAM,
+    RESULTS_STREAM,
+    StreamLimits,
+    ensure_consumer,
+    ensure_interactive_stream,
+    ensure_streams,
+    reshape_streams,
+)
+from shared.subjects import dead_letter_subject, request_subject, result_subject
 from tests.servers import NatsServer
+
+LIMITS = StreamLimits(
+    interactive_max_msgs=11,
+    interactive_max_bytes=12_000,
+    interactive_max_age_s=130.0,
+    results_max_bytes=14_000,
+    results_max_age_s=150.0,
+    dead_max_bytes=16_000,
+    dead_max_age_s=170.0,
+    dead_max_msgs_per_subject=18,
+    progress_max_bytes=19_000,
+    progress_max_age_s=200.0,
+    tenant_max_msgs=21,
+    tenant_max_bytes=22_000,
+    tenant_duplicate_window_s=23.0,
+    ack_wait_s=24.0,
+)
 
 
 @pytest.fixture
@@ -28,6 +55,83 @@ async def test_streams_are_made_once_and_left_as_they_are(nats: Client) -> None:
     await ensure_streams(js, StreamLimits(interactive_max_msgs=7))
     await ensure_streams(js, StreamLimits(interactive_max_msgs=9))
     assert (await js.stream_info(INTERACTIVE_STREAM)).config.max_msgs == 7
+
+
+async def test_streams_have_the_bounds_they_were_given(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, LIMITS, ["t"])
+    queue = (await js.stream_info(INTERACTIVE_STREAM)).config
+    assert (queue.max_msgs, queue.max_bytes, queue.max_age) == (11, 12_000, 130)
+    assert (queue.storage, queue.retention, queue.discard) == ("memory", "workqueue", "new")
+    results = (await js.stream_info(RESULTS_STREAM)).config
+    assert (results.max_bytes, results.max_age, results.max_msgs_per_subject) == (14_000, 150, 1)
+    assert results.allow_direct
+    dead = (await js.stream_info(DEAD_STREAM)).config
+    assert (dead.max_bytes, dead.max_age, dead.max_msgs_per_subject) == (16_000, 170, 18)
+    progress = (await js.stream_info(PROGRESS_STREAM)).config
+    assert (progress.max_bytes, progress.max_age, progress.max_msgs_per_subject) == (19_000, 200, 1)
+    for config in (results, dead, progress):
+        assert (config.storage, config.retention, config.discard) == ("file", "limits", "old")
+    batch = (await js.stream_info(batch_stream("t"))).config
+    assert (batch.max_msgs, batch.max_bytes, batch.duplicate_window) == (21, 22_000, 23)
+    name = await ensure_consumer(js, "m", "interactive", LIMITS)
+    consumer = (await js.consumer_info(INTERACTIVE_STREAM, name)).config
+    assert (consumer.ack_policy, consumer.ack_wait, consumer.max_deliver) == ("explicit", 24, -1)
+    assert consumer.max_ack_pending == 10_000
+
+
+async def test_stored_result_is_told_to_its_tenant(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits())
+    told = await nats.subscribe("hr.stored.t.a")
+    await js.publish(result_subject("t", "a"), b"1")
+    assert (await told.next_msg(timeout=5)).data == b"1"
+
+
+async def test_dead_letter_sent_twice_under_one_id_is_kept_once(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits())
+    for _ in range(2):
+        await js.publish(dead_letter_subject("m", "batch", "t"), b"1", headers={"Nats-Msg-Id": "a"})
+    assert (await js.stream_info(DEAD_STREAM)).state.messages == 1
+
+
+async def test_reshaped_streams_get_new_features_and_keep_their_limits_and_messages(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, LIMITS)
+    found = (await js.stream_info(RESULTS_STREAM)).config
+    await js.delete_stream(RESULTS_STREAM)
+    old = found.evolve(subjects=["hr.result.t.*"], allow_direct=False, republish=None, duplicate_window=1.0)
+    await js.add_stream(old)
+    await js.publish(result_subject("t", "a"), b"1")
+    await reshape_streams(js, StreamLimits())
+    info = await js.stream_info(RESULTS_STREAM)
+    assert (info.config.subjects, info.config.allow_direct, info.state.messages) == (["hr.result.*.*"], True, 1)
+    assert info.config.republish is not None
+    assert (info.config.max_bytes, info.config.max_age) == (14_000, 150)
+    await reshape_streams(js, StreamLimits())
+    assert (await js.stream_info(RESULTS_STREAM)).config == info.config
+
+
+async def test_streams_that_are_not_there_cannot_be_reshaped(nats: Client) -> None:
+    with pytest.raises(DependencyError, match=INTERACTIVE_STREAM):
+        await reshape_streams(nats.jetstream(), StreamLimits())
+
+
+async def test_server_without_jetstream_is_named_as_the_reason(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    client = await connect(server.url, role="admin", name="test")
+    js = client.jetstream(timeout=0.1)
+    server.pause()
+    with pytest.raises(DependencyError, match="JetStream"):
+        await ensure_interactive_stream(js, StreamLimits())
+    server.resume()
+    await client.close()
+
+
+async def test_consumer_of_a_queue_that_is_not_there_cannot_be_made(nats: Client) -> None:
+    with pytest.raises(DependencyError, match="m-interactive"):
+        await ensure_consumer(nats.jetstream(), "m", "interactive", StreamLimits())
 
 
 async def test_streams_made_by_many_at_once_are_made_once(nats: Client) -> None:

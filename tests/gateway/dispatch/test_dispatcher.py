@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import SWEEP_INTERVAL_S, Dispatcher
 from gateway.dispatch.frames import EARLY_S
 from gateway.dispatch.recovery import RecoveryLimits
 from gateway.dispatch.revoker import MAX_DELETIONS
@@ -21,7 +21,7 @@ from shared.nats_connection import connect
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, PROGRESS_STREAM, RESULTS_STREAM, StreamLimits
 from shared.subjects import gateway_subject, worker_subject
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
-from tests.gateway.wire_worker import expected_text, token, until
+from tests.gateway.wire_worker import HEARTBEAT_S, expected_text, token, until
 from tests.servers import NatsServer
 
 
@@ -140,6 +140,22 @@ async def test_stalled_worker_loses_its_request_although_it_beats(bench: Bench) 
     moved = await second.next_request()
     assert (moved.epoch, moved.emitted) == (1, (0, 1))
     assert bench.moves == ["worker_dead"]
+
+
+async def test_pause_of_the_gateway_does_not_count_as_silence_of_a_worker(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    worker.running = 1
+    await bench.submit(sink)
+    request = await worker.begin(2)
+    await sink.has(2)
+    await asyncio.sleep(3 * HEARTBEAT_S)
+    time.sleep(1.5)  # noqa: ASYNC251 - longer than a step or an answer may take, by the limits of the bench
+    await asyncio.sleep(5 * SWEEP_INTERVAL_S)
+    await worker.say(request, 2, 4)
+    await worker.end(request, 4)
+    await sink.end()
+    assert sink.text == expected_text(4)
+    assert bench.moves == []
 
 
 async def test_request_with_no_news_is_dispatched_again(bench: Bench) -> None:

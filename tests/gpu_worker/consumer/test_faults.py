@@ -99,6 +99,18 @@ async def test_request_that_was_dropped_runs_again_when_its_gateway_is_heard_aga
     await wait_until(lambda: answer.finish is not None and answer.finish.reason == "length")
 
 
+async def test_request_of_a_gateway_that_is_silent_waits_until_it_is_heard_again(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await _ask_and_fall_silent(gateway, monkeypatch)).wait()
+    late = await gateway.publish(gateway.request())
+    await asyncio.sleep(0.5)
+    assert (late.deltas, await gateway.num_queued()) == ([], 2)
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 5.0)
+    await _beat(gateway)
+    assert (await late.wait()).finish.reason == "length"
+
+
 async def test_worker_that_stood_still_drops_nothing(
     make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

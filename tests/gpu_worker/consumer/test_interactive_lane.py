@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.consumer.queued_message import ACK, QueuedMessage
 from shared.messages import ChatMessage, Sampling, Usage, encode
 from shared.nats_connection import connect
+from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -170,6 +172,24 @@ async def test_older_epoch_and_duplicate_are_dropped(worker: RunningWorker, gate
     assert old.deltas == []
     assert [delta.seq for delta in current.deltas] == [0, *range(60)]
     await gateway.wait_until_acknowledged()
+
+
+async def test_request_that_is_delivered_twice_is_answered_at_its_last_delivery(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    request = gateway.request(sampling=Sampling(max_tokens=60, ignore_eos=True))
+    inboxes = [gateway.nats.new_inbox() for _ in range(2)]
+    acknowledged = [await gateway.nats.subscribe(inbox) for inbox in inboxes]
+    await gateway.nats.flush()
+    for number, inbox in enumerate(inboxes, start=1):
+        message = QueuedMessage(
+            request_subject(gateway.model, "interactive", "t"), encode(request), inbox, 7, number, 0
+        )
+        worker.worker.consumer._interactive.take(message)
+    answer = await gateway.answer(request.id).wait()
+    assert [delta.seq for delta in answer.deltas] == [0, *range(60)]
+    assert (await acknowledged[1].next_msg(timeout=5)).data == ACK
+    assert acknowledged[0].pending_msgs == 0
 
 
 async def test_expired_request_is_told_so_without_running(worker: RunningWorker, gateway: TestGateway) -> None:
