@@ -45,17 +45,25 @@ class BadRequestError(HeadraceError):
         self.code = code
 
 
+def prompt_too_long(length: int, limit: int, unit: str, max_model_len: int) -> str:
+    """Return the message for a prompt that does not fit, whose length and limit are in `unit` (tokens, characters).
+
+    LiteLLM and LangChain tell this error from others by its words: "this model's maximum context length is", "prompt is
+    too long". Without them their fallbacks to a model with a longer context do not begin.
+    """
+    return (
+        f"The prompt is too long: it has {length} {unit}, and at most {limit} can fit, "
+        f"as this model's maximum context length is {max_model_len} tokens. Shorten the prompt."
+    )
+
+
 class PromptTooLongError(BadRequestError):
     """Prompt and requested output do not fit into the model's context."""
 
     def __init__(self, num_prompt_tokens: int, max_model_len: int, param: str = "prompt") -> None:
-        """Say both lengths in tokens."""
-        super().__init__(
-            f"The prompt has {num_prompt_tokens} tokens, but this model's context holds {max_model_len} "
-            "including at least one generated token. Shorten the prompt.",
-            param,
-            "context_length_exceeded",
-        )
+        """Say both lengths in tokens; the context holds at least one generated token too."""
+        message = prompt_too_long(num_prompt_tokens, max_model_len - 1, "tokens", max_model_len)
+        super().__init__(message, param, "context_length_exceeded")
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
 

@@ -24,6 +24,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.background_tasks import BackgroundTasks
+from shared.errors import prompt_too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _check_length(generation: Generation, load: FleetLoad | None) -> None:
         else:
             num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
         if limit > 0 and num > limit:
-            message = f"The prompt has {num} {unit}; at most {limit} can fit into this model's context."
+            message = prompt_too_long(num, limit, unit, load.longest_model_len)
             param = "prompt" if prompt.messages is None else "messages"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, prompt_too_long
 from shared.messages import ChatMessage
 
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
@@ -61,7 +61,7 @@ class PromptEncoder:
         length = num_characters(prompt)
         if length > limit:
             param = "prompt" if isinstance(prompt, str) else "messages"
-            message = f"The prompt has {length} characters; at most {limit} can fit into {self._max_model_len} tokens."
+            message = prompt_too_long(length, limit, "characters", self._max_model_len)
             raise BadRequestError(message, param, "context_length_exceeded")
 
     def encode_now(

@@ -222,9 +222,14 @@ def test_bad_argument_raises_the_matching_sdk_exception(
     assert set(raised.value.body) == {"message", "type", "param", "code"}  # type: ignore[call-overload]
 
 
-def test_prompt_longer_than_context_is_a_bad_request(system: System) -> None:
-    with pytest.raises(openai.BadRequestError, match="context") as raised:
-        system.client().completions.create(model=system.model, prompt=[5] * 5000, max_tokens=4)
+@pytest.mark.parametrize("prompt", [[5] * 5000, "x " * 5000, "x" * 1_000_000], ids=["tokens", "text", "characters"])
+def test_prompt_longer_than_context_is_a_bad_request_in_words_that_clients_know(
+    system: System, prompt: str | list[int]
+) -> None:
+    # By the first half LangChain raises its ContextOverflowError, by the second LiteLLM its ContextWindowExceededError.
+    words = "prompt is too long.*this model's maximum context length is"
+    with pytest.raises(openai.BadRequestError, match=words) as raised:
+        system.client().completions.create(model=system.model, prompt=prompt, max_tokens=4)
     assert (raised.value.param, raised.value.code) == ("prompt", "context_length_exceeded")
 
 
