@@ -9,10 +9,18 @@ import hashlib
 from pathlib import Path
 
 from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.start.config import WorkerConfig
 
 _PATTERNS = ("*.json", "*.jinja", "*.safetensors")
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
+
+
+def served_revision(config: WorkerConfig) -> str:
+    """Return the revision of what a worker with these settings serves; they name a model."""
+    assert config.model is not None
+    simulated = "" if config.simulate is None else "simulated"
+    return model_revision(Path(config.model), config.dtype, config.kv_cache_dtype, simulated)
 
 
 def model_revision(model: Path, *settings: str) -> str:

@@ -23,7 +23,7 @@ from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.assembly import Identity, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
-from gpu_worker.start.model_revision import model_revision
+from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -68,8 +68,7 @@ def _identity(config: WorkerConfig) -> Identity:
     worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
     encode_name(model)
     encode_name(worker)
-    simulated = "" if config.simulate is None else "simulated"
-    return Identity(worker, model, model_revision(Path(config.model), config.dtype, simulated))
+    return Identity(worker, model, served_revision(config))
 
 
 def _serve(config: WorkerConfig, identity: Identity) -> int:

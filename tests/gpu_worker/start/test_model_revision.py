@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.start.model_revision import model_revision
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.model_revision import model_revision, served_revision
 
 
 @pytest.fixture
@@ -34,3 +35,13 @@ def test_last_byte_and_small_files_count(model: Path) -> None:
 
 def test_settings_count(model: Path) -> None:
     assert model_revision(model, "float32") != model_revision(model, "bfloat16")
+
+
+def test_each_setting_that_decides_answers_counts(model: Path) -> None:
+    settings = ({}, {"dtype": "float32"}, {"kv_cache_dtype": "int8"}, {"simulate": 1.0})
+    assert len({served_revision(WorkerConfig(model=model, **changed)) for changed in settings}) == len(settings)
+
+
+def test_settings_that_change_no_answer_do_not_count(model: Path) -> None:
+    settings = ({}, {"max_num_seqs": 3}, {"num_blocks": 9})
+    assert len({served_revision(WorkerConfig(model=model, **changed)) for changed in settings}) == 1
