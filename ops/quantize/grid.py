@@ -41,10 +41,6 @@ class GroupGrid:
         groups = grouped(values.float(), self.group_size)
         return ((groups - self.zeros[:, :, None]) * self.scales[:, :, None]).flatten(1)
 
-    def nearest(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the nearest level of each weight."""
-        return self.level(self.round(weight))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedMatrix:
