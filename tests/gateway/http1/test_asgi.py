@@ -8,6 +8,7 @@ from typing import Any
 from gateway.http1.asgi import AsgiHandler
 from gateway.http1.body import BodyOwner
 from tests.gateway.http1.raw_server import REQUEST, connected, read_head, read_whole, served
+from tests.gateway.wire_worker import until
 
 MAX_BODY_BYTES = 100
 
@@ -73,7 +74,9 @@ async def test_application_is_told_when_its_client_leaves() -> None:
     async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server:
         async with connected(server) as (_, writer):
             writer.write(REQUEST)
+            await until(lambda: events)
             await asyncio.sleep(0.02)
+            assert not is_told.is_set()
         async with asyncio.timeout(5):
             await is_told.wait()
     assert events == ["http.request", "http.disconnect"]

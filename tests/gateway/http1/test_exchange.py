@@ -1,10 +1,11 @@
-"""The head of an answer."""
+"""Answers: their heads, and pieces that must not be sent."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.http1.exchange import head_bytes
+from gateway.http1.exchange import Exchange, head_bytes
+from tests.gateway.http1.raw_server import REQUEST, connected, read_chunked, read_head, served
 
 
 def test_head_has_a_status_line_and_one_line_for_each_header() -> None:
@@ -16,3 +17,20 @@ def test_head_has_a_status_line_and_one_line_for_each_header() -> None:
 def test_header_that_would_begin_another_line_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match="line breaks"):
         head_bytes(200, [(b"x-request-id", value)])
+
+
+async def test_empty_piece_and_pieces_after_the_end_are_not_sent() -> None:
+    async def respond(exchange: Exchange) -> None:
+        await exchange.read_body(100)
+        exchange.start(200, [])
+        for piece in (b"", b"one ", b"", b"two "):
+            exchange.write(piece)
+        exchange.finish(b"end")
+        exchange.write(b"late")
+        exchange.finish(b"late")
+
+    async with served(respond) as server, connected(server) as (reader, writer):
+        for _ in range(2):
+            writer.write(REQUEST)
+            assert (await read_head(reader))[0] == 200
+            assert await read_chunked(reader) == b"one two end"
