@@ -86,7 +86,7 @@ class KeyAccount:
         self.is_dirty = True
 
     def corrections(self, next_number: int) -> tuple[int, list[int]]:
-        """Return the corrections to say now with their number: those not yet confirmed, or else the collected ones."""
+        """Return the corrections to send now with their number: those not yet confirmed, or else the collected ones."""
         if self._sent is None:
             if not self._corrections:
                 return 0, []

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from gateway.api.tally import Tally
+from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -74,7 +74,7 @@ class Answer(ABC):
         self._exchange = exchange
         self._head = head
         self._num_unfinished = generation.num_sequences
-        self.tally = Tally(generation.num_sequences, generation.n)
+        self.usage = UsageTotals(generation.num_sequences, generation.n)
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.error: ApiError | None = None
         self.first_token_at: float | None = None
@@ -93,7 +93,7 @@ class Answer(ABC):
         """Note that a choice is complete; with the last one the answer is."""
         if self.done.done():
             return
-        self.tally.add(index, finish.usage)
+        self.usage.add(index, finish.usage)
         self._num_unfinished -= 1
         if self._num_unfinished == 0:
             self._complete()

@@ -5,55 +5,18 @@ Per token only the text is escaped, between a prefix and a suffix of bytes: no d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
-from gateway.api.tally import Tally
-from gateway.generation import Kind
 from shared.messages import Delta, TokenLogprob
 
 encode_json = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What all chunks of an answer, or the whole answer, have in common. `created` is in Unix seconds."""
-
-    id: str
-    kind: Kind
-    model: str
-    created: int
-
-    def fields(self, streamed: bool) -> dict[str, Any]:
-        """Return the leading fields of the JSON object."""
-        name = "text_completion" if self.kind == "completion" else "chat.completion"
-        if streamed and self.kind == "chat":
-            name += ".chunk"
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
-
-
-def usage_fields(tally: Tally) -> dict[str, Any]:
-    """Return the `usage` object. It counts draft tokens only where there were any."""
-    prompt_tokens, completion_tokens = tally.prompt_tokens, tally.completion_tokens
-    fields: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
-    }
-    accepted, rejected = tally.accepted_prediction_tokens, tally.rejected_prediction_tokens
-    if accepted or rejected:
-        fields["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
-        }
-    return fields
-
-
-def usage_event(identity: Identity, usage: dict[str, Any]) -> bytes:
+def usage_event(identity: AnswerIdentity, usage: dict[str, Any]) -> bytes:
     """Return the last chunk of a stream whose client asked for usage."""
     return _event(identity.fields(streamed=True) | {"choices": [], "usage": usage})
 
@@ -68,7 +31,7 @@ class ChoiceChunks:
 
     __slots__ = ("_identity", "_index", "_offset", "_with_usage", "prefix", "suffix")
 
-    def __init__(self, identity: Identity, index: int, with_usage: bool) -> None:
+    def __init__(self, identity: AnswerIdentity, index: int, with_usage: bool) -> None:
         """Encode the template. `with_usage` puts `usage: null` in every chunk, as clients that asked for it expect."""
         self._identity = identity
         self._index = index

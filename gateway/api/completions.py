@@ -18,12 +18,11 @@ from gateway.admission.caller import Caller
 from gateway.admission.limits import RateLimiter, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
-from gateway.api.chunks import Identity
 from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.identity import AnswerIdentity
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
-from gateway.api.wire_requests import answer_id
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -154,7 +153,7 @@ class Completions:
             self._metrics.active_streams = self._places.used
 
     def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
-        identity = Identity(answer_id(generation), generation.kind, generation.model, int(time.time()))
+        identity = AnswerIdentity.new(generation)
         if not generation.stream:
             return WholeAnswer(exchange, generation, identity, head)
         answer = StreamedAnswer(
@@ -170,15 +169,15 @@ class Completions:
     def _note(self, answer: Answer, ticket: Ticket, outcome: Outcome, head: ResponseHead) -> int:
         """Count what became of an answer, and return the status it stands for."""
         metrics = self._metrics
-        tally = answer.tally
-        metrics.prompt_tokens += tally.prompt_tokens
-        metrics.cached_prompt_tokens += tally.cached_tokens
-        metrics.completion_tokens += tally.completion_tokens
+        usage = answer.usage
+        metrics.prompt_tokens += usage.prompt_tokens
+        metrics.cached_prompt_tokens += usage.cached_tokens
+        metrics.completion_tokens += usage.completion_tokens
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
             metrics.ttft_s.observe(ttft_s)
             if ticket.prediction is not None:
-                self._shedder.observe(ticket.prediction, ttft_s, tally.prompt_tokens, tally.completion_tokens)
+                self._shedder.observe(ticket.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1
             return 499
@@ -195,7 +194,7 @@ def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
     over, counts what was computed for it. One that failed costs nothing.
     """
     if outcome is Outcome.COMPLETED:
-        return answer.tally.prompt_tokens + answer.tally.completion_tokens
+        return answer.usage.prompt_tokens + answer.usage.completion_tokens
     if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
         return 0
     return ticket.tokens_used()

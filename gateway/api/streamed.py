@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from gateway.api.answer import Answer, Outcome, ResponseHead
-from gateway.api.chunks import ChoiceChunks, Identity, encode_json, usage_event, usage_fields
+from gateway.api.chunks import ChoiceChunks, encode_json, usage_event
+from gateway.api.identity import AnswerIdentity
+from gateway.api.usage import usage_fields
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits, error_event
@@ -55,13 +57,13 @@ class StreamedChoice:
             events = self._chunks.opening() + events
             answer.note_output()
             if delta.finish is None and events:
-                self._stream.say_now(events)
+                self._stream.send_now(events)
                 return
         if delta.finish is not None:
             self._is_plain = False
             events += self._chunks.finish(delta.finish.reason)
         if events:
-            self._stream.say(events)
+            self._stream.send(events)
         if delta.finish is not None:
             answer.finish_choice(self._index, delta.finish)
 
@@ -73,7 +75,7 @@ class StreamedAnswer(Answer):
         self,
         exchange: Exchange,
         generation: Generation,
-        identity: Identity,
+        identity: AnswerIdentity,
         head: ResponseHead,
         flusher: Flusher,
         limits: EventStreamLimits,
@@ -110,6 +112,5 @@ class StreamedAnswer(Answer):
             self._respond_error(error)
 
     def _complete(self) -> None:
-        tally = self.tally
-        usage = usage_fields(tally)
-        self._stream.end(usage_event(self._identity, usage) if self._include_usage else b"")
+        is_wanted = self._include_usage
+        self._stream.end(usage_event(self._identity, usage_fields(self.usage)) if is_wanted else b"")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from gateway.api.answer import Answer, ResponseHead
-from gateway.api.chunks import Identity, encode_json, usage_fields
+from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.usage import usage_fields
 from gateway.errors import ApiError
 from gateway.generation import Generation, Kind
 from gateway.http1.exchange import Exchange
@@ -69,7 +72,9 @@ class WholeChoice:
 class WholeAnswer(Answer):
     """An answer as one JSON body."""
 
-    def __init__(self, exchange: Exchange, generation: Generation, identity: Identity, head: ResponseHead) -> None:
+    def __init__(
+        self, exchange: Exchange, generation: Generation, identity: AnswerIdentity, head: ResponseHead
+    ) -> None:
         """Prepare one sink per choice."""
         super().__init__(exchange, generation, head)
         self._identity = identity
@@ -85,10 +90,9 @@ class WholeAnswer(Answer):
         self._respond_error(error)
 
     def _complete(self) -> None:
-        tally = self.tally
         body = self._identity.fields(streamed=False) | {
             "choices": [choice.fields(self._identity.kind) for choice in self._choices],
-            "usage": usage_fields(tally),
+            "usage": usage_fields(self.usage),
         }
         headers = self._head.headers([(b"content-type", b"application/json")])
-        self._exchange.respond(200, headers, encode_json(body))
+        self._exchange.respond(200, headers, msgspec.json.encode(body))

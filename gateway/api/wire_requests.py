@@ -14,11 +14,6 @@ from shared.messages import Request
 _SEED_VALUES = 2**64
 
 
-def answer_id(generation: Generation) -> str:
-    """Return a new id for an answer, with the prefix that its endpoint's clients know."""
-    return ("chatcmpl-" if generation.kind == "chat" else "cmpl-") + secrets.token_hex(12)
-
-
 def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: float, request_id: str) -> list[Request]:
     """Return the requests of all choices, in their order.
 

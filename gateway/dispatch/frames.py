@@ -149,7 +149,7 @@ class FrameReceiver:
 
         Two workers' tokens must not be mixed: their arithmetic may differ.
         """
-        if self._may_tell((flight.id, flight.epoch), now):
+        if self._may_cancel_again((flight.id, flight.epoch), now):
             text = "request %s is held by %s; what %s computes is dropped"
             _logger.info(text, flight.id, holder, worker, extra=flight.log_fields)
             self._revoker.cancel(flight.request.model, flight.id, flight.epoch, keep=holder)
@@ -160,7 +160,7 @@ class FrameReceiver:
             return
         key = (delta.id, delta.epoch)
         is_first = key not in self._strays
-        if not self._may_tell(key, now):
+        if not self._may_cancel_again(key, now):
             return
         if flight is not None:
             self._revoker.cancel(flight.request.model, delta.id, delta.epoch)
@@ -168,8 +168,8 @@ class FrameReceiver:
             # Not for the first one: a worker may send one more while the cancellation is on its way.
             self._revoker.cancel_again(delta.id)
 
-    def _may_tell(self, attempt: tuple[str, int], now: float) -> bool:
-        """Whether it is time to say again that an attempt does not count."""
+    def _may_cancel_again(self, attempt: tuple[str, int], now: float) -> bool:
+        """Whether an attempt that does not count may be cancelled again now."""
         last = self._strays.get(attempt)
         if last is not None and now - last < STRAY_CANCEL_INTERVAL_S:
             return False

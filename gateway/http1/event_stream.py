@@ -50,14 +50,14 @@ class EventStream:
     """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
 
     Attributes:
-        buffer: Events for the next flush. Code that appends the first one calls `wake`, as `say` does.
+        buffer: Events for the next flush. Code that appends the first one calls `wake`, as `send` does.
         on_cut: Called once if the reader was too slow and the stream has therefore ended.
     """
 
     __slots__ = (
         "_exchange",
         "_flusher",
-        "_has_spoken",
+        "_has_written",
         "_head",
         "_held",
         "_held_size",
@@ -81,7 +81,7 @@ class EventStream:
         self._held_size = 0
         self._opened = now
         self._quiet_since = now
-        self._has_spoken = False
+        self._has_written = False
         self.on_cut: Callable[[], None] | None = None
         exchange.on_writable = self._resume
 
@@ -94,13 +94,13 @@ class EventStream:
         """Take part in the next flush."""
         self._flusher.add(self)
 
-    def say(self, event: bytes) -> None:
+    def send(self, event: bytes) -> None:
         """Add bytes to the next flush."""
         if not self.buffer:
             self.wake()
         self.buffer.append(event)
 
-    def say_now(self, event: bytes) -> None:
+    def send_now(self, event: bytes) -> None:
         """Write bytes at once, after what is buffered."""
         self.buffer.append(event)
         self.flush()
@@ -112,7 +112,7 @@ class EventStream:
             return
         data = buffer[0] if len(buffer) == 1 else b"".join(buffer)
         buffer.clear()
-        self._has_spoken = True
+        self._has_written = True
         exchange = self._exchange
         if exchange.paused_since is not None:
             self._hold(data)
@@ -140,13 +140,13 @@ class EventStream:
         paused_since = self._exchange.paused_since
         if paused_since is not None and now - paused_since > self._limits.send_timeout_s:
             self._cut(f"nothing was read for {self._limits.send_timeout_s:g} s")
-        elif self._has_spoken:
-            self._has_spoken = False
+        elif self._has_written:
+            self._has_written = False
             self._quiet_since = now
         elif (not self._exchange.started and now - self._opened > self._limits.head_delay_s) or (
             self._exchange.started and now - self._quiet_since > self._limits.keep_alive_s
         ):
-            self.say_now(KEEP_ALIVE)
+            self.send_now(KEEP_ALIVE)
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)

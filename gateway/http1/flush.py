@@ -1,4 +1,4 @@
-"""Adaptive flush: one write per stream with something to say per flush, and flushes as rare as the machine is slow.
+"""Adaptive flush: one write per stream with something to send per flush, and flushes as rare as the machine is slow.
 
 The kernel's send is most of what a streamed token costs, so coalescing is what raises the ceiling. The next flush waits
 as long as the last one took: an idle gateway flushes each token at once, a saturated one spends half its time sending
@@ -27,7 +27,7 @@ class Flushable(Protocol):
 
 
 class Flusher:
-    """Collects streams that have something to say, and flushes them together."""
+    """Collects streams that have something to send, and flushes them together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start idle."""

@@ -9,14 +9,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.chunks import ChoiceChunks, Identity, usage_event, usage_fields
+from gateway.api.chunks import ChoiceChunks, usage_event
+from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
-from gateway.api.tally import Tally
+from gateway.api.usage import UsageTotals, usage_fields
 from gateway.cache.recording import merge
 from shared.messages import Delta, Finish, TokenLogprob, Usage
 
-CHAT = Identity("chatcmpl-1", "chat", "m", 7)
-COMPLETION = Identity("cmpl-1", "completion", "m", 7)
+CHAT = AnswerIdentity("chatcmpl-1", "chat", "m", 7)
+COMPLETION = AnswerIdentity("cmpl-1", "completion", "m", 7)
 
 
 def entry(token: str, logprob: float = -0.5, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
@@ -32,7 +33,7 @@ def parse(event: bytes) -> dict[str, Any]:
 
 
 @given(st.text(), st.sampled_from([CHAT, COMPLETION]), st.booleans())
-def test_any_text_survives_the_template(text: str, identity: Identity, with_usage: bool) -> None:
+def test_any_text_survives_the_template(text: str, identity: AnswerIdentity, with_usage: bool) -> None:
     chunks = ChoiceChunks(identity, 3, with_usage)
     event = chunks.content(Delta("r", 0, 0, (1,), text or "x"))
     chunk = parse(event)
@@ -69,7 +70,7 @@ def test_streamed_offsets_go_on_from_chunk_to_chunk() -> None:
 def test_finish_and_usage_chunks_have_their_shape() -> None:
     assert parse(ChoiceChunks(CHAT, 0, False).finish("stop"))["choices"][0]["delta"] == {}
     assert parse(ChoiceChunks(COMPLETION, 0, False).finish("length"))["choices"][0]["text"] == ""
-    usage = parse(usage_event(CHAT, usage_fields(tallied(Usage(3, 4, 2)))))
+    usage = parse(usage_event(CHAT, usage_fields(totals_of(Usage(3, 4, 2)))))
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert usage["usage"]["total_tokens"] == 7
@@ -77,15 +78,15 @@ def test_finish_and_usage_chunks_have_their_shape() -> None:
 
 
 def test_usage_tells_how_many_tokens_were_guessed_over_all_choices() -> None:
-    fields = usage_fields(tallied(Usage(3, 9, 2, 5, 1), Usage(3, 9, 0, 2, 4)))
+    fields = usage_fields(totals_of(Usage(3, 9, 2, 5, 1), Usage(3, 9, 0, 2, 4)))
     assert fields["completion_tokens_details"] == {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 5}
 
 
-def tallied(*usages: Usage) -> Tally:
-    tally = Tally(len(usages), len(usages))
+def totals_of(*usages: Usage) -> UsageTotals:
+    totals = UsageTotals(len(usages), len(usages))
     for index, usage in enumerate(usages):
-        tally.add(index, usage)
-    return tally
+        totals.add(index, usage)
+    return totals
 
 
 def test_chat_logprobs_are_nested_with_bytes() -> None:
@@ -116,10 +117,10 @@ def test_first_token_is_what_the_others_leave_of_the_text() -> None:
 
 
 def test_usage_counts_each_prompt_once() -> None:
-    tally = Tally(4, 2)
+    totals = UsageTotals(4, 2)
     for index, usage in enumerate([Usage(5, 1, 4), Usage(5, 2, 5), Usage(7, 3, 0), None]):
-        tally.add(index, usage)
-    assert (tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens) == (12, 6, 4)
+        totals.add(index, usage)
+    assert (totals.prompt_tokens, totals.completion_tokens, totals.cached_tokens) == (12, 6, 4)
 
 
 def test_merged_deltas_say_the_same() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.api.answer import Outcome, ResponseHead
-from gateway.api.chunks import Identity
+from gateway.api.identity import AnswerIdentity
 from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
@@ -21,7 +21,7 @@ from gateway.http1.flush import Flusher
 from gateway.http1.head import parse_head
 from shared.messages import Delta, Finish, Sampling, Usage
 
-IDENTITY = Identity("cmpl-1", "completion", "m", 7)
+IDENTITY = AnswerIdentity("cmpl-1", "completion", "m", 7)
 LIMITS = EventStreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
 
 

@@ -61,10 +61,10 @@ def stream_on(exchange: RecordingExchange) -> EventStream:
 def test_bytes_held_while_the_client_pauses_are_written_when_it_resumes_and_once() -> None:
     exchange = RecordingExchange()
     stream = stream_on(exchange)
-    stream.say_now(b"one ")
+    stream.send_now(b"one ")
     exchange.paused_since = 1.0
-    stream.say_now(b"two ")
-    stream.say_now(b"three ")
+    stream.send_now(b"two ")
+    stream.send_now(b"three ")
     assert exchange.written == b"one "
     exchange.resume()
     assert exchange.written == b"one two three "
@@ -76,10 +76,10 @@ def test_bytes_held_while_the_client_pauses_are_written_when_it_resumes_and_once
 def test_bytes_held_at_the_end_are_written_before_the_end() -> None:
     exchange = RecordingExchange()
     stream = stream_on(exchange)
-    stream.say_now(b"one ")
+    stream.send_now(b"one ")
     exchange.paused_since = 1.0
-    stream.say_now(b"two ")
-    stream.say(b"three ")
+    stream.send_now(b"two ")
+    stream.send(b"three ")
     stream.end(b"last ")
     assert exchange.written == b"one two three last " + DONE
     assert exchange.finished
@@ -88,10 +88,10 @@ def test_bytes_held_at_the_end_are_written_before_the_end() -> None:
 def test_what_was_held_before_does_not_count_once_it_is_written() -> None:
     exchange = RecordingExchange()
     stream = stream_on(exchange)
-    stream.say_now(b"begin ")
+    stream.send_now(b"begin ")
     for _ in range(10):
         exchange.paused_since = 1.0
-        stream.say_now(b"x" * 60)
+        stream.send_now(b"x" * 60)
         exchange.resume()
     assert not exchange.closed
     assert exchange.written == b"begin " + b"x" * 600
@@ -102,11 +102,11 @@ def test_client_with_too_much_unread_is_cut_and_told() -> None:
     stream = stream_on(exchange)
     cuts: list[int] = []
     stream.on_cut = lambda: cuts.append(1)
-    stream.say_now(b"begin ")
+    stream.send_now(b"begin ")
     exchange.paused_since = 1.0
-    stream.say_now(b"x" * 60)
+    stream.send_now(b"x" * 60)
     assert not exchange.closed
-    stream.say_now(b"x" * 60)
+    stream.send_now(b"x" * 60)
     assert exchange.finished
     assert cuts == [1]
     assert exchange.written.startswith(b'begin data: {"error"')
@@ -125,14 +125,14 @@ def test_whatever_happens_the_client_reads_everything_in_order(actions: list[tup
     exchange = RecordingExchange()
     stream = stream_on(exchange)
     said = b"first "
-    stream.say_now(said)
+    stream.send_now(said)
     num_said = 0
     for action, size in actions:
         if action == "say":
             piece = b"%d" % (num_said % 10) * size
             num_said += 1
             said += piece
-            stream.say(piece)
+            stream.send(piece)
         elif action == "flush":
             stream.flush()
         elif action == "pause":
@@ -157,9 +157,9 @@ async def test_stream_that_breaks_does_not_cost_its_neighbours_their_flush(
     flusher = Flusher(asyncio.get_running_loop())
     exchanges = [RecordingExchange() for _ in range(2)]
     streams = [EventStream(cast("Any", exchange), flusher, LIMITS, lambda: (), 0.0) for exchange in exchanges]
-    streams[0].say(b"one ")
+    streams[0].send(b"one ")
     flusher.add(Broken())
-    streams[1].say(b"two ")
+    streams[1].send(b"two ")
     async with asyncio.timeout(5):
         while not all(exchange.written for exchange in exchanges):  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shared.messages import Usage
 
 
-class Tally:
+class UsageTotals:
     """Adds up the usage of `num_prompts * n` sequences, in which each prompt was computed for `n` choices."""
 
     def __init__(self, num_sequences: int, n: int) -> None:
@@ -41,3 +43,21 @@ class Tally:
     def rejected_prediction_tokens(self) -> int:
         """Draft tokens of speculative decoding that were not accepted."""
         return sum(usage.rejected_prediction_tokens for usage in self._usages if usage)
+
+
+def usage_fields(totals: UsageTotals) -> dict[str, Any]:
+    """Return the `usage` object. It counts draft tokens only where there were any."""
+    prompt_tokens, completion_tokens = totals.prompt_tokens, totals.completion_tokens
+    fields: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": totals.cached_tokens},
+    }
+    accepted, rejected = totals.accepted_prediction_tokens, totals.rejected_prediction_tokens
+    if accepted or rejected:
+        fields["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return fields
