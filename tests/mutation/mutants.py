@@ -15,7 +15,7 @@ from typing import cast
 import libcst as cst
 from mutmut.mutation.file_mutation import create_mutations, deep_replace
 
-_LOGGERS = ("_log", "_logger")
+_LOGGERS = ("_log", "_logger", "_log_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,9 @@ def _is_logging(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.SimpleStatementLine):
         return len(node.body) == 1 and isinstance(node.body[0], cst.Expr) and _is_logging(node.body[0].value)
     function = node.func if isinstance(node, cst.Call) else None
-    value = function.value if isinstance(function, cst.Attribute) else None
-    return isinstance(value, cst.Name) and value.value in _LOGGERS
+    logger = function.value if isinstance(function, cst.Attribute) else None
+    name = logger.attr if isinstance(logger, cst.Attribute) else logger
+    return isinstance(name, cst.Name) and name.value in _LOGGERS
 
 
 def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

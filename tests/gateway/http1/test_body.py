@@ -50,6 +50,7 @@ async def test_body_is_cut_off_at_the_piece_that_exceeds_the_limit() -> None:
     with pytest.raises(ApiError) as caught:
         await source.body.read(10)
     assert (caught.value.status, len(source.pieces), len(source.body)) == (413, 97, 0)
+    assert caught.value.code == "request_too_large"
 
 
 async def test_rest_of_an_answered_body_is_dropped() -> None:
@@ -78,7 +79,7 @@ def test_announced_length_is_refused_before_a_byte_is_read() -> None:
     check_body_headers([(b"content-length", b"10")], 10)
     with pytest.raises(ApiError) as caught:
         check_body_headers([(b"content-length", b"11")], 10)
-    assert caught.value.status == 413
+    assert (caught.value.status, caught.value.code) == (413, "request_too_large")
 
 
 def test_compressed_body_is_refused() -> None:

@@ -107,6 +107,7 @@ def test_framing_without_end_is_refused(opening: bytes, piece: bytes, max_bytes:
     with pytest.raises(ApiError) as caught:
         feed()
     assert caught.value.status == status
+    assert (caught.value.code == "headers_too_large") == (status == 431)
 
 
 def test_body_of_tiny_chunks_is_served() -> None:

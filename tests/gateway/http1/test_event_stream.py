@@ -85,6 +85,13 @@ def test_bytes_held_at_the_end_are_written_before_the_end() -> None:
     assert exchange.finished
 
 
+def test_stream_that_ends_with_its_first_bytes_is_whole() -> None:
+    exchange = RecordingExchange()
+    stream_on(exchange).end(b"only ")
+    assert exchange.written == b"only " + DONE
+    assert exchange.finished
+
+
 def test_what_was_held_before_does_not_count_once_it_is_written() -> None:
     exchange = RecordingExchange()
     stream = stream_on(exchange)
