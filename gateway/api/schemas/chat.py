@@ -77,28 +77,38 @@ class ChatBody(CommonBody, kw_only=True):
     add_generation_prompt: Raw = NULL
     audio: Raw = NULL
     chat_template: Raw = NULL
+    chat_template_kwargs: Raw = NULL
     continue_final_message: Raw = NULL
+    documents: Raw = NULL
     echo: Raw = NULL
     function_call: Raw = NULL
     functions: Raw = NULL
     modalities: Raw = NULL
+    reasoning_effort: Raw = NULL
     tool_choice: Raw = NULL
     tools: Raw = NULL
+    verbosity: Raw = NULL
     web_search_options: Raw = NULL
 
 
 CHAT_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     **UNSUPPORTED,
     "add_generation_prompt": (True,),
+    # A chat template writes the special tokens itself.
+    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
+    "reasoning_effort": ("none",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 

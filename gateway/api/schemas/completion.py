@@ -38,7 +38,11 @@ class CompletionBody(CommonBody, kw_only=True):
     suffix: Raw = NULL
 
 
-COMPLETION_UNSUPPORTED: dict[str, tuple[object, ...]] = {**UNSUPPORTED, "suffix": ("",)}
+COMPLETION_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    **UNSUPPORTED,
+    "add_special_tokens": (True,),
+    "suffix": ("",),
+}
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 

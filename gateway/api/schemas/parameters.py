@@ -66,30 +66,49 @@ class CommonBody(Struct, kw_only=True):
     timeout: TimeoutSeconds | None = None
 
     # Not implemented: only the values that change nothing are let through, see `UNSUPPORTED`.
+    add_special_tokens: Raw = NULL
+    allowed_token_ids: Raw = NULL
+    bad_words: Raw = NULL
     best_of: Raw = NULL
+    cache_salt: Raw = NULL
     guided_choice: Raw = NULL
     guided_grammar: Raw = NULL
     guided_json: Raw = NULL
     guided_regex: Raw = NULL
+    include_stop_str_in_output: Raw = NULL
     length_penalty: Raw = NULL
+    logits_processors: Raw = NULL
     min_tokens: Raw = NULL
     prompt_logprobs: Raw = NULL
     response_format: Raw = NULL
+    return_token_ids: Raw = NULL
+    return_tokens_as_token_ids: Raw = NULL
+    skip_special_tokens: Raw = NULL
     structured_outputs: Raw = NULL
+    truncate_prompt_tokens: Raw = NULL
     use_beam_search: Raw = NULL
 
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
     "best_of": (1,),
+    "cache_salt": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
     "min_tokens": (0,),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
     "structured_outputs": (),
+    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 

@@ -162,6 +162,37 @@ def test_unknown_fields_are_ignored() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("parse", "name", "value"),
+    [
+        (chat, "chat_template_kwargs", {"enable_thinking": False}),
+        (chat, "reasoning_effort", "high"),
+        (chat, "verbosity", "low"),
+        (chat, "documents", [{"text": "a"}]),
+        (chat, "add_special_tokens", True),
+        (completion, "add_special_tokens", False),
+        *[
+            (parse, name, value)
+            for parse in (chat, completion)
+            for name, value in {
+                "allowed_token_ids": [1],
+                "bad_words": ["a"],
+                "cache_salt": "mine",
+                "include_stop_str_in_output": True,
+                "logits_processors": ["a.b"],
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+                "skip_special_tokens": False,
+                "truncate_prompt_tokens": 5,
+            }.items()
+        ],
+    ],
+)
+def test_parameter_of_openai_or_vllm_that_would_change_the_answer_is_refused(parse: Any, name: str, value: Any) -> None:
+    error = refused(parse, **{name: value})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
 @pytest.mark.parametrize(("parse", "names"), [(chat, CHAT_UNSUPPORTED), (completion, COMPLETION_UNSUPPORTED)])
 def test_unsupported_parameter_is_named_unless_it_changes_nothing(parse: Any, names: dict[str, Any]) -> None:
     for name, defaults in names.items():
