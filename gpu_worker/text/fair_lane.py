@@ -141,8 +141,8 @@ class FairLane:
             del self._queues[owner]
             if queue:
                 self._queues[owner] = queue
-            self._waiting_bytes[owner] -= piece.size
-            if not self._waiting_bytes[owner]:
+                self._waiting_bytes[owner] -= piece.size
+            else:
                 del self._waiting_bytes[owner]
             if piece.done.done():
                 continue

@@ -54,6 +54,17 @@ async def test_owners_take_turns_however_much_each_brings(lane: FairLane) -> Non
     assert gate.done == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
+async def test_pieces_without_bytes_all_take_their_turn(lane: FairLane) -> None:
+    gate = Gate()
+    await begun(lane, gate)
+    works = [("a", 0), ("a", 0), ("b", 5), ("b", 0), ("b", 0)]
+    tasks = [asyncio.create_task(lane.run(owner, size, lambda: None)) for owner, size in works]
+    await asyncio.sleep(0)
+    gate.open.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*tasks)
+
+
 async def test_full_lane_says_when_to_come_back(lane: FairLane) -> None:
     gate = Gate()
     await begun(lane, gate)
