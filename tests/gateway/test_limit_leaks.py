@@ -261,6 +261,40 @@ async def test_refusal_for_too_many_sequences_says_when_one_will_have_ended(redi
     assert "Try again in 3.0 s" in error.message
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_one_short_request_changes_little_of_what_requests_usually_take(redis: RedisCache, shared: bool) -> None:
+    clock = Clock()
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
+    principal = limited(concurrent=1)
+    for seconds in (30, 0):
+        lease = await limiter.admit(principal, 1, 1)
+        clock.now += seconds
+        lease.release()
+    await limiter.admit(principal, 1, 1)
+    assert (await refused(limiter, principal)).retry_after_s == pytest.approx(24)
+
+
+@pytest.mark.parametrize("num_stale", [1, 2])
+async def test_statement_that_came_behind_a_later_one_is_made_once_more(
+    redis: RedisCache, monkeypatch: pytest.MonkeyPatch, num_stale: int
+) -> None:
+    limiter, other = (RateLimiter(redis, GatewayMetrics(), Clock()) for _ in range(2))
+    principal = limited(requests=1)
+    evaluate, replies = redis.eval, [[b"stale"]] * num_stale
+
+    async def stale_at_first(*call: object) -> object:
+        return replies.pop() if replies else await evaluate(*call)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(redis, "eval", stale_at_first)
+    await limiter.admit(principal, 1, 1)
+    # After the second time the gateway goes by its own limit, of which Redis does not know.
+    if num_stale == 1:
+        await refused(other, principal)
+    else:
+        await other.admit(principal, 1, 1)
+    await refused(limiter, principal)
+
+
 async def test_another_gateways_sequences_say_when_to_return_too(redis: RedisCache) -> None:
     clock = Clock()
     busy, other = (RateLimiter(redis, GatewayMetrics(), clock) for _ in range(2))

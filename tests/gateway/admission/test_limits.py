@@ -290,9 +290,10 @@ async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: py
     lease.release(5)
 
 
-async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache, shared: bool) -> None:
     clock = Clock()
-    limiter = RateLimiter(redis, GatewayMetrics(), clock)
+    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
     principal = limited(requests=2, tokens=1000)
     await limiter.admit(principal, 1, 100)
     clock.now += 10

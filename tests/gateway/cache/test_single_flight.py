@@ -51,6 +51,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         self.generation: SharedGeneration | None = None
         self.positions = [0] * NUM_SEQUENCES
         self.members: list[list[TextSink]] = []
+        self.left: list[tuple[list[TextSink], list[str]]] = []
         self.num_started = 0
         self.num_cancelled = 0
         self.num_completed = 0
@@ -78,6 +79,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
         before, generation = self.num_cancelled, self.generation
         generation.leave(sinks)
         generation.leave(sinks)
+        self.left.append((sinks, [sink.text for sink in sinks]))
         assert self.num_cancelled - before == (not self.members)
 
     @precondition(lambda self: self.generation)
@@ -135,6 +137,11 @@ class SingleFlightMachine(RuleBasedStateMachine):
             for sink, position in zip(sinks, self.positions, strict=True):
                 assert sink.text == "".join(f"{i} " for i in range(position))
                 assert sink.num_endings == (position == NUM_TOKENS)
+
+    @invariant()
+    def whoever_has_left_hears_nothing_more(self) -> None:
+        for sinks, texts in self.left:
+            assert [sink.text for sink in sinks] == texts
 
     @invariant()
     def every_generation_ends_once(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.engine.engine_thread import EngineStoppedError
+from shared.messages import Sampling
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -46,6 +48,48 @@ async def test_request_cancelled_while_it_is_encoded_never_runs(
     await worker.worker.consumer._interactive._intake._tasks.wait()
     assert added == []
     assert answer.deltas == []
+
+
+async def test_suspect_cancelled_while_it_is_encoded_is_not_announced(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = SlowEncoder(worker, monkeypatch)
+    request = gateway.request(probation=1)
+    answer = await gateway.publish(request)
+    await wait_until(lambda: encoder.num_started == 1)
+    await gateway.cancel(request.id)
+    await gateway.wait_until_acknowledged()
+    encoder.may_go_on.set()
+    await worker.worker.consumer._interactive._intake._tasks.wait()
+    await gateway.ask()
+    assert answer.deltas == []
+
+
+async def test_request_that_reaches_an_engine_that_has_stopped_goes_to_another_worker(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(sequence: object) -> None:
+        raise EngineStoppedError
+
+    monkeypatch.setattr(worker.worker._engine, "add", stopped)
+    answer = await gateway.ask()
+    assert [delta.finish is not None and delta.finish.reason for delta in answer.deltas] == ["handoff"]
+
+
+async def test_moved_request_is_expected_to_need_as_many_blocks_as_when_it_was_new(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker(simulate=1000.0)
+    held = worker.worker.consumer._held
+    sampling = Sampling(max_tokens=40, ignore_eos=True)
+    requests = [gateway.request(sampling=sampling, emitted=emitted) for emitted in ((), tuple(range(5, 30)))]
+    for request in requests:
+        await (await gateway.publish(request)).claimed.wait()
+    new, moved = (held.get(request.id) for request in requests)
+    assert new is not None
+    assert moved is not None
+    assert new.num_blocks == moved.num_blocks > 0
+    await gateway.cancel(*(request.id for request in requests))
 
 
 async def test_newer_epoch_that_comes_while_the_older_is_encoded_runs_alone(
