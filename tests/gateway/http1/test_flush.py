@@ -38,11 +38,14 @@ async def test_next_flush_waits_as_long_as_the_last_one_took() -> None:
 async def test_one_streams_exception_loses_no_neighbours_flush() -> None:
     flusher = Flusher(asyncio.get_running_loop())
     streams = [Stream(), Stream(is_broken=True), Stream()]
-    for _ in range(2):
+
+    async def flush_all(num_flushes: int) -> None:
         for stream in streams:
             flusher.add(stream)
-        await asyncio.sleep(0.02)
-    assert [stream.num_flushes for stream in streams] == [2, 2, 2]
+        await until(lambda: [stream.num_flushes for stream in streams] == [num_flushes] * 3)
+
+    await flush_all(1)
+    await flush_all(2)
 
 
 async def test_flush_in_which_the_process_was_paused_does_not_put_off_the_next_one() -> None:
