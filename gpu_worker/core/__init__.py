@@ -1,1 +1,1 @@
-"""The engine's torch-free heart: sequences, blocks, prefix cache, scheduler. Imports neither torch nor NATS."""
+"""The engine without torch: sequences, blocks, prefix cache, scheduler. Imports neither torch nor NATS."""

@@ -1,1 +1,1 @@
-"""Running a model on a device: paged KV cache, model runner, sampler, and the simulated runner (no torch)."""
+"""One step on a device: the runner, its batch, sampling, drafts and memory; and the simulated runner (no torch)."""

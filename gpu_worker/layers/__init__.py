@@ -1,1 +1,1 @@
-"""Building blocks of models: linear, norm, rotary embedding, attention, MLP. A model family composes them."""
+"""Building blocks of decoders: norm, rotary embedding, attention, MLP, and a decoder's layers one by one or fused."""

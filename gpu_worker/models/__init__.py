@@ -1,1 +1,1 @@
-"""Model families, one file each, composed from `layers`."""
+"""Model families, one file each, which describe a decoder; its configuration, its checkpoint, and the decoder itself."""

@@ -1,1 +1,1 @@
-"""Quantized weights: the forms that the engine computes with, and one file a method that checkpoints come in."""
+"""Checkpoints with quantized weights, one file a method: read into the forms of `kernels.linear.forms`."""
