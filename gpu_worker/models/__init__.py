@@ -1,1 +1,1 @@
-"""Model families, one file each, which describe a decoder; its configuration, its checkpoint, and the decoder itself."""
+"""Model families, one file each; reading configurations and checkpoints; the decoder that all families share."""
