@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from gateway.api.schemas.chat import Messages, flatten_messages
 from gateway.api.schemas.completion import TokenIds
 from gateway.api.schemas.decoding import decode_body, invalid_value, require_text
+from gateway.api.schemas.parameters import NULL, refuse_unsupported
 from shared.bounds import MAX_NAME_BYTES
 from shared.messages import DetokenizeCall, TokenizeCall
 
@@ -24,6 +25,22 @@ class TokenizeBody(Struct, kw_only=True):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+
+    # Not implemented: only the values that change nothing are let through, see `TOKENIZE_UNSUPPORTED`.
+    chat_template: Raw = NULL
+    chat_template_kwargs: Raw = NULL
+    continue_final_message: Raw = NULL
+    return_token_strs: Raw = NULL
+    tools: Raw = NULL
+
+
+TOKENIZE_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "return_token_strs": (False,),
+    "tools": ([],),
+}
 
 
 class DetokenizeBody(Struct, kw_only=True):
@@ -46,6 +63,7 @@ def parse_tokenize(body: bytes) -> tuple[str | None, TokenizeCall]:
         ApiError: 400; `param` names the field at fault.
     """
     parsed = decode_body(_tokenize_decoder, body)
+    refuse_unsupported(parsed, TOKENIZE_UNSUPPORTED)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
     messages = None if parsed.messages is None else flatten_messages(parsed.messages)
