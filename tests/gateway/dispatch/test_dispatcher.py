@@ -13,33 +13,14 @@ import pytest
 from gateway.dispatch.dispatcher import SWEEP_INTERVAL_S, Dispatcher
 from gateway.dispatch.frames import EARLY_S
 from gateway.dispatch.recovery import RecoveryLimits
-from gateway.dispatch.revoker import MAX_DELETIONS
 from gateway.errors import ApiError
-from shared.errors import DependencyError
 from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Sampling, Usage, encode
 from shared.nats_connection import connect
-from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, PROGRESS_STREAM, RESULTS_STREAM, StreamLimits
+from shared.streams import StreamLimits
 from shared.subjects import gateway_subject, worker_subject
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
 from tests.gateway.wire_worker import HEARTBEAT_S, expected_text, token, until
 from tests.servers import NatsServer
-
-
-async def num_queued(bench: Bench) -> int:
-    js = bench.nats.jetstream()
-    info = await js.stream_info(INTERACTIVE_STREAM, subjects_filter=f"hr.req.{bench.model}.interactive")
-    return sum((info.state.subjects or {}).values())
-
-
-async def until_queue_is_empty(bench: Bench) -> None:
-    async with asyncio.timeout(5):
-        while await num_queued(bench):  # noqa: ASYNC110 - each turn asks NATS
-            await asyncio.sleep(0.01)
-
-
-def num_waits() -> int:
-    """Return how many tasks wait for a stream to be there."""
-    return sum(getattr(task.get_coro(), "__qualname__", "") == "wait_for" for task in asyncio.all_tasks())
 
 
 async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
@@ -208,88 +189,6 @@ async def test_cancelled_request_is_taken_from_its_worker(bench: Bench) -> None:
     assert sink.endings == 0
 
 
-async def test_cancelled_request_that_nobody_claimed_leaves_the_queue(bench: Bench) -> None:
-    sink = ListSink()
-    await bench.submit(sink)
-    await until(lambda: bench.flight.stream_seq is not None)
-    assert await num_queued(bench) == 1
-    bench.dispatcher.cancel([bench.flight])
-    await until_queue_is_empty(bench)
-
-
-async def test_request_cancelled_before_the_queue_has_acknowledged_it_leaves_the_queue(bench: Bench) -> None:
-    await bench.submit(ListSink())
-    assert bench.flight.stream_seq is None
-    bench.dispatcher.cancel([bench.flight])
-    await bench.nats.flush()
-    assert await num_queued(bench) <= 1
-    await until_queue_is_empty(bench)
-
-
-async def test_gateway_that_closes_takes_its_requests_out_of_the_queue_first(bench: Bench) -> None:
-    sinks = [ListSink() for _ in range(10 * MAX_DELETIONS)]
-    for sink in sinks:
-        await bench.submit(sink)
-    await until(lambda: bench.flight.stream_seq is not None)
-    assert await num_queued(bench) == len(sinks)
-    await bench.dispatcher.close()
-    assert await num_queued(bench) == 0
-    assert {sink.error.code for sink in sinks if sink.error is not None} == {"shutting_down"}
-    assert {sink.endings for sink in sinks} == {1}
-
-
-async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def missing(*_: object) -> None:
-        raise DependencyError("no JetStream")
-
-    monkeypatch.setattr("gateway.dispatch.dispatcher.ensure_streams", missing)
-    await bench.dispatcher.reconnected()
-    await until(num_waits)
-    await bench.dispatcher.close()
-    assert num_waits() == 0
-
-
-async def test_streams_of_results_and_dead_letters_are_made_at_the_start_and_when_nats_has_lost_them(
-    start_nats: Callable[..., NatsServer],
-) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(start_nats().url, stack)
-        await bench.start()
-        js = bench.nats.jetstream()
-        for _ in range(2):
-            await until(lambda: not num_waits())
-            for stream in (RESULTS_STREAM, DEAD_STREAM, PROGRESS_STREAM):
-                assert (await js.stream_info(stream)).config.name == stream
-                await js.delete_stream(stream)
-            await bench.dispatcher.reconnected()
-
-
-async def test_gateway_tells_the_others_what_nobody_has_claimed(bench: Bench) -> None:
-    heard = await bench.nats.subscribe(bench.dispatcher.reply.replace("hr.tok.", "hr.gateway."))
-    await bench.submit(ListSink())
-    while True:
-        heartbeat = msgspec.msgpack.decode((await heard.next_msg(timeout=5)).data, type=GatewayHeartbeat)
-        if heartbeat.unclaimed:
-            break
-    assert (heartbeat.unclaimed, heartbeat.unclaimed_tokens) == (1, bench.flight.estimated_tokens)
-
-
-async def test_worker_whose_heartbeats_stop_is_probed_and_its_answer_is_a_sign_of_life(bench: Bench) -> None:
-    worker = await bench.worker("a")
-    answers: list[str] = []
-    liveness = bench.dispatcher.fleet.liveness
-    note_answer = liveness.note_answer
-
-    def spy(name: str, now: float) -> None:
-        answers.append(name)
-        note_answer(name, now)
-
-    liveness.note_answer = spy  # type: ignore[method-assign]
-    await worker.stop_beating()
-    await until(lambda: len(answers) >= 2)
-    assert set(answers) == {worker.name}
-
-
 async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> None:
     sink = ListSink()
     await bench.submit(sink, deadline=time.time() + 0.1)
@@ -439,22 +338,6 @@ async def test_bytes_that_are_no_frame_harm_nobody(bench: Bench) -> None:
     await worker.end(request, 1)
     await sink.end()
     assert sink.text == expected_text(1)
-
-
-async def test_deleted_stream_is_made_again(start_nats: Callable[..., NatsServer]) -> None:
-    server = start_nats()
-    async with AsyncExitStack() as stack:
-        bench = Bench(server.url, stack)
-        await bench.start()
-        await bench.nats.jetstream().delete_stream(INTERACTIVE_STREAM)
-        refused, accepted = ListSink(), ListSink()
-        await bench.submit(refused)
-        await refused.end()
-        assert refused.error is not None
-        assert (refused.error.status, refused.error.code) == (503, "queue_unavailable")
-        await until(lambda: bench.dispatcher._restoring is None)
-        await bench.submit(accepted)
-        await until(lambda: bench.flight.stream_seq is not None)
 
 
 async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callable[..., NatsServer]) -> None:
