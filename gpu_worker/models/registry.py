@@ -1,23 +1,16 @@
-"""The model families that can be served, by the name that checkpoints give in `architectures`.
-
-To add a family, write a file with `ARCHITECTURE` and `read_config`, and list it here.
-"""
+"""A model's configuration, from its directory or GGUF file, by the family that the checkpoint names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from gpu_worker.models import llama, mistral, qwen2, qwen3
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.families import find_families
 from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
-FAMILIES: Mapping[str, Callable[[JsonFile], ModelConfig]] = MappingProxyType(
-    {family.ARCHITECTURE: family.read_config for family in (llama, qwen2, qwen3, mistral)}
-)
+FAMILIES = find_families()
 
 
 def read_model_config(directory: Path) -> ModelConfig:

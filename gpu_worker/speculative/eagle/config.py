@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.families.llama import read_config
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.llama import read_config
 
 REMEDY = "take weights that were trained for this model"
 _TAPPED = "eagle_aux_hidden_state_layer_ids"

@@ -6,9 +6,9 @@ import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
-from gpu_worker.models import llama, qwen3
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.families import llama, qwen3
 from kernels.linear import LinearFactory
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_weights import RandomWeights

@@ -1,0 +1,22 @@
+"""The model families that can be served, a file each: `ARCHITECTURE` and `read_config(file) -> ModelConfig`.
+
+A file in this folder is a family: nothing else lists them.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.json_file import JsonFile
+
+ReadConfig = Callable[[JsonFile], ModelConfig]
+
+
+def find_families() -> Mapping[str, ReadConfig]:
+    """Return how the configuration of each family is read, by the name that checkpoints give in `architectures`."""
+    modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    return MappingProxyType({module.ARCHITECTURE: module.read_config for module in modules})
