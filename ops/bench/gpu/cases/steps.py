@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -18,9 +17,9 @@ _PEER_STEPS = 32
 # Without FlashAttention, generate_batch attends from every token to those of all sequences: more would take minutes.
 _PEER_BATCHES = (1, 64)
 _PREFILL_TOKENS = 8192
-_SAMPLES = 7
+_PROMPTS = {"num_tokens": _PREFILL_TOKENS, "num_prompts": 7}
 _DRAFTS = 4
-_SHARE_RIGHT = 0.7
+_ACCEPTANCE = 0.7
 
 
 class MissingPackageError(ImportError):
@@ -46,9 +45,8 @@ def load_step_module(name: str) -> Any:
         raise MissingPackageError(error.name or str(error)) from error
 
 
-def _build(device: torch.device, module: str, function: str, make: Callable[[Any], dict[str, object]]) -> Case:
-    found = load_step_module(module)
-    case: Case = getattr(found, function)(device, **make(found))
+def _build(device: torch.device, module: str, function: str, **arguments: Any) -> Case:
+    case: Case = getattr(load_step_module(module), function)(device, **arguments)
     return case
 
 
@@ -64,6 +62,12 @@ def step_checks(device: torch.device, shape: ModelShape, lengths: tuple[int, ...
     ]
 
 
+def _spec(label: str, shape: ModelShape, module: str, function: str, **arguments: Any) -> CaseSpec:
+    """Return the case of a function of a step module, called with the device, the shape and these arguments."""
+    build = partial(_build, module=module, function=function, shape=shape, **arguments)
+    return CaseSpec(f"{shape.name} {label}", build)
+
+
 def _suite(name: str, shape: ModelShape, cases: list[CaseSpec]) -> OpSuite:
     return OpSuite(name, partial(step_checks, shape=shape, lengths=(333, 61), num_new=24), tuple(cases))
 
@@ -71,64 +75,34 @@ def _suite(name: str, shape: ModelShape, cases: list[CaseSpec]) -> OpSuite:
 def _decode(suffix: str, shape: ModelShape, batches: tuple[int, ...], has_peer: bool) -> OpSuite:
     def case(num_seqs: int) -> CaseSpec:
         num_peer_steps = _PEER_STEPS if has_peer and num_seqs in _PEER_BATCHES else 0
-
-        def make(decode: Any) -> dict[str, object]:
-            return {"shape": shape, "load": decode.DecodeLoad(num_seqs, _CONTEXT, _DECODE_STEPS, num_peer_steps)}
-
-        build = partial(_build, module="decode", function="decode_case", make=make)
-        return CaseSpec(f"{shape.name} {num_seqs} x {_CONTEXT}", build)
+        sizes = {"num_seqs": num_seqs, "context": _CONTEXT, "num_steps": _DECODE_STEPS}
+        label = f"{num_seqs} x {_CONTEXT}"
+        return _spec(label, shape, "decode", "decode_case", **sizes, num_peer_steps=num_peer_steps)
 
     return _suite(f"decode_step_{suffix}", shape, [case(num_seqs) for num_seqs in batches])
 
 
 def _prefill(suffix: str, shape: ModelShape) -> OpSuite:
-    def make(_: Any) -> dict[str, object]:
-        return {"shape": shape, "num_tokens": _PREFILL_TOKENS, "num_prompts": _SAMPLES}
-
-    build = partial(_build, module="prefill", function="prefill_case", make=make)
-    return _suite(f"prefill_step_{suffix}", shape, [CaseSpec(f"{shape.name} 1 x {_PREFILL_TOKENS}", build)])
+    case = _spec(f"1 x {_PREFILL_TOKENS}", shape, "prefill", "prefill_case", **_PROMPTS)
+    return _suite(f"prefill_step_{suffix}", shape, [case])
 
 
-def _throughput() -> OpSuite:
-    def case(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpec:
-        def make(serving: Any) -> dict[str, object]:
-            return {"shape": LLAMA3_8B, "load": serving.Load(num_seqs, prompt, new), "has_peer": has_peer}
-
-        build = partial(_build, module="serving", function="throughput_case", make=make)
-        return CaseSpec(f"{LLAMA3_8B.name} {num_seqs} x {prompt} in {new} out", build)
-
-    # A tenth of the output beside a peer, half of it without: what ten minutes leave room for.
-    return _suite("throughput", LLAMA3_8B, [case(256, 1000, 500, False), case(64, 1000, 100, True)])
+def _throughput(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpec:
+    sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new}
+    label = f"{num_seqs} x {prompt} in {new} out"
+    return _spec(label, LLAMA3_8B, "serving", "throughput_case", **sizes, has_peer=has_peer)
 
 
-def _prefix_cache() -> OpSuite:
-    def make(_: Any) -> dict[str, object]:
-        return {"shape": LLAMA3_8B, "num_tokens": _PREFILL_TOKENS, "num_prompts": _SAMPLES}
-
-    build = partial(_build, module="serving", function="prefix_cache_case", make=make)
-    return _suite("prefix_cache", LLAMA3_8B, [CaseSpec(f"{LLAMA3_8B.name} {_PREFILL_TOKENS} 0% hits", build)])
+def _verified(num_seqs: int) -> CaseSpec:
+    sizes = {"num_seqs": num_seqs, "context": _CONTEXT, "num_steps": _DECODE_STEPS, "num_drafts": _DRAFTS}
+    label = f"{num_seqs} x {_CONTEXT}, {_DRAFTS} drafts"
+    return _spec(label, LLAMA3_8B, "verification", "verification_case", **sizes)
 
 
-def _verification() -> OpSuite:
-    def verify(num_seqs: int) -> CaseSpec:
-        def make(verification: Any) -> dict[str, object]:
-            load = verification.VerificationLoad(num_seqs, _CONTEXT, _DECODE_STEPS, _DRAFTS)
-            return {"shape": LLAMA3_8B, "load": load}
-
-        build = partial(_build, module="verification", function="verification_case", make=make)
-        return CaseSpec(f"{LLAMA3_8B.name} {num_seqs} x {_CONTEXT}, {_DRAFTS} drafts", build)
-
-    def serve(num_seqs: int, prompt: int, new: int) -> CaseSpec:
-        def make(verification: Any) -> dict[str, object]:
-            load = verification.ScriptedLoad(num_seqs, prompt, new, _DRAFTS, _SHARE_RIGHT)
-            return {"shape": LLAMA3_8B, "load": load}
-
-        build = partial(_build, module="verification", function="scripted_case", make=make)
-        label = f"{LLAMA3_8B.name} {num_seqs} x {prompt}/{new}, {_SHARE_RIGHT:.0%} scripted"
-        return CaseSpec(label, build)
-
-    cases = [*(verify(num_seqs) for num_seqs in (1, 8, 64, 256)), *(serve(num_seqs, 128, 256) for num_seqs in (1, 64))]
-    return _suite("verification_step", LLAMA3_8B, cases)
+def _scripted(num_seqs: int, prompt: int, new: int) -> CaseSpec:
+    sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "num_drafts": _DRAFTS}
+    label = f"{num_seqs} x {prompt}/{new}, {_ACCEPTANCE:.0%} scripted"
+    return _spec(label, LLAMA3_8B, "verification", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
 
 
 DECODE_8B = _decode("8b", LLAMA3_8B, (1, 8, 64, 256), has_peer=True)
@@ -139,6 +113,15 @@ PREFILL_8B = _prefill("8b", LLAMA3_8B)
 PREFILL_06B = _prefill("0.6b", QWEN3_06B)
 PREFILL_4B = _prefill("4b", QWEN3_4B)
 PREFILL_32B = _prefill("32b", QWEN3_32B)
-VERIFICATION = _verification()
-THROUGHPUT = _throughput()
-PREFIX_CACHE = _prefix_cache()
+VERIFICATION = _suite(
+    "verification_step",
+    LLAMA3_8B,
+    [*(_verified(num_seqs) for num_seqs in (1, 8, 64, 256)), _scripted(1, 128, 256), _scripted(64, 128, 256)],
+)
+# A tenth of the output beside a peer, half of it without: what ten minutes leave room for.
+THROUGHPUT = _suite("throughput", LLAMA3_8B, [_throughput(256, 1000, 500, False), _throughput(64, 1000, 100, True)])
+PREFIX_CACHE = _suite(
+    "prefix_cache",
+    LLAMA3_8B,
+    [_spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "serving", "prefix_cache_case", **_PROMPTS)],
+)

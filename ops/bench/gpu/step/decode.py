@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,35 +11,27 @@ import torch.nn.functional as F
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.paged_batch import StaticStep
-from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.random_weights import RandomWeights
+from ops.bench.gpu.step.random_model import RandomWeights, random_model
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeLoad:
-    """Sequences that decode together.
+def decode_case(
+    device: torch.device, shape: ModelShape, num_seqs: int, context: int, num_steps: int, num_peer_steps: int = 0
+) -> Case:
+    """Time decode steps; the floor is the reading of the weights, and of the keys and values of all sequences.
 
-    Attributes:
-        num_seqs: Of the batch.
+    Args:
+        device: To run on.
+        shape: Of the model.
+        num_seqs: Sequences that decode together.
         context: Tokens that each has, on average over the timed steps.
         num_steps: Of ours that are timed.
         num_peer_steps: Of `generate_batch`; 0 leaves it out.
     """
-
-    num_seqs: int
-    context: int
-    num_steps: int
-    num_peer_steps: int = 0
-
-
-def decode_case(device: torch.device, shape: ModelShape, load: DecodeLoad) -> Case:
-    """Time decode steps; the floor is the reading of the weights, and of the keys and values of all sequences."""
-    num_seqs, num_steps = load.num_seqs, load.num_steps
-    prompt_len = load.context - num_steps // 2
+    prompt_len = context - num_steps // 2
     # Sequences that are prefilled first decode while the others are.
-    max_model_len = load.context + 2 * num_steps + num_seqs + 16
+    max_model_len = context + 2 * num_steps + num_seqs + 16
     model, weights = random_model(shape, max_model_len, device)
     engine = StepEngine(model, EngineSizes(num_seqs, max_model_len))
     sequences = engine.fill(num_seqs, prompt_len)
@@ -53,12 +44,12 @@ def decode_case(device: torch.device, shape: ModelShape, load: DecodeLoad) -> Ca
         "matrices": matrices(shape, weights, num_seqs, num_seqs),
     }
     clocks = {OURS: Clock.OWN, "eager": Clock.EVENTS}
-    if load.num_peer_steps:
+    if num_peer_steps:
         attention = best_attention()
         name = f"generate_batch ({attention})"
         prompts = [engine.random_prompt(prompt_len) for _ in range(num_seqs)]
         candidates[name] = partial(
-            _peer_steps, shape, weights, device, max_model_len, attention, prompts, load.num_peer_steps
+            _peer_steps, shape, weights, device, max_model_len, attention, prompts, num_peer_steps
         )
         clocks[name] = Clock.OWN
     num_bytes = 2 * (shape.layer_parameters + shape.head_parameters) + num_cached * shape.kv_bytes_per_token

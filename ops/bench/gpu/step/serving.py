@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -16,50 +14,36 @@ from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Sequences that arrive at once, of `prompt` tokens each, and what each makes."""
-
-    num_seqs: int
-    prompt: int
-    new: int
-
-
-def throughput_case(device: torch.device, shape: ModelShape, load: Load, has_peer: bool) -> Case:
+def throughput_case(
+    device: torch.device, shape: ModelShape, num_seqs: int, prompt: int, new: int, has_peer: bool
+) -> Case:
     """Serve a load from an idle engine to the last token.
 
     The floor is what the decodes read, or what the prompts multiply: no step overlaps the two, so it is a loose one.
     """
-    max_model_len = load.prompt + load.new
+    max_model_len = prompt + new
     model, weights = random_model(shape, max_model_len, device)
-    engine = StepEngine(model, EngineSizes(load.num_seqs, max_model_len, is_warm=True))
-    prompts = [engine.random_prompt(load.prompt) for _ in range(load.num_seqs)]
+    engine = StepEngine(model, EngineSizes(num_seqs, max_model_len, is_warm=True))
+    prompts = [engine.random_prompt(prompt) for _ in range(num_seqs)]
 
-    def serve(_: int) -> list[float]:
-        started = time.perf_counter()
-        for prompt in prompts:
-            engine.add(prompt, load.new)
-        engine.run()
-        return [time.perf_counter() - started]
-
-    candidates: dict[str, Callable[[int], object]] = {OURS: serve}
+    candidates: dict[str, Callable[[int], object]] = {OURS: lambda _: [engine.serve_s(prompts, new)]}
     unavailable = {}
     if has_peer:
         name = f"generate_batch ({best_attention()})"
         peer = TransformersPeer(shape, weights.tensors, device, max_model_len, best_attention())
-        candidates[name] = lambda _: [peer.serve_s(prompts, load.new)]
+        candidates[name] = lambda _: [peer.serve_s(prompts, new)]
     else:
         unavailable["generate_batch"] = "left out of this load, which would take it too long; see the smaller one"
     weight_bytes = 2 * (shape.layer_parameters + shape.head_parameters)
-    contexts = load.num_seqs * sum(range(load.prompt, load.prompt + load.new))
+    contexts = num_seqs * sum(range(prompt, prompt + new))
     return Case(
-        load.new * weight_bytes + contexts * shape.kv_bytes_per_token,
-        load.num_seqs * prefill_flops(shape, load.prompt),
+        new * weight_bytes + contexts * shape.kv_bytes_per_token,
+        num_seqs * prefill_flops(shape, prompt),
         1,
         candidates,
         unavailable,
         dict.fromkeys(candidates, Clock.OWN),
-        load.num_seqs * load.new,
+        num_seqs * new,
     )
 
 

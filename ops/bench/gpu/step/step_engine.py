@@ -132,9 +132,14 @@ class StepEngine:
             raise RuntimeError(f"{num_running} sequences were to decode, {self._engine.stats.running} are left")
         return samples
 
-    def time_to_first_token(self, prompt: list[int]) -> float:
-        """Return the seconds from adding a prompt to an idle engine to its one token."""
+    def serve_s(self, prompts: list[list[int]], max_tokens: int) -> float:
+        """Return the seconds from adding prompts to an idle engine to the last of their tokens."""
         started = time.perf_counter()
-        self.add(prompt, 1)
+        for prompt in prompts:
+            self.add(prompt, max_tokens)
         self.run()
         return time.perf_counter() - started
+
+    def time_to_first_token(self, prompt: list[int]) -> float:
+        """Return the seconds from adding a prompt to an idle engine to its one token."""
+        return self.serve_s([prompt], 1)

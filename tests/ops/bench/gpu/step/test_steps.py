@@ -20,13 +20,13 @@ from ops.bench.gpu.record import RunRecord
 from ops.bench.gpu.run import check_op
 from ops.bench.gpu.shapes import LLAMA3_8B, ModelShape
 from ops.bench.gpu.step import correctness, decode, prefill, serving, verification
-from ops.bench.gpu.step.decode import DecodeLoad, decode_case
+from ops.bench.gpu.step.decode import decode_case
 from ops.bench.gpu.step.prefill import prefill_case
 from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.scripted_drafts import ScriptedProposer
-from ops.bench.gpu.step.serving import Load, prefix_cache_case, throughput_case
+from ops.bench.gpu.step.serving import prefix_cache_case, throughput_case
 from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
-from ops.bench.gpu.step.verification import PLAIN, ScriptedLoad, VerificationLoad, scripted_case, verification_case
+from ops.bench.gpu.step.verification import PLAIN, scripted_case, verification_case
 from ops.bench.gpu.suite_process import run_suite
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.table import check_lines
@@ -40,13 +40,13 @@ QWEN = ModelShape(
 LLAMA = replace(QWEN, name="tiny-llama", has_qk_norm=False, ties_embeddings=False)
 
 CASES: dict[str, Callable[[torch.device], Case]] = {
-    "decode": partial(decode_case, shape=QWEN, load=DecodeLoad(3, 24, 8, 4)),
-    "untied decode": partial(decode_case, shape=LLAMA, load=DecodeLoad(2, 20, 8)),
+    "decode": partial(decode_case, shape=QWEN, num_seqs=3, context=24, num_steps=8, num_peer_steps=4),
+    "untied decode": partial(decode_case, shape=LLAMA, num_seqs=2, context=20, num_steps=8),
     "prefill": partial(prefill_case, shape=LLAMA, num_tokens=40, num_prompts=2),
-    "throughput": partial(throughput_case, shape=QWEN, load=Load(3, 20, 5), has_peer=True),
-    "large throughput": partial(throughput_case, shape=QWEN, load=Load(2, 20, 3), has_peer=False),
-    "verification": partial(verification_case, shape=QWEN, load=VerificationLoad(3, 24, 8, 4)),
-    "scripted drafts": partial(scripted_case, shape=LLAMA, load=ScriptedLoad(2, 12, 10, 3, 0.7)),
+    "throughput": partial(throughput_case, shape=QWEN, num_seqs=3, prompt=20, new=5, has_peer=True),
+    "large throughput": partial(throughput_case, shape=QWEN, num_seqs=2, prompt=20, new=3, has_peer=False),
+    "verification": partial(verification_case, shape=QWEN, num_seqs=3, context=24, num_steps=8, num_drafts=4),
+    "scripted drafts": partial(scripted_case, shape=LLAMA, num_seqs=2, prompt=12, new=10, num_drafts=3, acceptance=0.7),
     "prefix cache": partial(prefix_cache_case, shape=QWEN, num_tokens=400, num_prompts=2),
 }
 
