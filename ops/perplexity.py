@@ -73,7 +73,7 @@ def score(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stri
     engine = _engine(runner)
     nats, num_tokens = 0.0, 0
     for window in windows(token_ids, context, stride):
-        nats -= math.fsum(entry.logprob for entry in _scored(engine, window, num_top=0))
+        nats -= math.fsum(entry.logprob for entry in _scored(engine, runner, window, num_top=0))
         num_tokens += window.num_scored
         yield Score(nats, num_tokens)
 
@@ -85,7 +85,7 @@ def most_likely_tokens(runner: TorchModelRunner, token_ids: Sequence[int], conte
         RuntimeError: The engine failed; the cause says why.
     """
     engine = _engine(runner)
-    scored = (_scored(engine, window, num_top=1) for window in windows(token_ids, context, stride))
+    scored = (_scored(engine, runner, window, num_top=1) for window in windows(token_ids, context, stride))
     return [entry.top[0][0] for entries in scored for entry in entries]
 
 
@@ -106,15 +106,18 @@ def _engine(runner: TorchModelRunner) -> Engine:
     )
 
 
-def _scored(engine: Engine, window: Window, num_top: int) -> list[LogprobEntry]:
+def _scored(engine: Engine, runner: TorchModelRunner, window: Window, num_top: int) -> list[LogprobEntry]:
     """Return an entry of each token that the window scores, with so many alternatives."""
     token_ids = list(window.token_ids)
     sampling = Sampling(prompt_logprobs=num_top)
-    engine.add(EngineSequence("window", token_ids, len(token_ids), sampling, max_tokens=0))
+    sequence = EngineSequence("window", token_ids, len(token_ids), sampling, max_tokens=0)
+    engine.add(sequence)
     found: list[LogprobEntry] = []
     while engine.has_work():
         for event in engine.step():
             found += event.prompt_logprobs
         if engine.last_error is not None:
             raise RuntimeError("the engine failed") from engine.last_error
+    # The runner may serve another engine next, whose plans do not know this sequence.
+    runner.release([sequence])
     return found[-window.num_scored :]

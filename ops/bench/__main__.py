@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
+from ops.bench import gateway
 from ops.bench.load.processes import StartError
 from ops.bench.load.systems import headrace_up
 
@@ -28,8 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     # Steps of one length at any load: what varies is the gateway's, and the floor server's steps do not grow.
     environ = os.environ | {"HEADRACE_SIMULATE_GROWTH": "0"}
-    command = [sys.executable, "-m", "ops.bench.gateway", "--step-ms", options.step_ms]
-    command += ["--concurrency", options.concurrency, "--tokens", options.tokens]
+    arguments = ["--step-ms", options.step_ms, "--concurrency", options.concurrency, "--tokens", options.tokens]
     try:
         with (
             headrace_up(["--simulate", options.step_ms, "--gateways", options.gateways], environ) as info,
@@ -37,10 +35,11 @@ def main() -> int:
         ):
             json.dump(info, ready)
             ready.flush()
-            return subprocess.run([*command, "--ready-file", str(Path(ready.name))], check=False).returncode
+            gateway.main([*arguments, "--ready-file", ready.name])
     except StartError as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from ops.bench.engine import Load
+from ops.bench.engine import Load, medians
 from ops.bench.load.processes import StartError
 from ops.bench.load.served_streams import StreamError
+from ops.bench.make_model import Shape, make_model
 from ops.bench.peers.engines import PeerUnavailableError
 
 OURS = "headrace"
@@ -22,7 +25,7 @@ Rates = Mapping[tuple[str, int], float]
 
 def measure_in_turn(
     engines: Mapping[str, Callable[[int], Mapping[int, Measured]]], rounds: int
-) -> tuple[dict[tuple[str, int], list[Measured]], dict[str, str]]:
+) -> tuple[dict[tuple[str, int], Measured], dict[str, str]]:
     """Measure every engine in every round, so that they share the machine's good and bad moments.
 
     Args:
@@ -30,7 +33,7 @@ def measure_in_turn(
         rounds: How often.
 
     Returns:
-        What was measured by name and batch size, and why engines are missing.
+        Medians of what was measured by name and batch size, and why engines are missing.
     """
     results: dict[tuple[str, int], list[Measured]] = defaultdict(list)
     missing: dict[str, str] = {}
@@ -44,7 +47,7 @@ def measure_in_turn(
                     results[name, batch].append(measured)
             except (PeerUnavailableError, StartError, StreamError) as error:
                 missing[name] = str(error)
-    return {key: values for key, values in results.items() if key[0] not in missing}, missing
+    return {key: medians(values) for key, values in results.items() if key[0] not in missing}, missing
 
 
 def ratios(rates: Rates) -> dict[int, float | None]:
@@ -88,6 +91,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def loads_of(options: argparse.Namespace) -> list[Load]:
     """Return the loads that the options ask for, in order of batch size."""
     return [Load(int(batch), options.prompt, options.new) for batch in options.batch.split(",")]
+
+
+@contextmanager
+def model_of(shape: Shape) -> Iterator[Path]:
+    """Make a model of a shape, in a folder that is there until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        make_model(shape, Path(folder))
+        yield Path(folder)
 
 
 def command_line(module: str) -> str:

@@ -10,8 +10,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Values
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +27,7 @@ from ops.bench.stepping import make_engine, step, step_while
 from shared.errors import ConfigError
 from shared.messages import Sampling
 
+Figures = TypeVar("Figures", bound=Any)
 _READ_BYTES = 512 << 20
 _READ_ROUNDS = 7
 
@@ -162,13 +165,19 @@ def _timed(engine: Engine) -> float:
 
 def median_of(measure: Callable[[], Measurement], rounds: int) -> Measurement:
     """Measure several times and take the median of each figure, since other processes come and go."""
-    results = [measure() for _ in range(rounds)]
-    step_times = [result.step_s for result in results if result.step_s is not None]
-    return Measurement(
-        statistics.median(result.prefill_rate for result in results),
-        statistics.median(result.decode_rate for result in results),
-        statistics.median(step_times) if step_times else None,
+    return medians([measure() for _ in range(rounds)])
+
+
+def medians(results: Values[Figures]) -> Figures:
+    """Return the median of each figure of dataclasses of one kind; None where none of them tells it."""
+    columns = {
+        field.name: [value for result in results if (value := getattr(result, field.name)) is not None]
+        for field in fields(results[0])
+    }
+    median: Figures = type(results[0])(
+        **{name: statistics.median(known) if known else None for name, known in columns.items()}
     )
+    return median
 
 
 def bytes_per_decode_step(model: ModelConfig, dtype: torch.dtype, load: Load) -> int:

@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -46,13 +46,13 @@ class Load:
     num_rounds: int
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure what the command line names, print a table, and record each row."""
-    options = _parse_options()
-    uvloop.run(_measure_all(options))
+    command = " ".join(["python -m ops.bench.gateway", *arguments])
+    uvloop.run(_measure_all(_parse_options(arguments), command))
 
 
-async def _measure_all(options: argparse.Namespace) -> None:
+async def _measure_all(options: argparse.Namespace, command: str) -> None:
     rows = []
     with _target(options) as target:
         for concurrency in options.concurrency:
@@ -65,7 +65,6 @@ async def _measure_all(options: argparse.Namespace) -> None:
             with _floor(options.step_ms, options.tokens) as floor:
                 rows.append(await _measure(floor, load, spread_s))
             print(_line(rows[-1]), flush=True)
-    command = "python -m ops.bench.gateway " + " ".join(sys.argv[1:])
     for row in rows:
         append_record("gateway", command, row | {"step_ms": options.step_ms})
 
@@ -154,7 +153,7 @@ def _line(row: dict[str, object]) -> str:
     return "  ".join(f"{'-' if row[name] is None else row[name]!s:>{width}}" for name, width in _COLUMNS)
 
 
-def _parse_options() -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--ready-file", type=Path, help="Drive the running system that this file describes.")
@@ -164,7 +163,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
     parser.add_argument("--model", default="headrace-demo", help="Model of the running system.")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _integers(text: str) -> list[int]:
@@ -172,4 +171,4 @@ def _integers(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

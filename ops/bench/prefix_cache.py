@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,11 +26,11 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.simulated_runner import SimulatedRunner
-from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.comparison import command_line, model_of
+from ops.bench.make_model import SHAPES, Size
 from ops.bench.record import append_record
-from ops.bench.stepping import make_engine, step_while
+from ops.bench.stepping import Prompts, make_engine, step_while
 from shared.errors import ConfigError
-from shared.messages import Sampling
 
 BLOCK_SIZE = 16
 TOKEN_BUDGET = 512
@@ -89,26 +85,6 @@ class FirstTokens:
         return statistics.median(self.cold_s) / statistics.median(self.hit_s)
 
 
-class Prompts:
-    """Makes sequences with prompts that share no beginning."""
-
-    def __init__(self, vocab_size: int) -> None:
-        """Draw from a vocabulary, special tokens left out."""
-        self._random = random.Random(0)
-        self._vocabulary = range(3, vocab_size)
-        self._num_made = 0
-
-    def tokens(self, count: int) -> list[int]:
-        """Draw tokens."""
-        return self._random.choices(self._vocabulary, k=count)
-
-    def sequence(self, prompt: list[int], new: int) -> Sequence:
-        """Make a sequence that decodes `new` tokens."""
-        self._num_made += 1
-        sampling = Sampling(temperature=0.0, ignore_eos=True)
-        return Sequence(f"sequence-{self._num_made}", list(prompt), len(prompt), sampling, max_tokens=new)
-
-
 _engine = partial(make_engine, max_num_seqs=64, token_budget=TOKEN_BUDGET, block_size=BLOCK_SIZE)
 
 
@@ -132,7 +108,7 @@ def measure_misses(runner: ModelRunner, vocab_size: int, load: MissLoad, rounds:
         has: _engine(runner, num_blocks=num_blocks, max_model_len=max_len, has_prefix_cache=has)
         for has in (True, False)
     }
-    prompts = Prompts(vocab_size)
+    prompts = Prompts(range(3, vocab_size))
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds + 1):
         texts = [prompts.tokens(load.prompt) for _ in range(load.batch)]
@@ -161,7 +137,7 @@ def measure_first_tokens(runner: ModelRunner, vocab_size: int, prompt: int, roun
     """Take turns: a prompt that is new, then one that begins with 99 % of it, in whole blocks."""
     num_shared = -(-int(prompt * HIT_SHARE) // BLOCK_SIZE) * BLOCK_SIZE
     engine = _engine(runner, num_blocks=2 * _blocks_for(prompt), max_model_len=prompt + 1)
-    prompts = Prompts(vocab_size)
+    prompts = Prompts(range(3, vocab_size))
     cold_s, hit_s, shares = [], [], []
     for _ in range(rounds):
         text = prompts.tokens(prompt)
@@ -205,16 +181,6 @@ def load_runner(model: Path, prompt: int, load: MissLoad, num_threads: int | Non
             f"`python -m ops.bench.make_model --max-len {longest}`",
         )
     return runner
-
-
-@contextmanager
-def _model(options: argparse.Namespace, max_len: int) -> Iterator[Path]:
-    if options.model is not None:
-        yield options.model
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        make_model(replace(SHAPES[Size(options.shape)], max_len=max_len), Path(folder))
-        yield Path(folder)
 
 
 def _rows(misses: MissCost, per_token_s: float, first: FirstTokens, load: MissLoad) -> list[dict[str, object]]:
@@ -268,7 +234,8 @@ def main() -> None:
     options = parser.parse_args()
     load = MissLoad()
     per_token_s = cache_seconds_per_token(max(2, options.rounds // 8))
-    with _model(options, max(options.prompt + 1, load.prompt + load.new)) as model:
+    shape = replace(SHAPES[Size(options.shape)], max_len=max(options.prompt + 1, load.prompt + load.new))
+    with nullcontext(options.model) if options.model is not None else model_of(shape) as model:
         runner = load_runner(model, options.prompt, load, options.num_threads)
         vocab_size = runner.model_config.vocab_size
         misses = measure_misses(runner, vocab_size, load, options.rounds)
@@ -279,9 +246,8 @@ def main() -> None:
     rows = _rows(misses, per_token_s, first, load)
     _print(rows[0], rows[1], options.prompt)
     rows[1]["prompt"] = options.prompt
-    command = "python -m ops.bench.prefix_cache " + " ".join(sys.argv[1:])
     for row in rows:
-        append_record("prefix_cache", command.strip(), common | row)
+        append_record("prefix_cache", command_line("prefix_cache"), common | row)
 
 
 if __name__ == "__main__":

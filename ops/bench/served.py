@@ -13,7 +13,6 @@ import asyncio
 import random
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -41,22 +40,17 @@ from ops.bench.record import append_record
 PRECISIONS = {"bfloat16": (None, "BF16"), "int8": ("int8", "Q8_0"), "int4": ("rtn-int4", "Q4_0")}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The medians of one server at one number of streams.
+Results = dict[tuple[str, int], Served]
 
-    Attributes:
-        engine_rate: Decode tokens per second of our engine without queue and gateway; None for others.
+
+def measure_all(
+    found: list[Server], task: Task, vocab_size: int, rounds: int
+) -> tuple[Results, dict[int, float], dict[str, str]]:
+    """Measure every server in every round, and our engine without queue and gateway beside our server.
+
+    Returns:
+        Medians by server and number of streams, decode rates of our engine alone, and why servers are missing.
     """
-
-    server: str
-    batch: int
-    served: Served
-    engine_rate: float | None = None
-
-
-def measure_all(found: list[Server], task: Task, vocab_size: int, rounds: int) -> tuple[list[Row], dict[str, str]]:
-    """Measure every server in every round, and our engine alone beside our server."""
     engine_rates: dict[int, list[float]] = defaultdict(list)
 
     def in_round(server: Server, number: int) -> dict[int, Served]:
@@ -68,11 +62,8 @@ def measure_all(found: list[Server], task: Task, vocab_size: int, rounds: int) -
         return served
 
     results, missing = measure_in_turn({server.name: partial(in_round, server) for server in found}, rounds)
-    rows = [
-        Row(name, batch, Served.median(served), median(engine_rates[batch]) if name == OURS else None)
-        for (name, batch), served in results.items()
-    ]
-    return rows, missing
+    alone = {batch: median(rates) for batch, rates in engine_rates.items() if (OURS, batch) in results}
+    return results, alone, missing
 
 
 async def _serve(address: Address, loads: list[Load], vocab_size: int, number: int) -> dict[int, Served]:
@@ -88,31 +79,32 @@ async def _serve(address: Address, loads: list[Load], vocab_size: int, number: i
     return {load.batch: await serve(load, load.new) for load in loads}
 
 
-def print_table(title: str, rows: list[Row]) -> None:
+def print_table(title: str, results: Results, engine_rates: dict[int, float]) -> None:
     """Print decode rates and times to the first token, a server a line."""
     print(f"\n{title}")
     waits: dict[str, str] = defaultdict(lambda: "   TTFT p50 ms")
-    for row in rows:
-        waits[row.server] += f" {row.served.ttft_p50_s * 1e3:.0f}"
-    print_rates("decode tok/s", {(row.server, row.batch): row.served.decode_rate for row in rows}, waits)
-    alone = "".join(f"{row.engine_rate:>9.0f}" for row in rows if row.engine_rate is not None)
-    if alone:
-        print(f"{'engine alone':<16}{alone}")
+    for (name, _), served in results.items():
+        waits[name] += f" {served.ttft_p50_s * 1e3:.0f}"
+    print_rates("decode tok/s", {key: served.decode_rate for key, served in results.items()}, waits)
+    if engine_rates:
+        print(f"{'engine alone':<16}" + "".join(f"{rate:>9.0f}" for rate in engine_rates.values()))
 
 
-def record(fields: dict[str, object], rows: list[Row], versions: dict[str, str | None]) -> None:
+def record(
+    fields: dict[str, object], results: Results, engine_rates: dict[int, float], versions: dict[str, str | None]
+) -> None:
     """Append the results, a line a server and batch size, with the `fields` that all have in common."""
-    for row in rows:
+    for (name, batch), served in results.items():
         figures: dict[str, object] = {
-            "engine": row.server,
-            "engine_version": versions[row.server],
-            "batch": row.batch,
-            "decode_tokens_per_s": round(row.served.decode_rate, 1),
-            "ttft_p50_ms": round(row.served.ttft_p50_s * 1e3, 1),
-            "ttft_max_ms": round(row.served.ttft_max_s * 1e3, 1),
+            "engine": name,
+            "engine_version": versions[name],
+            "batch": batch,
+            "decode_tokens_per_s": round(served.decode_rate, 1),
+            "ttft_p50_ms": round(served.ttft_p50_s * 1e3, 1),
+            "ttft_max_ms": round(served.ttft_max_s * 1e3, 1),
         }
-        if row.engine_rate is not None:
-            figures["engine_alone_tokens_per_s"] = round(row.engine_rate, 1)
+        if name == OURS and batch in engine_rates:
+            figures["engine_alone_tokens_per_s"] = round(engine_rates[batch], 1)
         append_record("served", command_line("served"), fields | figures)
 
 
@@ -139,13 +131,15 @@ def _compare(size: Size, precision: str, options: argparse.Namespace, folder: Pa
     if options.servers is not None:
         found = [server for server in found if server.name in (OURS, *options.servers.split(","))]
     task = Task(model, loads_of(options), options.num_threads)
-    rows, missing = measure_all(found, task, SHAPES[size].vocab_size, options.rounds)
+    results, engine_rates, missing = measure_all(found, task, SHAPES[size].vocab_size, options.rounds)
     conditions = f"{task.num_threads} threads, prompt {options.prompt}, {options.new} decode steps"
-    print_table(f"{size.value}, {precision}, {conditions}", rows)
+    print_table(f"{size.value}, {precision}, {conditions}", results, engine_rates)
     print_missing(missing)
     fields: dict[str, object] = {"model": size.value, "dtype": precision, "threads": task.num_threads}
     fields |= {"prompt": options.prompt, "new": options.new, "not_available": missing}
-    record(fields, rows, {server.name: server.version() for server in found if server.name not in missing})
+    record(
+        fields, results, engine_rates, {server.name: server.version() for server in found if server.name not in missing}
+    )
 
 
 def _quantized(shape: Shape, plain: Path, folder: Path, method: str) -> Path:

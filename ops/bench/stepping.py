@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine
+from shared.messages import Sampling
 
 
 def make_engine(
@@ -33,6 +36,26 @@ def make_engine(
         enable_prefix_caching=has_prefix_cache,
     )
     return Engine(Scheduler(config, speculation), runner)
+
+
+class Prompts:
+    """Makes greedy sequences with random prompts that share no beginning."""
+
+    def __init__(self, vocabulary: range) -> None:
+        """Draw from a vocabulary."""
+        self._random = random.Random(0)
+        self._vocabulary = vocabulary
+        self._num_made = 0
+
+    def tokens(self, count: int) -> list[int]:
+        """Draw tokens."""
+        return self._random.choices(self._vocabulary, k=count)
+
+    def sequence(self, prompt: list[int], new: int) -> Sequence:
+        """Make a sequence that decodes `new` tokens."""
+        self._num_made += 1
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        return Sequence(f"sequence-{self._num_made}", list(prompt), len(prompt), sampling, max_tokens=new)
 
 
 def step(engine: Engine) -> list[SequenceEvent]:

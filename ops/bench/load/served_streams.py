@@ -42,15 +42,6 @@ class Served:
     ttft_p50_s: float
     ttft_max_s: float
 
-    @classmethod
-    def median(cls, results: list[Served]) -> Served:
-        """Return the median of each figure."""
-        return cls(
-            median(one.decode_rate for one in results),
-            median(one.ttft_p50_s for one in results),
-            median(one.ttft_max_s for one in results),
-        )
-
 
 async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: int) -> Served:
     """Ask for a completion of `max_tokens` of each prompt, all at once.

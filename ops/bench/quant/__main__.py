@@ -39,7 +39,7 @@ def measure(task: Task, models: dict[str, Path], llama: Path, rounds: int) -> li
         engines |= {
             f"llama.cpp {name}": partial(measure_llama, home=llama, precision=name) for name in LLAMA_PRECISIONS
         }
-    rows, missing = measure_all(engines, task, rounds)
+    measured, missing = measure_all(engines, task, rounds)
     print_missing(missing)
     sizes = {name: weight_bytes(model) for name, model in models.items()}
     sizes |= {
@@ -48,7 +48,7 @@ def measure(task: Task, models: dict[str, Path], llama: Path, rounds: int) -> li
         if name not in models | missing
     }
     return [
-        Result(name, sizes[name], sorted((row for row in rows if row.engine == name), key=lambda row: row.batch))
+        Result(name, sizes[name], {batch: one for (engine, batch), one in sorted(measured.items()) if engine == name})
         for name in engines
         if name not in missing
     ]
@@ -61,20 +61,19 @@ def _measure_at(model: Path, task: Task) -> dict[int, Measurement]:
 def print_table(title: str, results: list[Result]) -> None:
     """Print a line a result, with decode rates beside those of bfloat16."""
     print(f"\n{title}")
-    plain, batches = results[0], [row.batch for row in results[0].rows]
-    heads = "".join(f"{f'B{batch}':>15}" for batch in batches)
+    plain = results[0].measured
+    heads = "".join(f"{f'B{batch}':>15}" for batch in plain)
     print(f"{'decode tok/s':<16}{'MB':>8}{'perplexity':>12}{'same token':>12}{heads}{'prefill':>10}")
     for result in results:
-        rates = {row.batch: row.decode_rate for row in result.rows}
         cells = "".join(
-            f"{rates[row.batch]:>8.0f} {rates[row.batch] / row.decode_rate:>5.2f}x"
-            if row.batch in rates
+            f"{result.measured[batch].decode_rate:>8.0f} {result.measured[batch].decode_rate / one.decode_rate:>5.2f}x"
+            if batch in result.measured
             else f"{'-':>15}"
-            for row in plain.rows
+            for batch, one in plain.items()
         )
         quality = "-" if result.quality is None else f"{result.quality.perplexity:.3f}"
         alike = "-" if result.quality is None else f"{result.quality.same_token:.2%}"
-        prefill = f"{result.rows[-1].prefill_rate:.0f}" if result.rows else "-"
+        prefill = "-" if result.prefill_rate is None else f"{result.prefill_rate:.0f}"
         print(f"{result.name:<16}{result.num_bytes / 1e6:>8.1f}{quality:>12}{alike:>12}{cells}{prefill:>10}")
 
 

@@ -38,7 +38,7 @@ def with_quality(results: list[Result], models: dict[str, Path], num_threads: in
         for result in results
     ]
     num_bytes = next(result.num_bytes for result in results if result.name == PLAIN)
-    caches = [Result(f"{PLAIN}, KV {name}", num_bytes, [], measured(models[PLAIN], name)) for name in KV_FORMATS]
+    caches = [Result(f"{PLAIN}, KV {name}", num_bytes, {}, measured(models[PLAIN], name)) for name in KV_FORMATS]
     return scored + caches
 
 

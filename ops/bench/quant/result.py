@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ops.bench.engine_compare import Row
+from ops.bench.engine import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,24 @@ class Result:
 
     Attributes:
         num_bytes: Of the weights.
-        rows: A batch size each.
+        measured: Speeds by batch size, in ascending order.
         quality: None where it is not measured.
     """
 
     name: str
     num_bytes: int
-    rows: list[Row]
+    measured: dict[int, Measurement]
     quality: Quality | None = None
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Return the rate with the largest batch."""
+        return list(self.measured.values())[-1].prefill_rate if self.measured else None
 
     def figures(self) -> dict[str, object]:
         """Return what is printed and recorded."""
-        rates = {f"decode_tokens_per_s_at_{row.batch}": round(row.decode_rate, 1) for row in self.rows}
-        prefill = {"prefill_tokens_per_s": round(self.rows[-1].prefill_rate)} if self.rows else {}
+        rates = {f"decode_tokens_per_s_at_{batch}": round(one.decode_rate, 1) for batch, one in self.measured.items()}
+        prefill = {} if self.prefill_rate is None else {"prefill_tokens_per_s": round(self.prefill_rate)}
         quality: dict[str, object] = {}
         if self.quality is not None:
             quality = {

@@ -18,9 +18,8 @@ import argparse
 import itertools
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,8 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.comparison import command_line, model_of
+from ops.bench.make_model import SHAPES, Size
 from ops.bench.record import append_record
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.spec.loads import (
@@ -161,21 +161,6 @@ def _tell_difference(answers: list[list[int]], plain: list[list[int]]) -> None:
     print(f"{count} of {len(plain)} answers differ from those of plain decoding", file=sys.stderr)
 
 
-@contextmanager
-def _model(options: argparse.Namespace) -> Iterator[Path]:
-    if options.shape is None:
-        yield options.model
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        make_model(SHAPES[Size(options.shape)], Path(folder))
-        yield Path(folder)
-
-
-def _load(model: Path, options: argparse.Namespace) -> TorchModelRunner:
-    runner = build_runner(_runner_config(model, options))
-    return runner
-
-
 def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
     return RunnerConfig(
         model,
@@ -210,7 +195,7 @@ def _options() -> argparse.Namespace:
 
 
 def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    runner = _load(model, options)
+    runner = build_runner(_runner_config(model, options))
     common = {"dtype": str(runner.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
     for name, ways in _ways(model, runner, options):
         for batch in options.batch:
@@ -260,13 +245,12 @@ def _settings(model: Path, name: str, options: argparse.Namespace) -> tuple[Work
 def main() -> None:
     """Measure, print and record."""
     options = _options()
-    command = ("python -m ops.bench.spec " + " ".join(sys.argv[1:])).strip()
-    with _model(options) as model:
+    with nullcontext(options.model) if options.shape is None else model_of(SHAPES[Size(options.shape)]) as model:
         for number, row in enumerate(_rows(model, options)):
             if not number:
                 print("  ".join(row))
             print("  ".join(f"{value!s:>{len(name)}}" for name, value in row.items()), flush=True)
-            append_record("spec", command, row)
+            append_record("spec", command_line("spec"), row)
 
 
 if __name__ == "__main__":

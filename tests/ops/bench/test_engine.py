@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gpu_worker.models.registry import read_model_config
 from ops.bench.comparison import OURS, print_rates, ratios
 from ops.bench.engine import EngineBench, Load, Measurement, bytes_per_decode_step, median_of
-from ops.bench.engine_compare import Row, measure_all
+from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
 from ops.bench.peers.engines import PeerUnavailableError, Task
 from ops.cli.bench import command
@@ -78,9 +78,9 @@ def test_engine_that_cannot_run_is_reported_and_the_others_are_measured() -> Non
     def steady(task: Task) -> dict[int, Measurement]:
         return {1: Measurement(5, 7)}
 
-    rows, missing = measure_all({OURS: steady, "absent": absent}, Task(Path(), [Load(1, 1, 1)], 1), rounds=2)
+    results, missing = measure_all({OURS: steady, "absent": absent}, Task(Path(), [Load(1, 1, 1)], 1), rounds=2)
     assert missing == {"absent": "no cmake"}
-    assert rows == [Row(OURS, 1, 5, 7)]
+    assert results == {(OURS, 1): Measurement(5, 7)}
 
 
 def test_ratio_is_taken_to_the_best_peer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 
@@ -14,8 +13,7 @@ from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.stepping import make_engine, step, step_while
-from shared.messages import Sampling
+from ops.bench.stepping import Prompts, make_engine, step, step_while
 
 BLOCK_SIZE = 16
 # Steps that are timed together: with steps in flight, single ones begin and end at odd times.
@@ -72,24 +70,15 @@ class StepEngine:
             has_prefix_cache=sizes.has_prefix_cache,
             speculation=None if proposer is None else Speculation(FixedDepth(sizes.num_drafts)),
         )
-        self._vocabulary = range(model.config.vocab_size)
-        self._random = random.Random(0)
-        self._num_added = 0
+        self._prompts = Prompts(range(model.config.vocab_size))
 
     def random_prompt(self, length: int) -> list[int]:
         """Return tokens that no earlier prompt began with."""
-        return self._random.choices(self._vocabulary, k=length)
+        return self._prompts.tokens(length)
 
     def add(self, prompt: list[int], max_tokens: int) -> Sequence:
         """Queue a greedy sequence."""
-        self._num_added += 1
-        sequence = Sequence(
-            id=f"sequence-{self._num_added}",
-            token_ids=list(prompt),
-            num_prompt_tokens=len(prompt),
-            sampling=Sampling(temperature=0.0, ignore_eos=True),
-            max_tokens=max_tokens,
-        )
+        sequence = self._prompts.sequence(prompt, max_tokens)
         self._engine.add(sequence)
         return sequence
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ops.bench.engine import Load, Measurement
-from ops.bench.engine_compare import Row
 from ops.bench.make_model import Shape, make_model
 from ops.bench.peers.engines import Task, measure_ours
 from ops.bench.quant.__main__ import measure, print_table
@@ -68,12 +67,12 @@ def test_quantized_model_is_measured_beside_the_plain_one(tmp_path: Path) -> Non
     task = Task(models[PLAIN], [Load(1, 8, 2), Load(2, 8, 2)], 1)
     results = measure(task, models, tmp_path / "nowhere", rounds=1)
     assert [result.name for result in results] == [PLAIN, "int8"]
-    assert all([row.batch for row in result.rows] == [1, 2] for result in results)
+    assert all(list(result.measured) == [1, 2] for result in results)
     assert isinstance(measure_ours(task)[1], Measurement)
 
 
 def test_figures_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
-    result = Result("int8", 2_000_000, [Row("int8", 1, 50.0, 10.0), Row("int8", 4, 60.4, 30.0)])
+    result = Result("int8", 2_000_000, {1: Measurement(50.0, 10.0), 4: Measurement(60.4, 30.0)})
     assert result.figures() == {
         "name": "int8",
         "weights_mb": 2.0,
@@ -81,14 +80,17 @@ def test_figures_name_batch_sizes_and_leave_out_what_was_not_measured() -> None:
         "decode_tokens_per_s_at_4": 30.0,
         "prefill_tokens_per_s": 60,
     }
-    figures = Result("KV fp8", 2, [], Quality(17.5, 0.98765, 500)).figures()
+    figures = Result("KV fp8", 2, {}, Quality(17.5, 0.98765, 500)).figures()
     assert (figures["perplexity"], figures["same_token_percent"], figures["held_out_tokens"]) == (17.5, 98.77, 500)
 
 
 def test_table_has_rates_beside_those_of_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row("a", 1, 50.0, 10.0)]
     print_table(
-        "model", [Result("bf16", 4, rows), Result("int8", 2, [Row("b", 1, 50.0, 25.0)], Quality(17.25, 0.9, 9))]
+        "model",
+        [
+            Result("bf16", 4, {1: Measurement(50.0, 10.0)}),
+            Result("int8", 2, {1: Measurement(50.0, 25.0)}, Quality(17.25, 0.9, 9)),
+        ],
     )
     last = capsys.readouterr().out.splitlines()[-1]
     assert "2.50x" in last
