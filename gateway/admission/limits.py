@@ -50,14 +50,13 @@ class Lease:
         headers: `x-ratelimit-*` for the answer.
     """
 
-    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "num_sequences", "tokens")
+    __slots__ = ("_limiter", "batch", "first_ms", "headers", "key_id", "tokens")
 
-    def __init__(self, limiter: RateLimiter, key_id: str, tokens: int, num_sequences: int) -> None:
+    def __init__(self, limiter: RateLimiter, key_id: str, tokens: int) -> None:
         """Made by the rate limiter."""
         self._limiter: RateLimiter | None = limiter
         self.key_id = key_id
         self.tokens = tokens
-        self.num_sequences = num_sequences
         self.batch: Batch | None = None
         self.first_ms: int | None = None
         self.headers: dict[str, str] = {}
@@ -121,7 +120,7 @@ class RateLimiter:
             return self._unlimited
         limits = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
         _check_possible(limits, num_sequences, tokens)
-        lease = Lease(self, principal.key_id, tokens, num_sequences)
+        lease = Lease(self, principal.key_id, tokens)
         account = self._accounts[principal.key_id]
         account.is_counted = limits.concurrency is not None
         reply = None

@@ -268,12 +268,15 @@ async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., Nat
         sinks = [ListSink() for _ in range(3)]
         for sink in sinks:
             await bench.submit(sink)
+        flights = list(bench.dispatcher._flights)
         await sinks[2].end()
         error = sinks[2].error
         assert error is not None
         assert (error.status, error.code) == (503, "queue_full")
         assert error.retry_after_s
-        assert sinks[0].error is None
+        await asyncio.sleep(0.1)
+        # A queue that is full is there: nobody else's request is published again.
+        assert [(flight.epoch, flight.sink.error) for flight in flights[:2]] == [(0, None)] * 2
 
 
 async def test_restarted_nats_serves_old_and_new_requests(start_nats: Callable[..., NatsServer]) -> None:

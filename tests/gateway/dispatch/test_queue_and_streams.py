@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
+from gateway.dispatch.publisher import Publisher
 from gateway.dispatch.revoker import MAX_DELETIONS
 from shared.errors import DependencyError
 from shared.messages import GatewayHeartbeat
@@ -61,8 +62,21 @@ async def test_gateway_that_closes_takes_its_requests_out_of_the_queue_first(ben
     assert await num_queued(bench) == len(sinks)
     await bench.dispatcher.close()
     assert await num_queued(bench) == 0
-    assert {sink.error.code for sink in sinks if sink.error is not None} == {"shutting_down"}
+    assert {(e.status, e.code) for sink in sinks if (e := sink.error) is not None} == {(503, "shutting_down")}
     assert {sink.endings for sink in sinks} == {1}
+
+
+async def test_acknowledgement_of_an_attempt_that_was_given_up_is_not_heard(bench: Bench) -> None:
+    publisher, stored = Publisher(bench.nats), []
+    await publisher.start()
+    await bench.submit(ListSink())
+    publisher.on_stored = lambda flight, epoch, stream_seq: stored.append(stream_seq)
+    publisher.publish(bench.flight)
+    publisher.forget(bench.flight)
+    publisher.publish(bench.flight)
+    await until(lambda: stored)
+    await bench.nats.flush()
+    assert len(stored) == 1
 
 
 async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gpu_worker.engine.engine_thread import EngineStoppedError
-from shared.messages import Sampling
+from shared.batch_streams import batch_stream
+from shared.messages import Sampling, encode
+from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -104,6 +106,20 @@ async def test_newer_epoch_that_comes_while_the_older_is_encoded_runs_alone(
     encoder.may_go_on.set()
     assert (await new.wait()).finish.reason == "length"
     assert old.deltas == []
+
+
+async def test_drain_gives_back_a_batch_job_that_is_being_encoded(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await make_worker()
+    encoder = SlowEncoder(first, monkeypatch)
+    job = gateway.request(lane="batch", tenant="t", reply=None)
+    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(job))
+    await wait_until(lambda: encoder.num_started == 1)
+    await first.drain(timeout_s=0.02)
+    encoder.may_go_on.set()
+    await make_worker()
+    await gateway.wait_until_acknowledged(batch_stream("t"))
 
 
 async def test_drain_hands_over_a_request_that_is_being_encoded(
