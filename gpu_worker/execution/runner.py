@@ -145,6 +145,17 @@ class TorchModelRunner:
         """Tokens of a block."""
         return self._cache.block_size
 
+    @property
+    def step_limits(self) -> StepLimits:
+        """What bounds a step."""
+        return StepLimits(
+            self._rows.spare,
+            self.max_model_len,
+            self._max_num_batched_tokens,
+            self._cache.block_size,
+            self._max_draft_tokens,
+        )
+
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
         """Ask `proposer` for what plans allow to be drafted, None nobody.
 
@@ -193,13 +204,7 @@ class TorchModelRunner:
             InvalidLogitsError: The model's logits are no distribution: its weights or their data type are broken.
         """
         started = time.monotonic()
-        limits = StepLimits(
-            self._rows.spare,
-            self.max_model_len,
-            self._max_num_batched_tokens,
-            self._cache.block_size,
-            self._max_draft_tokens,
-        )
+        limits = self.step_limits
         self.verify_drafts_of(WarmUpProposer())
         for plan in warm_up_plans(limits) if self.is_asynchronous else first_plans(limits):
             if not plan.scheduled:

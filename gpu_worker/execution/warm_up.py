@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from typing import Protocol
 
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence, StepPlan
+from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from shared.messages import Sampling
 
@@ -80,6 +81,60 @@ def first_plans(limits: StepLimits) -> Iterator[StepPlan]:
     return _plans([_Shape([length], _SAMPLINGS[1], [0]), _Shape([1], _GREEDY, [0])], limits)
 
 
+class PendingStep(Protocol):
+    """What a runner returns for a step."""
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        ...
+
+
+class WarmedRunner(Protocol):
+    """A runner with a proposer of drafts."""
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """What bounds its steps."""
+        ...
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Launch a step."""
+        ...
+
+    def release(self, sequences: Iterable[Sequence]) -> None:
+        """Forget sequences."""
+        ...
+
+
+def warm_up_proposer(runner: WarmedRunner) -> None:
+    """Let the runner's own proposer draft behind prompts and for batches of all kinds, before the first step."""
+    limits = runner.step_limits
+    num_drafts = _most_drafts(limits)
+    if num_drafts < 1:
+        return
+    most = min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + num_drafts))
+    batches = [[1] * count for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1)]
+    batches += [[query_len] + [1] * (count - 1) for count, query_len in _mixtures(limits) if count <= most]
+    for lengths in batches:
+        # A token and its drafts follow the longest prompt too.
+        lengths[0] = max(1, min(lengths[0], limits.max_model_len - 1 - num_drafts))
+        sequences = [_sequence(length, 1 + num_drafts, _GREEDY, limits) for length in lengths]
+        scheduled = [ScheduledSequence(sequence, 0, len(sequence.token_ids), True) for sequence in sequences]
+        sampled = runner.submit(StepPlan(0, scheduled, sum(lengths))).result().sampled
+        for sequence, tokens in zip(sequences, sampled, strict=True):
+            sequence.token_ids += tokens.token_ids
+        scheduled = [
+            ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, True, num_drafts) for sequence in sequences
+        ]
+        runner.submit(StepPlan(1, scheduled, len(scheduled))).result()
+        runner.release(sequences)
+
+
+def _most_drafts(limits: StepLimits) -> int:
+    """Return how many drafts a sequence may have, less than one where there is no room for any."""
+    return min(limits.max_draft_tokens, MAX_DRAFT_TOKENS, limits.max_model_len - 2, limits.max_num_batched_tokens - 1)
+
+
 def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
     departed: list[Sequence] = []
     for shape in shapes:
@@ -97,6 +152,8 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
     largest = _spread(limits.max_num_batched_tokens, most, limits.max_model_len)
     for sampling in reversed(_SAMPLINGS):
         yield _Shape(largest, sampling, [0] * most)
+    for sampling in _SAMPLINGS:
+        yield _Shape([1], sampling, [0])
     for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1):
         yield _Shape([1] * count, _GREEDY, [0] * count)
     for count, query_len in _mixtures(limits):
@@ -113,6 +170,8 @@ def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + most_drafts))
     for sampling in reversed(_SAMPLINGS):
         yield _Shape([1] * most, sampling, [most_drafts] * most)
+    for sampling in _SAMPLINGS:
+        yield _Shape([1], sampling, [1])
     for num_rows in range(2, min(most * (1 + most_drafts), _MAX_DISTINCT_ROWS) + 1):
         # As many drafts to the first ones as they may have.
         count = -(-num_rows // (1 + most_drafts))

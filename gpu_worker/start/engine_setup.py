@@ -81,6 +81,7 @@ def _load_model(
 
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.execution.warm_up import warm_up_proposer
     from gpu_worker.models.registry import read_model_config
 
     device = config.device
@@ -113,6 +114,8 @@ def _load_model(
     runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
     if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
+        if runner.is_asynchronous:
+            warm_up_proposer(runner)
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
 
 

@@ -8,6 +8,9 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 
+# Kernels are compiled anew for a pointer that is aligned otherwise: the numbers of each step begin on a multiple.
+_ALIGNED_ITEMS = 16
+
 
 class SingleSteps:
     """Where the next tokens of a batch's sequences lie, whichever tokens they are.
@@ -28,9 +31,9 @@ class SingleSteps:
         takes_part = steps < limits - 1
         positions = torch.where(takes_part, context.context_lens[: len(limits)] + steps, 0)
         slots = tables.gather(1, (positions // block_size).T).T * block_size + positions % block_size
-        self._positions = positions
-        self._slots = torch.where(takes_part, slots, -1)
-        self._context_lens = torch.where(takes_part, positions + 1, 0).int()
+        self._positions = _aligned(positions)
+        self._slots = _aligned(torch.where(takes_part, slots, -1))
+        self._context_lens = _aligned(torch.where(takes_part, positions + 1, 0).int())
         self._context = dataclasses.replace(
             context,
             block_tables=tables,
@@ -46,3 +49,9 @@ class SingleSteps:
             context_lens=self._context_lens[number],
             max_context_len=self._context.max_context_len + number + 1,
         )
+
+
+def _aligned(rows: torch.Tensor) -> torch.Tensor:
+    """Return the same rows, each of which begins on a multiple of `_ALIGNED_ITEMS`."""
+    width = rows.shape[1]
+    return torch.nn.functional.pad(rows, (0, -width % _ALIGNED_ITEMS))[:, :width]

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Values
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
-from gpu_worker.execution.warm_up import StepLimits, warm_up_plans
+from gpu_worker.core.draft import Draft
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.drafts.proposer import DraftRequest
+from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_plans, warm_up_proposer
 from kernels.gpu_config import Gpu, GpuGeneration
+from shared.messages import Sampling
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
+from tests.gpu_worker.execution.engine_run import make_sequence, run, save_tiny_model
 
 LIMITS = [
     StepLimits(1, 16, 1, 4),
@@ -129,3 +137,39 @@ def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
     )
     for name in kernels:
         assert needed[name] <= compiled[name]
+
+
+class CountingProposer(WarmUpProposer):
+    """Notes for how many sequences it is asked at once, and how long they are."""
+
+    def __init__(self) -> None:
+        self.batches: set[int] = set()
+        self.lengths: set[int] = set()
+        self.running: set[Sequence] = set()
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        self.batches.add(len(requests))
+        self.lengths |= {len(request.sequence.token_ids) for request in requests}
+        self.running |= {request.sequence for request in requests}
+        return super().propose(requests)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.running.discard(sequence)
+
+
+@pytest.mark.parametrize(("num_drafts", "most"), [(3, 16), (1, 32), (63, 1)])
+def test_proposer_is_asked_for_every_size_of_batch_and_left_with_nothing(
+    num_drafts: int, most: int, tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path)
+    runner = make_device_runner(load(tmp_path, "cpu"), is_graphed=False, max_draft_tokens=num_drafts)
+    proposer = CountingProposer()
+    runner.verify_drafts_of(proposer)
+
+    warm_up_proposer(runner)
+
+    assert proposer.batches == set(range(1, most + 1))
+    assert {2, 3, 5, 9, 17, 33, TOKEN_BUDGET + 1} <= proposer.lengths
+    assert not proposer.running
+    sequences = [make_sequence("a", [1, 2, 3], Sampling(temperature=0.0, max_tokens=3))]
+    assert len(run(runner, sequences).tokens["a"]) == 3

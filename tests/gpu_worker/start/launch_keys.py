@@ -1,0 +1,276 @@
+"""Records what Triton would compile for a GPU that is not here: the specialisation keys of all launches of a worker.
+
+Kernels are neither compiled nor run, and the other operations of a step compute on zeros: nothing but shapes, types,
+alignments and numbers of arguments matters, from which Triton's own binder makes the key. The tests' own process has
+the interpreter switched on, so this is a program: `python -m tests.gpu_worker.start.launch_keys CASE DRAFTS OUTPUT`.
+It writes how many keys the start of a worker used, and those that were new while it served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Values
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+# Before anything takes it from there: all operations but the kernels of the GPU are those of torch.
+import kernels.cpu_library
+
+kernels.cpu_library.cpu_library = lambda: None
+
+from gpu_worker.core.draft import Draft  # noqa: E402
+from gpu_worker.core.sequence import Sequence  # noqa: E402
+from gpu_worker.core.step import ScheduledSequence, StepPlan  # noqa: E402
+from gpu_worker.engine.engine import Engine  # noqa: E402
+from gpu_worker.execution.batch.transfers import Upload  # noqa: E402
+from gpu_worker.execution.drafts.proposer import DraftRequest  # noqa: E402
+from gpu_worker.execution.runner import TorchModelRunner  # noqa: E402
+from gpu_worker.execution.warm_up import WarmUpProposer  # noqa: E402
+from gpu_worker.start.config import WorkerConfig  # noqa: E402
+from gpu_worker.start.engine_setup import build_engine  # noqa: E402
+from gpu_worker.text.model_directory import read_model_directory  # noqa: E402
+from gpu_worker.text.tokenizer import ModelTokenizer  # noqa: E402
+from kernels.gpu_config import Gpu, GpuGeneration  # noqa: E402
+from kernels.linear import LinearFactory  # noqa: E402
+from kernels.linear.forms import DenseWeight, GroupQuantizedWeight, ScaledWeight  # noqa: E402
+from kernels.linear.forms.numbers import INT4  # noqa: E402
+from ops.bench.spec.fixed_depth import FixedDepth  # noqa: E402
+from shared.messages import Sampling  # noqa: E402
+from tests.gpu_worker.start.test_speculation_on_device import DEMO_MODEL, MB, Machine  # noqa: E402
+
+GPU = Gpu(GpuGeneration.HOPPER, 132)
+MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN, NUM_DRAFTS = 34, 160, 256, 3
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.7, top_k=5),
+    Sampling(temperature=0.7, min_p=0.1, logprobs=3),
+    Sampling(temperature=0.7, frequency_penalty=0.3, logit_bias={3: 1.0, 7: 2.0}),
+    Sampling(temperature=0.7, top_p=0.5, presence_penalty=0.3, repetition_penalty=1.2, prompt_logprobs=1),
+]
+
+
+class Recorder:
+    """Stands for the driver of a GPU and for the launches of all kernels.
+
+    Attributes:
+        keys: Of the launches so far, as text.
+    """
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        triton.runtime.driver.set_active(self)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def record(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        assert all(isinstance(size, int) and size > 0 for size in grid), grid
+        options = {"debug": function.debug, "instrumentation_mode": ""} | kwargs
+        binder = function.device_caches[0][4]
+        _, specialization, used = binder(*args, **options)
+        self.keys.add(f"{function.__name__} {specialization} {used}")
+
+
+class RandomTrees:
+    """Drafts of any size below what is asked for, chains and trees."""
+
+    wants_hidden = False
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        return [self._draft(self._random.randint(0, request.num_tokens)) for request in requests]
+
+    def _draft(self, size: int) -> Draft:
+        if size == 0 or self._random.random() < 0.5:
+            return Draft((1,) * size)
+        return WarmUpProposer().propose([mock.Mock(num_tokens=size)])[0]
+
+    def observe(self, computed: object) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each operation launch its kernels, which write zeros."""
+    from kernels.paged_attention import triton_attention as attention
+    from kernels.rms_norm.triton_kernel import rms_norm_triton
+    from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+    from kernels.sampling import triton_kernel as sampling
+    from kernels.sampling.config import sampling_config
+    from kernels.silu_mul.triton_kernel import silu_mul_triton
+
+    def attend(
+        query: Any, keys: Any, values: Any, tables: Any, starts: Any, lens: Any, most: int, _: int, scale: float,
+        window: Any, soft_cap: Any, scales: Any, masks: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        batch = attention.PagedAttentionBatch(query, keys, values, tables, starts, lens, scales, masks)
+        return attention.paged_attention_triton(batch, most, scale, window, soft_cap, GPU).zero_()
+
+    # The parts of an allocation for each tile of each row begin anywhere.
+    one_tile = replace(sampling_config(GPU.generation), tile=4096)
+    operations: dict[str, Callable[..., Any]] = {
+        "rms_norm": lambda *args: rms_norm_triton(*args, GPU).zero_(),
+        "silu_mul": lambda gate_up: silu_mul_triton(gate_up, GPU).zero_(),
+        "rope_kv_write": lambda *args: rope_kv_write_triton(*args[:7], GPU, *args[7:]),
+        "paged_attention": attend,
+        "apply_penalties": sampling.apply_penalties_triton,
+        "count_tokens": sampling.count_tokens_triton,
+        "sample_tokens": lambda *args, may_truncate: sampling.sample_tokens_triton(
+            *args, may_truncate, one_tile
+        ).zero_(),
+    }
+    rooms = {"apply_penalties": "sampling", "count_tokens": "sampling", "sample_tokens": "sampling"}
+    for name, operation in operations.items():
+        monkeypatch.setattr(f"kernels.{rooms.get(name, name)}.dispatch.{name}_reference", operation)
+    upload = Upload.__init__
+
+    def copy(self: Upload, device: torch.device, *, is_copied: bool | None = None) -> None:
+        upload(self, device, is_copied=True)
+
+    monkeypatch.setattr(Upload, "__init__", copy)
+
+
+def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor], Any]) -> None:
+    """Let each linear layer have weights of a form, on the kernels of a GPU."""
+    from kernels.linear.gpu_packed import triton_dequantize, triton_product
+    from kernels.linear.gpu_scaled import triton_product as scaled_product
+
+    for module in ("gpu_packed.pack", "gpu_scaled.matrix"):
+        monkeypatch.setattr(f"kernels.linear.{module}.has_kernels", lambda _: True)
+    for module in ("gpu_packed", "gpu_scaled"):
+        monkeypatch.setattr(f"kernels.linear.{module}.dispatch.gpu_of", lambda _: GPU)
+    for module, name in (
+        (triton_product, "packed_linear_triton"),
+        (triton_dequantize, "dequantize_triton"),
+        (scaled_product, "scaled_linear_triton"),
+    ):
+        launch = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, launch=launch: launch(*args).zero_())
+    make = LinearFactory.make
+
+    def make_quantized(self: LinearFactory, weight: Any, bias: Any = None) -> Any:
+        weight = weight.weight if isinstance(weight, DenseWeight) else weight
+        return make(self, form(weight) if isinstance(weight, torch.Tensor) else weight, bias)
+
+    monkeypatch.setattr(LinearFactory, "make", make_quantized)
+
+
+def int4(weight: torch.Tensor) -> GroupQuantizedWeight:
+    rows, columns = weight.shape
+    scales = torch.ones(rows, -(-columns // 64))
+    return GroupQuantizedWeight(torch.zeros(rows, columns // 2, dtype=torch.uint8), INT4, 64, scales, scales.clone())
+
+
+def int8(weight: torch.Tensor) -> ScaledWeight:
+    return ScaledWeight(torch.zeros(weight.shape, dtype=torch.int8), torch.ones(weight.shape[0], 1), "dynamic")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "off": {},
+    "eager": {"cuda_graphs": "off"},
+    "int8-cache": {"kv_cache_dtype": "int8"},
+    "int4": {},
+    "int8": {},
+    **{kind: {"speculative": kind} for kind in ("ngram", "self", "draft", "medusa", "eagle")},
+    "eagle3": {"speculative": "eagle"},
+}
+
+
+def start(case: str, drafts: Path) -> Engine:
+    settings = dict(CASES[case])
+    if settings.get("speculative") in ("draft", "medusa", "eagle"):
+        settings["draft_model"] = DEMO_MODEL if case == "draft" else drafts / case
+    directory = read_model_directory(DEMO_MODEL)
+    config = WorkerConfig(
+        model=DEMO_MODEL,
+        device="cuda",
+        dtype="bfloat16",
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_TOKENS,
+        max_model_len=MAX_LEN,
+        gpu_memory_utilization=1.0,
+        num_speculative_tokens=NUM_DRAFTS,
+        **settings,
+    )
+    return build_engine(config, directory, ModelTokenizer(directory)).engine
+
+
+def steps_of_every_size(runner: TorchModelRunner, num_drafts: int = 0) -> Iterator[StepPlan]:
+    """Yield batches of every size with every sampling, decodes and chunks, and lets their sequences depart."""
+    lengths = [1, 2, 3, 5, 16, 33, 64, 100, MAX_TOKENS - MAX_NUM_SEQS * (1 + num_drafts)]
+    for count, sampling, length in itertools.product(range(1, MAX_NUM_SEQS + 1), SAMPLINGS, lengths):
+        if length > 1 and sampling is not SAMPLINGS[count % len(SAMPLINGS)]:
+            continue
+        scheduled = []
+        for place in range(count):
+            size = length if place == count // 2 else 1
+            blocks = list(range(-(-(size + num_drafts) // runner.block_size)))
+            sequence = Sequence(str(place), [1] * size, size, sampling, 4, block_table=blocks)
+            scheduled.append(ScheduledSequence(sequence, 0, size, place % 5 != 4, num_drafts if size == 1 else 0))
+        yield StepPlan(0, scheduled, sum(item.num_tokens for item in scheduled))
+        runner.release([item.sequence for item in scheduled])
+
+
+def serve(engine: Engine) -> list[Sequence]:
+    """Let sequences arrive one a step until there are as many as may run, and end one by one; return them."""
+    sequences = []
+    for index in range(MAX_NUM_SEQS + 4):
+        prompt, sampling = [1 + index] * (1 + index * 7 % 90), SAMPLINGS[index % len(SAMPLINGS)]
+        sequences.append(Sequence(str(index), prompt, len(prompt), sampling, 60 + index))
+        engine.add(sequences[-1])
+        engine.step()
+    while engine.has_work():
+        engine.step()
+        assert engine.last_error is None
+    return sequences
+
+
+def main(case: str, drafts: str, output: str) -> None:
+    recorder = Recorder()
+    with contextlib.ExitStack() as stack:
+        monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+        monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: recorder.record(self, *args, **kwargs))
+        monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
+        launch_as_on_a_gpu(monkeypatch)
+        if case in ("int4", "int8"):
+            quantize_all(monkeypatch, {"int4": int4, "int8": int8}[case])
+        machine = Machine(monkeypatch, 400 * MB)
+        engine = start(case, Path(drafts))
+        compiled = set(recorder.keys)
+        runner = machine.runners[0]
+        runner.release(serve(engine))
+        for plan in steps_of_every_size(runner):
+            runner.submit(plan).result()
+        if "speculative" in CASES[case]:
+            runner.verify_drafts_of(RandomTrees())
+            for plan in steps_of_every_size(runner, NUM_DRAFTS):
+                runner.submit(plan).result()
+    new = sorted(recorder.keys - compiled)
+    kernels_launched = sorted({key.split()[0] for key in compiled})
+    Path(output).write_text(json.dumps({"kernels": kernels_launched, "num_compiled": len(compiled), "new": new}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])

@@ -1,0 +1,71 @@
+"""Nothing is compiled while a worker with a GPU serves: all specialisation keys have been used when it is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu_worker.speculative.draft_files import (
+    eagle3_config,
+    eagle3_tensors,
+    eagle_config,
+    eagle_tensors,
+    medusa_config,
+    medusa_tensors,
+    save_draft,
+)
+
+ROOT = Path(__file__).parents[3]
+# Of every model, whatever its weights and its proposer.
+KERNELS = {
+    "chunk_attention_kernel",
+    "count_tokens_kernel",
+    "draw_kernel",
+    "penalties_kernel",
+    "reduce_splits_kernel",
+    "rms_norm_kernel",
+    "rope_kv_write_kernel",
+    "silu_mul_kernel",
+    "split_attention_kernel",
+    "threshold_kernel",
+    "tile_masses_kernel",
+    "tile_statistics_kernel",
+}
+FURTHER = {
+    "int4": {"packed_linear_kernel"},
+    "int8": {"quantize_tokens_kernel", "scaled_linear_kernel"},
+}
+CASES = ["off", "eager", "int8-cache", "int4", "int8", "ngram", "self", "draft", "medusa", "eagle", "eagle3"]
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("drafts")
+    torch.manual_seed(1)
+    save_draft(directory / "medusa", medusa_config(3, 1), medusa_tensors(3, 1, 256, 4096, set()))
+    save_draft(directory / "eagle", eagle_config(256, 4096), eagle_tensors(256))
+    save_draft(directory / "eagle3", eagle3_config(256, 4096, 500), eagle3_tensors(256, 4096, 500))
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_serving_launches_nothing_that_the_start_has_not_compiled(case: str, drafts: Path, tmp_path: Path) -> None:
+    """With batches of all sizes, all kinds of sampling, chunks of many lengths, and drafts as trees and chains."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    output = tmp_path / "keys.json"
+    command = [sys.executable, "-m", "tests.gpu_worker.start.launch_keys", case, str(drafts), str(output)]
+
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(output.read_text())
+    assert set(found["kernels"]) == KERNELS | FURTHER.get(case, set())
+    assert found["new"] == []
