@@ -43,6 +43,7 @@ HEADERS = (
     "team.h",
     "quantized_kv.h",
     "linear/dense/packed.h",
+    "linear/dense/widened.h",
     "linear/cpu/numbers.h",
     "linear/cpu/weight.h",
     "linear/cpu/rows.h",

@@ -35,7 +35,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
         "rope_kv_write": (None, [_POINTER, *[_INT32] * 3]),
-        "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 6]),
+        "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 7]),
         "panel_width": (_INT32, []),
         "quantized_linear": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
         "quantized_linear_scratch": (_INT64, [_POINTER, _INT32, _INT64]),

@@ -20,6 +20,7 @@ class MatrixStructure(ctypes.Structure):
         ("bias", _POINTER),
         ("num_inputs", _INT32),
         ("num_outputs", _INT32),
+        ("dtype", _INT32),
         ("quantized", _POINTER),
     )
 
@@ -69,6 +70,7 @@ class StackStructure(ctypes.Structure):
         ("head_dim", _INT32),
         ("rotated_dim", _INT32),
         ("dtype", _INT32),
+        ("embedding_dtype", _INT32),
         ("cache_dtype", _INT32),
         ("eps", _FLOAT),
         ("scale", _FLOAT),

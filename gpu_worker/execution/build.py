@@ -38,6 +38,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
 from kernels.linear import LinearFactory
+from kernels.linear.dense import keeps_half
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,18 @@ class _Plan:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return _name(self.dtype)
+
+    @property
+    def matrix_dtype_name(self) -> str:
+        """The type that matrices have in memory."""
+        stored = self.model_config.dtype
+        is_kept = keeps_half(stored, self.model_config.hidden_size, self.dtype, self.device)
+        return _name(stored if is_kept else self.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def build_runner(
@@ -98,7 +110,7 @@ def _plan(config: RunnerConfig) -> _Plan:
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     block_bytes = bytes_per_block(config.block_size, model_config, kv_cache_dtype)
     demand = CacheDemand(block_bytes, config.block_size, max_model_len)
-    weights = weights_bytes(config.model, dtype, is_tied=model_config.tie_word_embeddings)
+    weights = weights_bytes(config.model, dtype, device, is_tied=model_config.tie_word_embeddings)
     return _Plan(config, model_config, dtype, kv_cache_dtype, device, demand, fixed_num_blocks(config, demand), weights)
 
 
@@ -143,7 +155,7 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
-    check_host_weights_fit(plan.weights, plan.dtype_name, free_host_bytes())
+    check_host_weights_fit(plan.weights, plan.matrix_dtype_name, free_host_bytes())
     model = _load(plan, start_up)
     if plan.fixed is None:
         free_bytes = max(0, free_host_bytes() - config.proposer_bytes)

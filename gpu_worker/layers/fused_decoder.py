@@ -34,15 +34,16 @@ class FusedDecoder:
         self,
         library: CpuLibrary,
         shape: StackShape,
+        dtype: torch.dtype,
         embedding: torch.Tensor,
         layers: Iterable[LayerWeights],
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
         tapped_layers: Sequence[int] = (),
     ) -> None:
-        """Make the stack. Shapes are those of `CpuDecoderStack`."""
-        packed = [LayerPacking(library, embedding.dtype).pack(weights) for weights in layers]
-        inputs = StackInputs(embedding)
+        """Make the stack, which computes in `dtype`. Shapes are those of `CpuDecoderStack`."""
+        packed = [LayerPacking(library, dtype).pack(weights) for weights in layers]
+        inputs = StackInputs(embedding, dtype)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:

@@ -73,10 +73,11 @@ class DecoderLayer:
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
-    __slots__ = ("_cos_sin", "_embedding", "_layers", "_norm", "_tapped_layers")
+    __slots__ = ("_cos_sin", "_dtype", "_embedding", "_layers", "_norm", "_tapped_layers")
 
     def __init__(
         self,
+        dtype: torch.dtype,
         embedding: torch.Tensor,
         layers: Iterable[LayerWeights],
         final_norm: torch.Tensor,
@@ -85,7 +86,7 @@ class LayeredDecoder:
         linears: LinearFactory,
         tapped_layers: Sequence[int] = (),
     ) -> None:
-        """Make the layers; the streams before those that are tapped are returned too.
+        """Make the layers, which compute in `dtype`; the streams before those that are tapped are returned too.
 
         Shapes:
             embedding: `[vocab_size, hidden_size]`
@@ -96,6 +97,7 @@ class LayeredDecoder:
         def linear(projection: Projection) -> Linear:
             return linears.make(projection.weight, projection.bias)
 
+        self._dtype = dtype
         self._embedding = embedding
         self._layers = [DecoderLayer(index, weights, eps, linear) for index, weights in enumerate(layers)]
         self._norm = RMSNorm(final_norm, eps)
@@ -104,7 +106,7 @@ class LayeredDecoder:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
-        x, residual = torch.embedding(self._embedding, token_ids), None
+        x, residual = torch.embedding(self._embedding, token_ids).to(self._dtype), None
         streams: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             if index in self._tapped_layers:

@@ -17,6 +17,7 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
+from gpu_worker.quantization.tensor_source import KeepsHalf
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -43,6 +44,7 @@ class Checkpoint:
         progress: Progress | None = None,
         *,
         single_file: str = SINGLE_FILE,
+        keeps_half: KeepsHalf | None = None,
     ) -> None:
         """Open the files of `directory`.
 
@@ -52,6 +54,7 @@ class Checkpoint:
             device: Where they are put.
             progress: Called after each tensor with the bytes that were taken and that there are, in the files.
             single_file: Name of the single file.
+            keeps_half: Says which matrices are not converted; None converts all.
 
         Raises:
             CheckpointError: A file is missing, damaged, or outside the directory.
@@ -60,6 +63,7 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._progress = progress
+        self._keeps_half = keeps_half
         self._files = ExitStack()
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
@@ -108,7 +112,8 @@ class Checkpoint:
         for name, shape in zip(names, shapes, strict=True):
             self._check(name, shape)
         num_rows = sum(shape[0] for shape in shapes)
-        whole = torch.empty((num_rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        dtype = self._dtype_of([self._stored(name) for name in names])
+        whole = torch.empty((num_rows, *shapes[0][1:]), dtype=dtype, device=self._device)
         for name, rows in zip(names, whole.split_with_sizes([shape[0] for shape in shapes]), strict=True):
             self._read(name, rows)
         return whole
@@ -187,7 +192,17 @@ class Checkpoint:
         return self._shards[name].tensors[name]
 
     def _num_bytes_loaded(self, stored: StoredTensor) -> int:
-        return stored.num_elements * self._dtype.itemsize if stored.dtype in _FLOATS else stored.num_bytes
+        if stored.dtype not in _FLOATS:
+            return stored.num_bytes
+        return stored.num_elements * self._dtype_of([stored]).itemsize
+
+    def _dtype_of(self, parts: Sequence[StoredTensor]) -> torch.dtype:
+        """Return the type in which tensors are handed out as one."""
+        stored, shape = parts[0].dtype, parts[0].shape
+        if self._keeps_half is None or len(shape) != 2 or not isinstance(stored, torch.dtype):
+            return self._dtype
+        is_kept = all(part.dtype == stored for part in parts) and self._keeps_half(stored, shape[1])
+        return stored if is_kept else self._dtype
 
     def _open(self, directory: Path, single_file: str) -> dict[str, TensorFile]:
         """Map tensor names to the open file that holds them."""

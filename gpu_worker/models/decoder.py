@@ -30,7 +30,7 @@ class CausalLM:
         config: Sizes and options.
         dtype: What it computes in.
         device: Where it runs.
-        embedding: `[vocab_size, hidden_size]`.
+        embedding: `[vocab_size, hidden_size]`; of 16 bits where the checkpoint has it so, even if `dtype` is float32.
         linears: What made its linear layers, and makes those of what drafts for it.
     """
 
@@ -60,7 +60,7 @@ class CausalLM:
         vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.embedding = vocabulary
         projections = Projections(checkpoint, quantized)
-        self._decoder = _decoder(config, checkpoint, projections, vocabulary, linears)
+        self._decoder = _decoder(config, checkpoint, projections, vocabulary, dtype, linears)
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             head: WeightForm = DenseWeight(vocabulary)
@@ -114,6 +114,7 @@ def _decoder(
     checkpoint: WeightSource,
     projections: Projections,
     embedding: torch.Tensor,
+    dtype: torch.dtype,
     linears: LinearFactory,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
@@ -122,10 +123,11 @@ def _decoder(
     layers = (take_layer(config, checkpoint, projections, index) for index in range(config.num_layers))
     final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
     cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
-    library = fusing_library(shape, embedding.dtype, embedding.device)
+    library = fusing_library(shape, dtype, embedding.device)
     if library is not None:
-        return FusedDecoder(library, shape, embedding, layers, final_norm, cos_sin, config.tapped_layers)
-    return LayeredDecoder(embedding, layers, final_norm, cos_sin, config.rms_norm_eps, linears, config.tapped_layers)
+        return FusedDecoder(library, shape, dtype, embedding, layers, final_norm, cos_sin, config.tapped_layers)
+    eps, tapped_layers = config.rms_norm_eps, config.tapped_layers
+    return LayeredDecoder(dtype, embedding, layers, final_norm, cos_sin, eps, linears, tapped_layers)
 
 
 def stack_shape(config: ModelConfig) -> StackShape:

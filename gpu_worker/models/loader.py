@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import open_weights
 from kernels.linear import LinearFactory
+from kernels.linear.dense import keeps_half
 
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
@@ -36,7 +38,8 @@ def load_model(
 
     Args:
         directory: Holds `config.json` and safetensors weights, or a GGUF file; or that file itself.
-        dtype: float32, bfloat16 or float16; weights are converted to it.
+        dtype: float32, bfloat16 or float16; weights are converted to it, except matrices of 16 bits where
+            linear layers take them for float32.
         device: Where the model runs.
         max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
         tapped_layers: Layers before which the residual stream is reported.
@@ -50,7 +53,8 @@ def load_model(
     if max_model_len is not None and max_model_len < config.max_model_len:
         config = dataclasses.replace(config, max_model_len=max_model_len)
     config = dataclasses.replace(config, tapped_layers=tapped_layers)
-    with open_weights(directory, dtype, device, progress) as checkpoint:
+    keeps = partial(keeps_half, inputs=dtype, device=device)
+    with open_weights(directory, dtype, device, progress, keeps_half=keeps) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         linears = linears or LinearFactory(free_host_bytes)

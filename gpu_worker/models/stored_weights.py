@@ -9,12 +9,18 @@ import torch
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.quantization.tensor_source import KeepsHalf
 
 StoredWeights = Checkpoint | GGUFCheckpoint
 
 
 def open_weights(
-    model: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    model: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+    *,
+    keeps_half: KeepsHalf | None = None,
 ) -> StoredWeights:
     """Open the weights of a model; use the result as a context manager.
 
@@ -23,11 +29,12 @@ def open_weights(
         dtype: What floating point numbers are converted to.
         device: Where tensors are put.
         progress: Called after each tensor with the bytes that were taken and that there are, in the files.
+        keeps_half: Says which matrices are not converted; None converts all.
 
     Raises:
         HeadraceError: A file is missing or damaged.
     """
     gguf = find_gguf(model)
     if gguf is not None:
-        return GGUFCheckpoint(gguf, dtype, device, progress)
-    return Checkpoint(model, dtype, device, progress)
+        return GGUFCheckpoint(gguf, dtype, device, progress, keeps_half=keeps_half)
+    return Checkpoint(model, dtype, device, progress, keeps_half=keeps_half)

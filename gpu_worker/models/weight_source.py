@@ -9,7 +9,10 @@ import torch
 
 
 class WeightSource(Protocol):
-    """Hands out tensors by their name in the checkpoint, in the model's dtype, on its device."""
+    """Hands out tensors by their name in the checkpoint, in the model's dtype, on its device.
+
+    Matrices may be in the 16 bits that they are stored in, where linear layers take that for float32.
+    """
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return one tensor, of exactly this shape."""

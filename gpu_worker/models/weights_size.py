@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from gpu_worker.models.stored_weights import open_weights
+from kernels.linear.dense import keeps_half
 
 _TIED_HEAD = r"lm_head\.weight"
 _NOTHING = r""
 
 
-def weights_bytes(path: Path, dtype: torch.dtype, *, is_tied: bool) -> int:
+def weights_bytes(path: Path, dtype: torch.dtype, device: torch.device, *, is_tied: bool) -> int:
     """Return the bytes of a model's weights in memory: exact for floating point numbers, about so for quantized ones.
 
     Args:
         path: A directory of safetensors files, or a GGUF file or one that holds it.
-        dtype: What floating point numbers are converted to.
+        dtype: What the model computes in.
+        device: Where it runs.
         is_tied: The output matrix is the embedding's, wherever the files have both.
 
     Raises:
         HeadraceError: A file is missing or damaged.
     """
-    with open_weights(path, dtype, torch.device("cpu")) as checkpoint:
+    keeps = partial(keeps_half, inputs=dtype, device=device)
+    with open_weights(path, dtype, torch.device("cpu"), keeps_half=keeps) as checkpoint:
         return checkpoint.num_bytes_loaded(_TIED_HEAD if is_tied else _NOTHING)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+KeepsHalf = Callable[[torch.dtype, int], bool]
+"""Whether a matrix stays in the 16 bits that it is stored in, by that type and its number of columns."""
 
 
 class TensorSource(Protocol):
@@ -15,7 +19,10 @@ class TensorSource(Protocol):
         ...
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Return one tensor of floating point numbers, of exactly this shape, in the model's dtype."""
+        """Return one tensor of floating point numbers, of exactly this shape, in the model's dtype.
+
+        Matrices may be in the 16 bits that they are stored in, where the model's linear layers take that for float32.
+        """
         ...
 
     def take_raw(self, name: str) -> torch.Tensor:

@@ -49,7 +49,8 @@ EXPORT_SIGNATURE(draft_chain_scratch)
 EXPORT_SIGNATURE(draft_chain)
 
 EXPORT_STRUCTURE(Matrix, FIELD_AT(weight, dense.weight), FIELD_AT(bias, dense.bias),
-                 FIELD_AT(num_inputs, dense.num_inputs), FIELD_AT(num_outputs, dense.num_outputs), FIELD(quantized))
+                 FIELD_AT(num_inputs, dense.num_inputs), FIELD_AT(num_outputs, dense.num_outputs),
+                 FIELD_AT(dtype, dense.dtype), FIELD(quantized))
 EXPORT_STRUCTURE(Layer, FIELD(attention_norm), FIELD(mlp_norm), FIELD(query_norm), FIELD(key_norm), FIELD(qkv),
                  FIELD(gate_up), FIELD(output), FIELD(down), FIELD(key_cache), FIELD(value_cache), FIELD(kv_scales),
                  FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up))
@@ -58,7 +59,8 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FI
                  FIELD(num_layers), FIELD(vocab_size), FIELD(max_positions), FIELD(hidden_size),
                  FIELD(intermediate_size), FIELD_AT(num_heads, heads.num_heads),
                  FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
-                 FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(cache_dtype), FIELD(eps), FIELD(scale))
+                 FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(embedding_dtype),
+                 FIELD(cache_dtype), FIELD(eps), FIELD(scale))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
                  FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(num_tokens), FIELD(num_seqs),
                  FIELD(max_blocks), FIELD(block_size))

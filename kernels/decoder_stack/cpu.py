@@ -92,7 +92,9 @@ class StackInputs:
     """How the residual stream begins: with the embedding, unless a token comes with a hidden vector.
 
     Attributes:
-        embedding: `[vocab_size, hidden_size]` float32 or bfloat16, which is what the stack computes in.
+        embedding: `[vocab_size, hidden_size]`, of the type that the stack computes in; without hidden vectors also
+            float16 or bfloat16.
+        dtype: What the stack computes in: float32 or bfloat16.
         join: `[hidden_size, 2 * hidden_size]`, from the embedding and the hidden vector, side by side, to the stream.
         pair_norms: `[2, hidden_size]` float32: the first layer's projections read the two side by side, normalised by
             these, and the hidden vector is the stream.
@@ -100,6 +102,7 @@ class StackInputs:
     """
 
     embedding: torch.Tensor
+    dtype: torch.dtype
     join: PanelMatrix | None = None
     pair_norms: torch.Tensor | None = None
     is_stream_normed: bool = False
@@ -134,7 +137,8 @@ class CpuDecoderStack:
             cos_sin: `[max_positions, rotated_dim]` float32
         """
         self.library = library
-        self.dtype = inputs.embedding.dtype
+        assert inputs.embedding.dtype is inputs.dtype or (inputs.join is None and inputs.pair_norms is None)
+        self.dtype = inputs.dtype
         self._taps = torch.tensor(tapped_layers, dtype=torch.int32)
         # The structures hold addresses only.
         self._parts = (shape, inputs, layers, final_norm, cos_sin)
@@ -167,8 +171,9 @@ class CpuDecoderStack:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             rotated_dim=cos_sin.shape[1],
-            dtype=DTYPE_NUMBERS[embedding.dtype],
-            cache_dtype=DTYPE_NUMBERS[embedding.dtype],
+            dtype=DTYPE_NUMBERS[inputs.dtype],
+            embedding_dtype=DTYPE_NUMBERS[embedding.dtype],
+            cache_dtype=DTYPE_NUMBERS[inputs.dtype],
             eps=shape.eps,
             scale=shape.head_dim**-0.5,
         )
@@ -258,4 +263,5 @@ def matrix_structure(packed: PanelMatrix) -> MatrixStructure:
     if isinstance(packed, QuantizedPanels):
         return MatrixStructure(quantized=ctypes.addressof(packed.structure))
     bias = None if packed.bias is None else packed.bias.data_ptr()
-    return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs)
+    dtype = DTYPE_NUMBERS[packed.weight.dtype]
+    return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs, dtype)

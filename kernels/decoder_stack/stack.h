@@ -55,7 +55,7 @@ struct Stack {
   int32_t num_tapped, is_stream_normed;  // The latter with hidden_norm: the normalised vector is the stream.
   int32_t num_layers, vocab_size, max_positions, hidden_size, intermediate_size;
   HeadSizes heads;
-  int32_t dtype, cache_dtype;
+  int32_t dtype, embedding_dtype, cache_dtype;  // The embedding is in `dtype` where a hidden vector comes with it.
   float eps, scale;
 
   bool has_pairs() const { return hidden_norm != nullptr; }
@@ -176,12 +176,18 @@ struct Walk {
     multiply_quantized<T, kFinish>(*matrix.quantized, rows, target, target_stride, step.num_tokens, *operation++);
   }
 
-  void embed() {
+  template <typename W>
+  void embed_from(const W* embedding) {
     const int size = stack.hidden_size;
     each_token([&](int64_t token) {
-      const T* vector = static_cast<const T*>(stack.embedding) + step.token_ids[token] * size;
-      widen(vector, scratch.residual + token * size, size, size);
+      widen(embedding + step.token_ids[token] * size, scratch.residual + token * size, size, size);
     });
+  }
+
+  void embed() {
+    if (stack.embedding_dtype == kBFloat16) return embed_from(static_cast<const bfloat16*>(stack.embedding));
+    if (stack.embedding_dtype == kFloat16) return embed_from(static_cast<const _Float16*>(stack.embedding));
+    embed_from(static_cast<const float*>(stack.embedding));
   }
 
   // Lays the embedding and the hidden vector of each token side by side, and multiplies.

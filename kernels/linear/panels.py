@@ -6,7 +6,7 @@ import torch
 
 from kernels.cpu_library import CpuLibrary
 from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized, pack_quantized
-from kernels.linear.dense.cpu import DensePanels, pack
+from kernels.linear.dense.cpu import DensePanels, can_widen, pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
 
 PanelMatrix = DensePanels | QuantizedPanels
@@ -25,12 +25,15 @@ def pack_panels(
     Args:
         library: Knows the width of a panel on this machine.
         form: On a CPU.
-        dtype: Of what becomes dense.
+        dtype: Of the inputs, float32 or bfloat16, and of what becomes dense.
         bias: `[out_features]`, added to every result; None adds nothing.
         is_gated: As for `kernels.linear.dense.cpu.pack`.
     """
     if isinstance(form, DenseWeight):
-        return pack(library, form.weight, bias, is_gated=is_gated)
+        weight = form.weight
+        if dtype is not torch.float32 or not can_widen(weight.dtype, weight.shape[1]):
+            weight = weight.to(dtype)
+        return pack(library, weight, bias, is_gated=is_gated)
     if not isinstance(form, SplitWeight) and can_pack_quantized(form):
         return pack_quantized(library, form, bias, is_gated=is_gated)
     return pack(library, form.dequantize().to(dtype), bias, is_gated=is_gated)

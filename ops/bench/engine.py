@@ -119,6 +119,11 @@ class EngineBench:
         """What the model runs in."""
         return self._runner.dtype
 
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """What dense weights are in memory."""
+        return self._runner.model.embedding.dtype
+
     def measure(self, load: Load, *, temperature: float = 0.0) -> Measurement:
         """Serve a load once, beginning with an empty engine."""
         engine = self._engine
@@ -180,14 +185,23 @@ def medians(results: Values[Figures]) -> Figures:
     return median
 
 
-def bytes_per_decode_step(model: ModelConfig, dtype: torch.dtype, load: Load) -> int:
-    """Return what a decode step reads at least: every multiplied weight, and the KV of the mean context."""
+def bytes_per_decode_step(
+    model: ModelConfig, dtype: torch.dtype, load: Load, weight_dtype: torch.dtype | None = None
+) -> int:
+    """Return what a decode step reads at least: every multiplied weight, and the KV of the mean context.
+
+    Args:
+        model: Sizes.
+        dtype: Of the KV cache.
+        load: What is decoded.
+        weight_dtype: Of the weights in memory; None is that of the cache.
+    """
     size, head_dim = model.hidden_size, model.head_dim
     attention = 2 * size * head_dim * (model.num_heads + model.num_kv_heads)
     weights = model.num_layers * (attention + 3 * size * model.intermediate_size) + model.vocab_size * size
     context = load.prompt + load.new // 2
     kv = 2 * model.num_layers * model.num_kv_heads * head_dim * context * load.batch
-    return (weights + kv) * dtype.itemsize
+    return weights * (weight_dtype or dtype).itemsize + kv * dtype.itemsize
 
 
 def read_bandwidth() -> float:

@@ -76,7 +76,8 @@ def _measure(bench: EngineBench, load: Load, ceiling: float, config: BenchEngine
 
     result = median_of(lambda: bench.measure(load, temperature=config.temperature), config.rounds)
     step_s = load.batch / result.decode_rate if result.step_s is None else result.step_s
-    fraction = bytes_per_decode_step(bench.model_config, bench.dtype, load) / step_s / ceiling
+    step_bytes = bytes_per_decode_step(bench.model_config, bench.dtype, load, bench.weight_dtype)
+    fraction = step_bytes / step_s / ceiling
     rates = f"{load.batch:>6} {result.prefill_rate:>14.0f} {result.decode_rate:>13.1f}"
     click.echo(f"{rates} {step_s * 1e3:>8.2f} {fraction:>13.0%}")
     return {

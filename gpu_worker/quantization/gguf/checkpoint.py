@@ -19,6 +19,7 @@ from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
 from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, tensors_by_name
 from gpu_worker.quantization.gguf.tensor_types import BF16, F16, F32, TensorType
+from gpu_worker.quantization.tensor_source import KeepsHalf
 
 # Dense tensors are converted so many bytes at a time.
 _CHUNK_BYTES = 8 << 20
@@ -37,7 +38,15 @@ class GGUFCheckpoint:
     Use as a context manager: leaving it closes the file.
     """
 
-    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+        *,
+        keeps_half: KeepsHalf | None = None,
+    ) -> None:
         """Open a file.
 
         Args:
@@ -45,6 +54,7 @@ class GGUFCheckpoint:
             dtype: What tensors are converted to.
             device: Where they are put.
             progress: Called after each tensor with the bytes that were taken and that there are, in the file.
+            keeps_half: Says which matrices are not converted; None converts all.
 
         Raises:
             GGUFError: The file is malformed, or holds a tensor of an unknown name.
@@ -52,6 +62,7 @@ class GGUFCheckpoint:
         self._dtype = dtype
         self._device = device
         self._progress = progress
+        self._keeps_half = keeps_half
         self._file = GGUFFile(path)
         try:
             self._tensors = tensors_by_name(self._file)
@@ -103,7 +114,7 @@ class GGUFCheckpoint:
         """
         infos = [self._checked(name, shape) for name, shape in zip(names, shapes, strict=True)]
         num_rows = [shape[0] for shape in shapes]
-        whole = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        whole = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype_of(infos), device=self._device)
         for name, info, part in zip(names, infos, whole.split_with_sizes(num_rows), strict=True):
             self._fill(part, name, info)
             if (heads := self._heads(name)) is not None:
@@ -186,8 +197,17 @@ class GGUFCheckpoint:
         info = self._tensors[name]
         kind, size = info.type, math.prod(info.shape)
         if kind.bits is None or name == _EMBEDDING:
-            return size * self._dtype.itemsize
+            return size * self._dtype_of([info]).itemsize
         return size * kind.bits // 8 + size // kind.group_size * _GROUP_BYTES
+
+    def _dtype_of(self, parts: Sequence[TensorInfo]) -> torch.dtype:
+        """Return the type in which tensors are handed out as one."""
+        kind, shape = parts[0].type, parts[0].shape
+        if self._keeps_half is None or len(shape) != 2 or kind not in _DTYPES:
+            return self._dtype
+        stored = _DTYPES[kind]
+        is_kept = all(part.type == kind for part in parts) and self._keeps_half(stored, shape[1])
+        return stored if is_kept else self._dtype
 
     def _mark(self, name: str) -> None:
         if name in self._taken:

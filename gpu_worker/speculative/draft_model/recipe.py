@@ -58,7 +58,7 @@ class DraftModelRecipe(Recipe):
         assert settings.draft_model is not None
         draft = read_model_config(settings.draft_model)
         dtype, device = _dtype(draft, config)
-        weights = weights_bytes(settings.draft_model, dtype, is_tied=draft.tie_word_embeddings)
+        weights = weights_bytes(settings.draft_model, dtype, device, is_tied=draft.tie_word_embeddings)
         kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
         rows = rows_num_bytes(config, draft)
         return Needs(weights + rows, bytes_per_block(config.block_size, draft, kv_cache_dtype))

@@ -80,9 +80,9 @@ class _Packing:
 
     def inputs(self, embedding: torch.Tensor, inputs: Projection | PairNorms) -> StackInputs:
         if isinstance(inputs, Projection):
-            return StackInputs(embedding, join=self._matrix(inputs))
+            return StackInputs(embedding, embedding.dtype, join=self._matrix(inputs))
         norms = torch.stack((inputs.embedding.float(), inputs.hidden.float()))
-        return StackInputs(embedding, pair_norms=norms, is_stream_normed=inputs.is_stream_normed)
+        return StackInputs(embedding, embedding.dtype, pair_norms=norms, is_stream_normed=inputs.is_stream_normed)
 
     def head(self, head: EagleHead, dtype: torch.dtype) -> ChainHead:
         matrix = self._matrix(head.matrix) if isinstance(head.matrix, Projection) else head.matrix.packed_for(dtype)

@@ -61,7 +61,7 @@ class EagleLayer:
         size = config.layer.hidden_size
         own = 2 * size**2 + _num_weights(config.layer) + size * config.num_features
         whole = model.config.num_layers * _num_weights(model.config) + size * model.config.vocab_size
-        self.relative_cost = own * dtype.itemsize / (whole * model.dtype.itemsize)
+        self.relative_cost = own * dtype.itemsize / (whole * model.embedding.dtype.itemsize)
         # What the model reports of its layers, as one vector.
         self._reduce: Linear | None = None
         if num_tapped := len(config.tapped_layers):

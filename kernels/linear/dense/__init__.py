@@ -1,7 +1,7 @@
 """Multiplication of rows by a matrix of plain numbers: on a CPU packed once, on a GPU as it is."""
 
 from kernels.linear.dense.cpu import DensePanels
-from kernels.linear.dense.dispatch import linear, pack_weight
+from kernels.linear.dense.dispatch import keeps_half, linear, pack_weight
 from kernels.linear.dense.layers import (
     PACKED_FOR_ROWS,
     KernelLinear,
@@ -18,6 +18,7 @@ __all__ = [
     "OneDNNLinear",
     "PlainLinear",
     "SmallBatchLinear",
+    "keeps_half",
     "linear",
     "make_dense_linear",
     "pack_weight",

@@ -21,9 +21,9 @@ EXPORTED int32_t headrace_panel_width() { return headrace::kPanel; }
 
 EXPORTED void headrace_linear(
     const void* x, const void* weight, const float* bias, void* result, int64_t x_stride, int32_t num_rows,
-    int32_t num_inputs, int32_t num_outputs, int32_t dtype, int32_t to_float, int32_t num_threads) {
+    int32_t num_inputs, int32_t num_outputs, int32_t dtype, int32_t weight_dtype, int32_t to_float, int32_t num_threads) {
   using namespace headrace;
-  const PackedLinear linear{weight, bias, num_inputs, num_outputs};
+  const PackedLinear linear{weight, bias, num_inputs, num_outputs, weight_dtype};
   Operation operation;
 #pragma omp parallel num_threads(num_threads)
   {

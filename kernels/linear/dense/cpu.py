@@ -15,7 +15,8 @@ class DensePanels:
     """A matrix in panels of neighbouring output features, each stored in the order in which it is read.
 
     Attributes:
-        weight: `[num_panels, num_inputs / k, panel_width, k]`, with `k` elements in 32 bits; padded with zeros.
+        weight: `[num_panels, num_inputs / k, panel_width, k]`, padded with zeros; `k` is 2 in bfloat16, whose products
+            are those of pairs, else 1.
         bias: `[num_panels * panel_width]` float32, or None.
         num_inputs: Features of a row.
         num_outputs: Features of a result.
@@ -29,9 +30,14 @@ class DensePanels:
 
 def can_pack(weight: torch.Tensor) -> bool:
     """Return True where the kernel supports the matrix, `[num_outputs, num_inputs]`."""
-    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+    if weight.device.type != "cpu" or weight.dtype not in DTYPE_NUMBERS:
         return False
     return weight.shape[1] * weight.dtype.itemsize % 4 == 0
+
+
+def can_widen(weight: torch.dtype, num_inputs: int) -> bool:
+    """Return True for weights of 16 bits that the kernel multiplies float32 inputs by, as if they were float32 too."""
+    return weight in (torch.bfloat16, torch.float16) and num_inputs % 2 == 0
 
 
 def pack(
@@ -53,8 +59,8 @@ def pack(
     width = library.panel_width()
     num_outputs, num_inputs = weight.shape
     rows = panel_rows(weight, width, is_gated)
-    per_word = 4 // weight.dtype.itemsize
-    words = rows.view(-1, width, num_inputs // per_word, per_word).transpose(1, 2).contiguous()
+    together = 2 if weight.dtype is torch.bfloat16 else 1
+    words = rows.view(-1, width, num_inputs // together, together).transpose(1, 2).contiguous()
     offset = None if bias is None else panel_rows(bias.float()[:, None], width, is_gated).reshape(-1).contiguous()
     return DensePanels(words, offset, num_inputs, num_outputs)
 
@@ -76,6 +82,9 @@ def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
 
 def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:
     """Do what `kernels.linear.dense.linear` promises."""
+    dtype = torch.float32 if to_float32 else x.dtype
+    if x.dtype is not torch.float32 and not (x.dtype is packed.weight.dtype is torch.bfloat16):
+        x = x.float()
     if x.stride(1) != 1:
         x = x.contiguous()
     num_rows = x.shape[0]
@@ -90,7 +99,8 @@ def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: DensePanels, *, to_
         packed.num_inputs,
         packed.num_outputs,
         DTYPE_NUMBERS[x.dtype],
+        DTYPE_NUMBERS[packed.weight.dtype],
         to_float32,
         torch.get_num_threads(),
     )
-    return result
+    return result.to(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.linear.dense.cpu import DensePanels, can_pack, linear_cpu, pack
+from kernels.linear.dense.cpu import DensePanels, can_pack, can_widen, linear_cpu, pack
 
 
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> DensePanels | None:
@@ -20,13 +20,30 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Dense
     return None
 
 
+def keeps_half(stored: torch.dtype, num_inputs: int, inputs: torch.dtype, device: torch.device) -> bool:
+    """Return True where a matrix of this type is best kept in its 16 bits although its inputs are float32.
+
+    The compiled kernel widens weights as it reads them: the results are the same, and there is half as much to read.
+
+    Args:
+        stored: Type of the weights.
+        num_inputs: Features of a row.
+        inputs: Type of the rows.
+        device: Where they are multiplied.
+    """
+    if device.type != "cpu" or inputs is not torch.float32 or not can_widen(stored, num_inputs):
+        return False
+    return cpu_library() is not None
+
+
 def linear(x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:
     """Multiply rows by a packed matrix, and add its bias, in fp32, rounded once.
 
     A row's bits do not depend on the rows beside it, nor on the number of threads.
 
     Args:
-        x: May be strided in its first dimension; of the matrix's type.
+        x: May be strided in its first dimension. Products are those of bfloat16 where it and the matrix are, else those
+            of both in float32.
         packed: Made by `pack_weight`.
         to_float32: Leave the result in fp32.
 

@@ -4,9 +4,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../../panel.h"
 #include "../../team.h"
+#include "widened.h"
 
 namespace headrace {
 
@@ -17,6 +19,7 @@ struct PackedLinear {
   const float* bias;  // In the order of the panels, padded; null when there is none.
   int32_t num_inputs;
   int32_t num_outputs;  // Of the packed matrix: a gated one counts gate and up features.
+  int32_t dtype;        // Of the weights: that of the rows, or one of 16 bits with rows of fp32.
 
   int num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
 
@@ -70,67 +73,95 @@ struct PanelProduct {
   int64_t target_stride;
 };
 
-// Multiplies R rows, from `row` on. Not inlined: side by side in one function, some of the loops come out a third slower.
-template <typename T, Finish kFinish, int R, typename Ahead>
-__attribute__((noinline)) void multiply_tile(const PanelProduct<T>& product, int row, Ahead ahead) {
-  const PackedLinear& linear = product.linear;
-  const int words = linear.num_inputs / kPerWord<T>;
-  const auto* weights = static_cast<const int32_t*>(linear.weight) + int64_t{product.panel} * kPanel * words;
-  Floats sums[R][kPanelVectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kPanelVectors; ++v)
-      sums[r][v] = linear.bias ? load(linear.bias + product.panel * kPanel + v * kLanes) : Floats{};
-  multiply_panel<T, R>(sums, weights, words, product.x + row * product.x_stride, product.x_stride, ahead);
-  for (int r = 0; r < R; ++r)
-    finish_row<T, kFinish>(product.target, (row + r) * product.target_stride, product.panel, linear.num_outputs,
-                           sums[r]);
+// Adds the products of R rows and a panel to `sums`. Not inlined: side by side in one function, some of the loops come out
+// a third slower.
+template <typename W, typename T, int R, typename Ahead>
+__attribute__((noinline)) void add_products(Floats (*sums)[kPanelVectors], const int32_t* panel, int words, const T* x,
+                                            int64_t x_stride, Ahead ahead) {
+  Floats kept[R][kPanelVectors];
+  std::memcpy(kept, sums, sizeof(kept));
+  if constexpr (std::is_same_v<W, T>)
+    multiply_panel<T, R>(kept, panel, words, x, x_stride, ahead);
+  else
+    multiply_widened<W, R>(kept, panel, words, x, x_stride, ahead);
+  std::memcpy(sums, kept, sizeof(kept));
 }
 
-// Multiplies `count` rows, at most a full tile.
-template <typename T, Finish kFinish, int R = kTileRows, typename Ahead>
-inline void multiply_some(int count, const PanelProduct<T>& product, int row, Ahead ahead) {
+// Does the same for `count` rows, at most R.
+template <typename W, typename T, int R = kTileRows, typename Ahead>
+inline void add_products_of(int count, Floats (*sums)[kPanelVectors], const int32_t* panel, int words, const T* x,
+                            int64_t x_stride, Ahead ahead) {
   if constexpr (R > 0) {
-    if (count == R) return multiply_tile<T, kFinish, R>(product, row, ahead);
-    multiply_some<T, kFinish, R - 1>(count, product, row, ahead);
+    if (count == R) return add_products<W, T, R>(sums, panel, words, x, x_stride, ahead);
+    add_products_of<W, T, R - 1>(count, sums, panel, words, x, x_stride, ahead);
   }
+}
+
+// Multiplies `count` rows, at most a full tile, from `row` on.
+template <typename W, typename T, Finish kFinish, typename Ahead>
+inline void multiply_tile(int count, const PanelProduct<T>& product, int row, Ahead ahead) {
+  const PackedLinear& linear = product.linear;
+  const int words = linear.num_inputs / kPerWord<W>;
+  const auto* weights = static_cast<const int32_t*>(linear.weight) + int64_t{product.panel} * kPanel * words;
+  Floats sums[kTileRows][kPanelVectors];
+  for (int r = 0; r < count; ++r)
+    for (int v = 0; v < kPanelVectors; ++v)
+      sums[r][v] = linear.bias ? load(linear.bias + product.panel * kPanel + v * kLanes) : Floats{};
+  add_products_of<W, T>(count, sums, weights, words, product.x + row * product.x_stride, product.x_stride, ahead);
+  for (int r = 0; r < count; ++r)
+    finish_row<T, kFinish>(product.target, (row + r) * product.target_stride, product.panel, linear.num_outputs,
+                           sums[r]);
 }
 
 // Multiplies the rows from `row` to `end` in tiles of about equal height, which keep the arithmetic units busy where a
 // last tile of one row would not. The first tile takes the panel from memory, the others find it in the cache: while
 // they compute, memory is asked for the panel at `next`, unless that is null. A single tile asks for what it reads itself
 // a little before; a single row leaves that to the processor, which does it better when it is not disturbed.
-template <typename T, Finish kFinish>
+template <typename W, typename T, Finish kFinish>
 inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next) {
   constexpr int kPieces = kPanel * 4 / kLine;  // Lines of a word: each tile asks for so much of the panel.
-  const int64_t piece_bytes = product.linear.panel_bytes(sizeof(T)) / kPieces;
+  const int64_t piece_bytes = product.linear.panel_bytes(sizeof(W)) / kPieces;
   int tiles = (end - row + kTileRows - 1) / kTileRows;
-  if (end - row == 1) return multiply_tile<T, kFinish, 1>(product, row, NothingAhead{});
-  if (tiles == 1) return multiply_some<T, kFinish>(end - row, product, row, PagesAhead{});
+  if (end - row == 1) return multiply_tile<W, T, kFinish>(1, product, row, NothingAhead{});
+  if (tiles == 1) return multiply_tile<W, T, kFinish>(end - row, product, row, PagesAhead{});
   int asked = next ? 0 : kPieces;
   for (; row < end; --tiles) {
     const int count = (end - row + tiles - 1) / tiles;
     if (asked < kPieces)
-      multiply_some<T, kFinish>(count, product, row, LinesAhead{next + asked++ * piece_bytes});
+      multiply_tile<W, T, kFinish>(count, product, row, LinesAhead{next + asked++ * piece_bytes});
     else
-      multiply_some<T, kFinish>(count, product, row, NothingAhead{});
+      multiply_tile<W, T, kFinish>(count, product, row, NothingAhead{});
     row += count;
   }
 }
 
-// Multiplies `num_rows` rows; every thread of the team calls it.
-template <typename T, Finish kFinish>
-void multiply(const PackedLinear& linear, const T* x, int64_t x_stride, void* target, int64_t target_stride,
-              int num_rows, Operation& operation) {
+// Multiplies `num_rows` rows by weights of type W; every thread of the team calls it.
+template <typename W, typename T, Finish kFinish>
+void multiply_by(const PackedLinear& linear, const T* x, int64_t x_stride, void* target, int64_t target_stride,
+                 int num_rows, Operation& operation) {
   const int panels = linear.num_panels(), num_threads = omp_get_num_threads();
   const int parts = (num_rows + kItemRows - 1) / kItemRows;
   share(operation, int64_t{panels} * parts, [&](int64_t item) {
     const int panel = static_cast<int>(item / parts), row = static_cast<int>(item % parts) * kItemRows;
     const int64_t next = (item + num_threads) / parts;  // Likely this thread's, when all are equally fast.
-    const char* next_panel = static_cast<const char*>(linear.weight) + next * linear.panel_bytes(sizeof(T));
+    const char* next_panel = static_cast<const char*>(linear.weight) + next * linear.panel_bytes(sizeof(W));
     const bool can_ask = next != panel && next < panels;
-    multiply_rows<T, kFinish>({linear, panel, x, x_stride, target, target_stride}, row,
-                              std::min(row + kItemRows, num_rows), can_ask ? next_panel : nullptr);
+    multiply_rows<W, T, kFinish>({linear, panel, x, x_stride, target, target_stride}, row,
+                                 std::min(row + kItemRows, num_rows), can_ask ? next_panel : nullptr);
   });
+}
+
+// Does the same with weights of the type that the matrix has.
+template <typename T, Finish kFinish>
+void multiply(const PackedLinear& linear, const T* x, int64_t x_stride, void* target, int64_t target_stride,
+              int num_rows, Operation& operation) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (linear.dtype == kBFloat16)
+      return multiply_by<bfloat16, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation);
+    if (linear.dtype == kFloat16)
+      return multiply_by<_Float16, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation);
+  }
+  multiply_by<T, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation);
 }
 
 }  // namespace headrace

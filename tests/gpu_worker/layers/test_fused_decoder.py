@@ -132,8 +132,8 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
     table = rotary_table(RopeParameters(RopeType.DEFAULT, 1e4, 64), SHAPE.head_dim, 64, CPU)
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
-    fused = FusedDecoder(library, SHAPE, embedding, layers, norm, table)
-    return fused, LayeredDecoder(embedding, layers, norm, table, SHAPE.eps, LinearFactory(free_host_bytes))
+    fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table)
+    return fused, LayeredDecoder(dtype, embedding, layers, norm, table, SHAPE.eps, LinearFactory(free_host_bytes))
 
 
 def two_prompts(

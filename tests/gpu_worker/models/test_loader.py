@@ -12,10 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.models import decoder
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
+from gpu_worker.models.weights_size import weights_bytes
+from kernels.linear.dense import dispatch
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
 from tests.gpu_worker.models.variants import save_variant
@@ -97,6 +100,36 @@ def test_checkpoint_of_mixed_types_is_converted(directory: Path) -> None:
             )
             for name, tensor in stored.items():
                 assert torch.equal(checkpoint.take(name, *tensor.shape), tensor.to(dtype))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_16_bits_in_float32_stay_16_bits_and_change_no_logit(
+    directory: Path, tmp_path: Path, half: torch.dtype, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_fused:
+        monkeypatch.setattr(decoder, "fusing_library", lambda *_: None)
+    wide = shutil.copytree(directory, tmp_path / "wide")
+    stored = {name: tensor.to(half) for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(stored, directory / "model.safetensors")
+    save_file({name: tensor.float() for name, tensor in stored.items()}, wide / "model.safetensors")
+    kept, widened = load(directory), load(wide)
+    assert (kept.embedding.dtype, widened.embedding.dtype) == (half, torch.float32)
+    assert kept.dtype is torch.float32
+    assert torch.equal(logits_of(kept), logits_of(widened))
+    matrices = sum(tensor.nbytes for tensor in stored.values() if tensor.dim() == 2)
+    vectors = sum(2 * tensor.nbytes for tensor in stored.values() if tensor.dim() == 1)
+    assert weights_bytes(directory, torch.float32, CPU, is_tied=False) == matrices + vectors
+
+
+def test_16_bits_in_float32_are_widened_without_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_tensors(directory, lambda t: t.update({name: tensor.half() for name, tensor in t.items()}))
+    expected = logits_of(load(directory))
+    monkeypatch.setattr(decoder, "fusing_library", lambda *_: None)
+    monkeypatch.setattr(dispatch, "cpu_library", lambda: None)
+    model = load(directory)
+    assert model.embedding.dtype is torch.float32
+    torch.testing.assert_close(logits_of(model), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_fused_rows_equal_a_plain_read(directory: Path) -> None:

@@ -156,7 +156,7 @@ def test_hidden_vectors_that_do_not_fit_beside_the_target_are_refused(
     job: JobMaker, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = read_model_config(target)
-    weights = weights_bytes(target, config.dtype, is_tied=config.tie_word_embeddings)
+    weights = weights_bytes(target, config.dtype, torch.device("cpu"), is_tied=config.tie_word_embeddings)
     monkeypatch.setattr("ops.train_draft.material.free_host_bytes", lambda: weights + 150_000)
 
     # 16 rows to learn from and 32 to measure on, of 32 tokens with 64 numbers of two bytes.

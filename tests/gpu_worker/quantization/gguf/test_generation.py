@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
+from kernels.linear.dense import keeps_half
 from shared.messages import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
@@ -42,12 +44,15 @@ def test_greedy_answers_equal_those_of_transformers(gguf_pair: Callable[[str], G
     assert outcome.tokens == {str(i): oracle_tokens(pair.oracle, prompt) for i, prompt in enumerate(PROMPTS)}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["llama-mixed", "llama-F16", "qwen2"])
-def test_weights_take_the_memory_that_was_expected(gguf_pair: Callable[[str], GGUFPair], name: str) -> None:
+def test_weights_take_the_memory_that_was_expected(
+    gguf_pair: Callable[[str], GGUFPair], name: str, dtype: torch.dtype
+) -> None:
     path = gguf_pair(name).path
     config = read_model_config(path)
-    expected = weights_bytes(path, torch.bfloat16, is_tied=config.tie_word_embeddings)
-    with GGUFCheckpoint(path, torch.bfloat16, CPU) as checkpoint:
+    expected = weights_bytes(path, dtype, CPU, is_tied=config.tie_word_embeddings)
+    with GGUFCheckpoint(path, dtype, CPU, keeps_half=partial(keeps_half, inputs=dtype, device=CPU)) as checkpoint:
         taken = 0
         for stored, parameter in gguf_pair(name).oracle.named_parameters():
             if parameter.ndim == 1 or "embed_tokens" in stored or config.quantization is None:

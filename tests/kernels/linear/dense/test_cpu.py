@@ -11,6 +11,7 @@ from kernels.linear.reference import linear_reference
 from tests.kernels.poisoned_memory import poisoned_memory
 
 DTYPES = [torch.float32, torch.bfloat16]
+HALVES = [torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,41 @@ def test_not_a_number_stays_one(library: CpuLibrary) -> None:
     assert result.isnan().tolist() == [[False] * 3, [True] * 3]
 
 
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 6, 7, 16, 64, 200])
+def test_weights_of_16_bits_have_the_bits_of_their_float32_copy(
+    library: CpuLibrary, num_rows: int, half: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    weight = torch.randn(170, 334, generator=generator).to(half)
+    bias = torch.randn(170, generator=generator)
+    x = torch.randn(num_rows, 334, generator=generator)
+    with poisoned_memory():
+        ours = linear_cpu(library, x, pack(library, weight, bias))
+        wide = linear_cpu(library, x, pack(library, weight.float(), bias))
+    assert torch.equal(ours, wide)
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+def test_every_number_of_16_bits_is_widened_exactly(library: CpuLibrary, half: torch.dtype) -> None:
+    codes = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(half).view(512, 128)
+    finite = torch.where(codes.isfinite(), codes, 0)
+    # Each row picks out one column; zeros times finite numbers add nothing.
+    products = linear_cpu(library, torch.eye(128), pack(library, finite))
+    assert torch.equal(products, finite.float().T)
+    mixed = linear_cpu(library, torch.full((1, 128), 1e-3), pack(library, codes))
+    assert torch.equal(mixed.isfinite()[0], codes.isfinite().all(1))
+
+
+def test_rows_of_float16_are_multiplied_in_float32_and_rounded_once(library: CpuLibrary) -> None:
+    x, weight = torch.randn(5, 64).half(), torch.randn(70, 64).half()
+    packed = pack(library, weight)
+    exact = linear_cpu(library, x.float(), packed)
+    assert torch.equal(linear_cpu(library, x, packed), exact.half())
+    assert torch.equal(linear_cpu(library, x, packed, to_float32=True), exact)
+
+
 def test_unsupported_matrices_are_refused() -> None:
-    assert not can_pack(torch.zeros(4, 3, dtype=torch.bfloat16))
-    assert not can_pack(torch.zeros(4, 4, dtype=torch.float16))
+    for half in HALVES:
+        assert not can_pack(torch.zeros(4, 3, dtype=half))
+    assert not can_pack(torch.zeros(4, 4, dtype=torch.float64))

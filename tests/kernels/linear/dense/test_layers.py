@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from kernels.linear import Linear
-from kernels.linear.dense import KernelLinear, OneDNNLinear, PlainLinear, SmallBatchLinear, layers, make_dense_linear
+from kernels.linear.dense import (
+    KernelLinear,
+    OneDNNLinear,
+    PlainLinear,
+    SmallBatchLinear,
+    dispatch,
+    keeps_half,
+    layers,
+    make_dense_linear,
+)
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 
 CPU = torch.device("cpu")
@@ -54,6 +63,7 @@ def test_any_shape_equals_exact_product(
 
 
 def test_matrix_that_the_small_batch_kernel_is_ahead_for_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
     monkeypatch.setattr(layers, "can_be_preferred", lambda weight: weight.shape == (32, 16))
     assert isinstance(make_linear(torch.zeros(32, 16, dtype=torch.float16)), SmallBatchLinear)
     assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)
@@ -65,14 +75,25 @@ def test_strided_rows_equal_contiguous_rows() -> None:
     assert torch.equal(linear(x[:, 32:96]), linear(x[:, 32:96].contiguous()))
 
 
-def test_float32_and_bfloat16_are_packed_for_the_kernel() -> None:
-    assert isinstance(make_linear(torch.zeros(16, 16)), KernelLinear)
-    assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.bfloat16)), KernelLinear)
+@pytest.mark.parametrize("dtype", EPSILON)
+def test_every_type_is_packed_for_the_kernel(dtype: torch.dtype) -> None:
+    assert isinstance(make_linear(torch.zeros(16, 16, dtype=dtype)), KernelLinear)
 
 
-def test_odd_bfloat16_inputs_and_float16_are_left_to_torch() -> None:
+def test_odd_inputs_of_16_bits_are_left_to_torch() -> None:
     assert not isinstance(make_linear(torch.zeros(16, 15, dtype=torch.bfloat16)), KernelLinear)
-    assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)
+    assert isinstance(make_linear(torch.zeros(16, 15, dtype=torch.float16)), PlainLinear)
+
+
+def test_matrices_of_16_bits_are_kept_for_float32_inputs_on_a_cpu_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for half in (torch.bfloat16, torch.float16):
+        assert keeps_half(half, 16, torch.float32, CPU)
+        assert not keeps_half(half, 15, torch.float32, CPU)
+        assert not keeps_half(half, 16, torch.bfloat16, CPU)
+        assert not keeps_half(half, 16, torch.float32, torch.device("cuda"))
+    assert not keeps_half(torch.float32, 16, torch.float32, CPU)
+    monkeypatch.setattr(dispatch, "cpu_library", lambda: None)
+    assert not keeps_half(torch.float16, 16, torch.float32, CPU)
 
 
 @pytest.mark.skipif(not torch._C._has_mkldnn, reason="this torch has no oneDNN")
