@@ -62,8 +62,8 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
     """Return the dtype to run in.
 
     `auto` is the checkpoint's own, except on a CPU: half precision is slow there without instructions for it, so
-    float16 runs in float32, and so does bfloat16 on processors without bfloat16 dot products. Matrices keep their 16 bits
-    even so, where the compiled kernels are there to widen them.
+    float16 runs in float32, and so does bfloat16 on processors without bfloat16 dot products. Matrices keep their
+    16 bits even so, where the compiled kernels are there to widen them.
 
     Raises:
         ConfigError: The name is not a supported dtype.
