@@ -219,3 +219,36 @@ def test_blocks_filled_by_accepted_drafts_are_found_by_the_next_prompt() -> None
     harness.run()
     harness.assert_reference(second)
     assert second.num_cached_tokens == 16
+
+
+def test_policy_is_told_of_steps_whose_time_tells_nothing() -> None:
+    told: list[bool] = []
+
+    class Listening(BackingOff):
+        def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
+            told.append(is_changing)
+            return False
+
+    harness = Harness(policy=Listening(depth=1, num_steps=1))
+    stream, short = make_sequence(4, max_tokens=20), make_sequence(4, max_tokens=1)
+    harness.add(stream)
+    for _ in range(2):
+        harness.step()
+    # Its prompt is computed beside the stream, and in the next step it has left.
+    harness.add(short)
+    for _ in range(3):
+        harness.step()
+    assert told == [True, False, True, True, False]
+
+
+def test_policy_that_wants_more_than_a_sequence_may_have_gets_no_more() -> None:
+    class Greedy(FixedDepth):
+        def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
+            return [9] * len(sequences)
+
+    harness = Harness(policy=Greedy(9), drafter=right)
+    sequence = make_sequence(4, max_tokens=4, ignore_eos=True)
+    harness.add(sequence)
+    harness.step()
+    # It may have three more tokens, and the last of them is sampled, never drafted.
+    assert [item.num_draft_tokens for item in harness.schedule().scheduled] == [2]
