@@ -19,7 +19,7 @@ from gpu_worker.execution.sampling.sampler import DrawnTokens
 from kernels.sampling import INVALID_TOKEN, TokenScores
 
 _NOTHING_SAMPLED = SampledTokens()
-_INVALID_LOGITS = f"{InvalidLogitsError.__name__}: {InvalidLogitsError()}"
+_INVALID_LOGITS = str(InvalidLogitsError())
 
 
 @dataclass(slots=True)

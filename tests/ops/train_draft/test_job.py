@@ -196,7 +196,8 @@ def test_draft_of_weights_that_are_no_numbers_is_not_written(job: JobMaker) -> N
     [
         (0.5, slice(None), "cannot write text: the model's logits are not numbers"),
         (0.5, "some", "the target cannot write text: the model's logits are not numbers"),
-        (0.0, "some", "computes vectors that are not numbers: its weights are broken"),
+        # What it is measured on is always written by the target itself.
+        (0.0, "some", "the target cannot write text: the model's logits are not numbers"),
     ],
 )
 def test_target_whose_weights_are_no_numbers_is_refused_by_the_name_of_its_setting(
@@ -213,6 +214,19 @@ def test_target_whose_weights_are_no_numbers_is_refused_by_the_name_of_its_setti
 
     with pytest.raises(ConfigError, match=f"^HEADRACE_TARGET: .*{problem}"):
         train_draft(replace(one, material=replace(one.material, own_share=own_share)), ignore)
+
+
+def test_target_that_computes_no_numbers_from_given_text_is_refused(target: Path, tmp_path: Path) -> None:
+    model = tmp_path / "broken"
+    shutil.copytree(target, model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    vectors = HiddenVectors(model, torch.float32, 8)
+    assert vectors.of(torch.arange(10, 18)).isfinite().all()
+
+    with pytest.raises(ConfigError, match=r"^HEADRACE_TARGET: .*computes vectors that are not numbers: its weights"):
+        vectors.of(torch.arange(8))
 
 
 def test_least_time_trains_one_step(job: JobMaker) -> None:
