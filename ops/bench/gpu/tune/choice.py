@@ -127,7 +127,7 @@ def _first_failure(tuning: Tuning, device: torch.device, entry: Entry) -> str | 
     try:
         for check in tuning.checks(device, entry):
             with poisoned_memory():
-                error = check.error()
+                error = check.measure()
             # NaN is not right either.
             if not error <= check.tolerance:
                 return f"wrong at {check.label}: {error:.2e} of {check.tolerance:.0e}"
