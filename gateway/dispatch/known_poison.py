@@ -35,7 +35,7 @@ class KnownPoison:
 
     def note(self, flight: Flight) -> None:
         """Remember a flight that has been found to kill workers."""
-        key = _digest(flight.request)
+        key = kind_of(flight.request)
         self._losses[key] = [*self._losses.get(key, ()), flight.losses[-1]]
         self._losses.move_to_end(key)
         if len(self._losses) > MAX_REMEMBERED:
@@ -44,7 +44,7 @@ class KnownPoison:
     def forget(self, flight: Flight) -> None:
         """Forget what is known of requests like one that has been answered."""
         if self._losses:
-            self._losses.pop(_digest(flight.request), None)
+            self._losses.pop(kind_of(flight.request), None)
 
     def find(self, request: Request) -> Loss | None:
         """Return the death that a new request has to its account because of others like it, if there is one.
@@ -56,7 +56,7 @@ class KnownPoison:
             return None
         since = self._time() - MEMORY_S
         # A death is not blamed any more when its worker is heard again.
-        losses = [loss for loss in self._losses.get(_digest(request), ()) if loss.death.is_blamed]
+        losses = [loss for loss in self._losses.get(kind_of(request), ()) if loss.death.is_blamed]
         losses = [loss for loss in losses if loss.death.found_at >= since]
         if len(losses) < MAX_VERDICTS:
             return losses[-1] if losses else None
@@ -64,7 +64,7 @@ class KnownPoison:
         raise ApiError(500, message, code="request_quarantined", headers={"x-should-retry": "false"})
 
 
-def _digest(request: Request) -> bytes:
+def kind_of(request: Request) -> bytes:
     """Return what names requests of the same tenant, prompt and parameters; seeds are often made by the gateway."""
     sampling = msgspec.structs.replace(request.sampling, seed=None)
     prompt = (request.text, request.messages, request.token_ids)

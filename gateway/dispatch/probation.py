@@ -1,7 +1,8 @@
-"""Suspects that wait for their turn: at most as many of a model run at once as it has workers.
+"""Suspects that wait for their turn: at most as many of a model run at once as it has workers, and one of each kind.
 
-A worker refuses a second suspect; this keeps suspects from being published only to be refused. Owns who waits and who
-runs; recovery publishes them.
+A worker refuses a second suspect; this keeps suspects from being published only to be refused. Copies of one poisonous
+request would kill a worker each if they ran at once, where the first ones are enough to convict all. Owns who waits and
+who runs; recovery publishes them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.known_poison import kind_of
 
 
 class ProbationQueue:
@@ -19,33 +21,42 @@ class ProbationQueue:
         """Pace flights of the table; `num_workers` gives the live workers of a model."""
         self._by_id = flights.by_id
         self._num_workers = num_workers
-        self._waiting: deque[Flight] = deque()
-        self._running: dict[Flight, int] = {}
+        self._waiting: deque[tuple[Flight, bytes]] = deque()
+        self._running: dict[Flight, tuple[int, bytes]] = {}
 
     def add(self, flight: Flight) -> None:
         """Let a flight wait for its turn."""
         flight.is_parked = True
-        self._waiting.append(flight)
+        entry = (flight, kind_of(flight.request))
+        if any(loss.is_solo and loss.death.is_blamed for loss in flight.losses):
+            # Its next death is the verdict, which also ends its copies: they need not die one after the other.
+            self._waiting.appendleft(entry)
+        else:
+            self._waiting.append(entry)
 
     def take_ready(self) -> list[Flight]:
         """Return the flights whose turn has come, to be published now."""
-        self._running = {flight: epoch for flight, epoch in self._running.items() if self._is_running(flight, epoch)}
+        self._running = {
+            flight: (epoch, kind) for flight, (epoch, kind) in self._running.items() if self._is_running(flight, epoch)
+        }
+        running_kinds = {kind for _, kind in self._running.values()}
         room: dict[str, int] = {}
         ready: list[Flight] = []
         for _ in range(len(self._waiting)):
-            flight = self._waiting.popleft()
+            flight, kind = self._waiting.popleft()
             if self._by_id.get(flight.id) is not flight:
                 continue
             model = flight.request.model
             if model not in room:
                 num_running = sum(other.request.model == model for other in self._running)
                 room[model] = max(1, self._num_workers(model)) - num_running
-            if room[model] <= 0:
-                self._waiting.append(flight)
+            if room[model] <= 0 or kind in running_kinds:
+                self._waiting.append((flight, kind))
                 continue
             room[model] -= 1
+            running_kinds.add(kind)
             flight.is_parked = False
-            self._running[flight] = flight.epoch
+            self._running[flight] = (flight.epoch, kind)
             ready.append(flight)
         return ready
 

@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.dispatch import blame
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.known_poison import KnownPoison
+from gateway.dispatch.known_poison import KnownPoison, kind_of
 from gateway.dispatch.probation import ProbationQueue
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.quarantine import Quarantine
@@ -143,11 +143,7 @@ class Recovery:
         blame.note_death(held, death)
         for flight in held:
             if blame.is_to_blame(flight):
-                # Nobody is left to acknowledge its message, which would go to the next worker: it is deleted.
-                self._flights.release(flight)
-                self._known_poison.note(flight)
-                why = "Every worker that ran this request died of it."
-                self._fail(flight, self._quarantine.take(flight, "worker_lost", why))
+                self._convict(flight, death.worker)
         _logger.warning("worker %s died with %d requests", death.worker, len(held))
         self.move([flight for flight in held if flight.id in self._flights.by_id], "worker_dead")
 
@@ -229,6 +225,24 @@ class Recovery:
         """Wait for publications on their way."""
         await self._tasks.wait()
         await self._quarantine.close()
+
+    def _convict(self, convict: Flight, dead_worker: str) -> None:
+        """Quarantine a flight, and fail with it the copies of its request that no live worker runs.
+
+        A copy that has produced many tokens has shown that it is another case.
+        """
+        self._known_poison.note(convict)
+        error = self._quarantine.take(convict, "worker_lost", "Every worker that ran this request died of it.")
+        kind, tenant = kind_of(convict.request), convict.request.tenant
+        for flight in self._flights:
+            if flight.request.tenant != tenant or flight.worker not in {None, dead_worker}:
+                continue
+            if flight.id not in self._flights.by_id:
+                continue  # it ended with another choice of the same answer
+            if flight is convict or (blame.may_be_deadly(flight) and kind_of(flight.request) == kind):
+                # Nobody is left to acknowledge its message, which would go to the next worker: it is deleted.
+                self._flights.release(flight)
+                self._fail(flight, error)
 
     def _begin_epoch(self, flight: Flight) -> None:
         """Make an end of a flight's attempt wherever it is, and prepare the next."""

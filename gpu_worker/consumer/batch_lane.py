@@ -172,7 +172,7 @@ class BatchLane:
             # The prompt's echo is in the recorded text.
             held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
             held.parts = [record.text]
-            held.num_output_tokens = held.num_recorded_tokens = len(record.token_ids)
+            held.resume(len(record.token_ids))
         if num_failed >= self._max_attempts:
             error = f"given up after {self._max_attempts} attempts: each lost its worker"
             self._end(held, "failed", error=error, letter=self._letter(held, error))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpu_worker.consumer.queued_message import QueuedMessage
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.text.output_text import OutputText
 from shared.messages import Lane, Request, TokenLogprob
 
@@ -39,6 +39,7 @@ class HeldRequest:
         parts: Text so far, of a request whose answer is delivered as a whole.
         num_output_tokens: Generated tokens delivered, to the outbox or to `parts`, those of earlier attempts included.
             The engine may know more already.
+        num_earlier_tokens: Those of earlier attempts.
         num_recorded_tokens: As many of them as another worker would continue from.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
     """
@@ -53,11 +54,24 @@ class HeldRequest:
     is_plain: bool = False
     parts: list[str] = field(default_factory=list)
     num_output_tokens: int = 0
+    num_earlier_tokens: int = 0
     num_recorded_tokens: int = 0
     probation: int = 0
 
     def __post_init__(self) -> None:
-        self.num_output_tokens = self.num_recorded_tokens = len(self.request.emitted)
+        self.resume(len(self.request.emitted))
+
+    def resume(self, num_tokens: int) -> None:
+        """Take note that earlier attempts generated so many tokens."""
+        self.num_output_tokens = self.num_earlier_tokens = self.num_recorded_tokens = num_tokens
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether it may begin to compute, but has produced nothing here yet."""
+        is_waiting = self.sequence is None or self.sequence.status is SequenceStatus.WAITING
+        if self.request.lane == "batch" and is_waiting:
+            return False  # it may wait for as long as interactive requests come
+        return self.num_output_tokens == self.num_earlier_tokens
 
 
 def log_fields(request: Request) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 A message is acknowledged when nothing more will be said about its request here: after the last delta, or when the
 attempt has been cancelled, replaced by a newer one, or can be seen to be of no use. Until then it belongs to the queue,
-which delivers it again when this worker dies. A request that is suspected of killing workers runs here only while no
-other suspect does, so that its gateway knows which request killed the worker.
+which delivers it again when this worker dies. A request that is suspected of killing workers begins here only when
+everything else has produced a token, and nothing new begins beside it, so that its gateway knows which request killed
+the worker.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from shared.nats_connection import SEND_ERRORS
 
 _log = logging.getLogger(__name__)
 
+# After a suspect was refused nothing new begins for so long: several of its redeliveries (`REDELIVER_SOON`).
+RESERVED_S = 0.5
+
 # Frames go to gateways and nowhere else, whatever a request asks for.
 _FRAME_SUBJECT = re.compile(r"hr\.tok\.[A-Za-z0-9_-]+")
 
@@ -51,6 +55,7 @@ class InteractiveLane:
         self._outbox = outbox
         self._cancellations = Cancellations()
         self._suspect: HeldRequest | None = None
+        self._reserved_until = 0.0
         self.gateways = GatewayWatch()
 
     def take(self, message: QueuedMessage) -> None:
@@ -66,20 +71,20 @@ class InteractiveLane:
             return
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return
-        if request.probation and self._suspect is not None:
+        if not self._may_begin(request):
             self._outbox.answer(message, REDELIVER_SOON)
             return
         request = msgspec.structs.replace(request, lane="interactive")
         held = HeldRequest(request.id, request, message, probation=request.probation)
         self._held.add(held)
         if held.probation:
-            self._suspect = held
+            self._suspect, self._reserved_until = held, 0.0
         self._intake.begin(held, self)
 
     @property
     def has_suspect(self) -> bool:
-        """Whether a request on probation is here: nothing else that may be dangerous should begin."""
-        return self._suspect is not None
+        """Whether a request on probation is here, or about to come: nothing else that may be dangerous should begin."""
+        return self._suspect is not None or time.monotonic() < self._reserved_until
 
     def cancel(self, cancel: Cancel) -> None:
         """Stop requests, here or still to come."""
@@ -178,6 +183,19 @@ class InteractiveLane:
             self._suspect = None
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)
+
+    def _may_begin(self, request: Request) -> bool:
+        """Whether a request may begin now; if not, the queue delivers it again, here or elsewhere."""
+        if not request.probation:
+            # A stream with progress has to go on, and is not as dangerous as what has never run.
+            return bool(request.emitted) or not self.has_suspect
+        if self._suspect is not None:
+            return False
+        if not any(held.is_untried for held in self._held):
+            return True
+        # Without this a stream of new requests would keep it away for ever.
+        self._reserved_until = time.monotonic() + RESERVED_S
+        return False
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
         """Say whether nobody waits for this attempt; its message is answered then, and an expired one is ended."""

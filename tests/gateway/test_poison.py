@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -18,6 +20,25 @@ from tests.gateway.wire_worker import WireWorker, expected_text, until
 NUM_NEIGHBOURS = 40
 NUM_TOKENS = 40
 POISON = "poison"
+RESERVED_S = 0.5
+
+
+@dataclass
+class ProbationRule:
+    """What a real worker does: it begins a suspect when all else has produced a token, and nothing new beside it."""
+
+    running: dict[str, tuple[Request, int]]
+    reserved_until: float = 0.0
+
+    def may_begin(self, request: Request) -> bool:
+        produced = [(position - len(other.emitted), other) for other, position in self.running.values()]
+        has_suspect = any(num_tokens < other.probation for num_tokens, other in produced)
+        if not request.probation:
+            return bool(request.emitted) or not (has_suspect or time.monotonic() < self.reserved_until)
+        is_free = not has_suspect and all(num_tokens for num_tokens, _ in produced)
+        if not has_suspect:
+            self.reserved_until = 0.0 if is_free else time.monotonic() + RESERVED_S
+        return is_free
 
 
 class MortalFleet:
@@ -49,15 +70,15 @@ class MortalFleet:
             await asyncio.sleep(0.2)
 
     async def _serve_until_death(self, worker: WireWorker) -> None:
-        """Serve everybody; die when poison has produced its last token. A second suspect is refused."""
+        """Serve everybody; die when poison has produced its last token."""
         running: dict[str, tuple[Request, int]] = {}
+        rule = ProbationRule(running)
         while True:
             while not worker.requests.empty():
                 request = worker.requests.get_nowait()
                 if request.id in running and running[request.id][0].epoch >= request.epoch:
                     continue  # delivered again, because this worker does not say that it is working
-                suspects = [r for r, position in running.values() if position - len(r.emitted) < r.probation]
-                if request.probation and suspects:
+                if not rule.may_begin(request):
                     await worker.refuse(request)
                     continue
                 await worker.claim(request)
@@ -127,6 +148,57 @@ async def test_poison_that_is_repeated_costs_one_worker_and_then_none(bench: Ben
     finally:
         await fleet.stop()
     assert costs[1] == 1 < costs[0]
+
+
+async def test_copies_of_poison_sent_together_cost_no_more_workers_than_one(bench: Bench) -> None:
+    fleet = MortalFleet(bench, 2, 0)
+    costs: list[int] = []
+
+    async def ask(seed: int) -> str | None:
+        sink = ListSink()
+        await bench.submit(sink, text=POISON, sampling=Sampling(max_tokens=NUM_TOKENS, seed=seed))
+        await sink.end(30)
+        return sink.error and sink.error.code
+
+    try:
+        for _ in range(2):
+            before = fleet.num_deaths
+            asked = [asyncio.create_task(ask(seed)) for seed in range(8)]
+            await asyncio.sleep(0)
+            if before == 0:
+                fleet.start()
+            assert await asyncio.gather(*asked) == ["request_quarantined"] * 8
+            await asyncio.sleep(0.3)
+            costs.append(fleet.num_deaths - before)
+    finally:
+        await fleet.stop()
+    assert costs[0] <= 5  # both workers that had claimed copies, two for the verdict, one that may have claimed late
+    assert costs[1] == 1
+
+
+@pytest.mark.slow
+async def test_innocent_requests_among_ever_new_poison_are_not_quarantined(bench: Bench) -> None:
+    fleet = MortalFleet(bench, 2, 0)
+    fleet.start()
+    innocent = [ListSink() for _ in range(8)]
+    for number, sink in enumerate(innocent):
+        await bench.submit(sink, text=f"innocent {number}", sampling=Sampling(max_tokens=NUM_TOKENS))
+
+    async def poison() -> None:
+        for number in range(20):
+            await bench.submit(
+                ListSink(), text=POISON, sampling=Sampling(max_tokens=NUM_TOKENS + number), tenant="mallory"
+            )
+            await asyncio.sleep(0.1)
+
+    poisoning = asyncio.create_task(poison())
+    try:
+        await asyncio.gather(*(sink.end(25) for sink in innocent))
+        await poisoning
+    finally:
+        poisoning.cancel()
+        await fleet.stop()
+    assert [sink.error for sink in innocent if sink.error] == []
 
 
 async def test_suspected_repetition_that_is_answered_clears_its_kind(bench: Bench) -> None:

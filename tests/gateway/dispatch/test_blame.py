@@ -43,12 +43,22 @@ def test_probation_follows_what_was_produced_before_deaths(num_produced: int, nu
 
 
 def test_only_suspect_is_to_blame_and_its_neighbours_are_not() -> None:
-    suspect, neighbour = flight(probation=1), flight()
+    suspect, neighbour = flight(probation=1), flight(num_produced=1)
     for _ in range(MAX_SOLO_LOSSES):
         assert not blame.is_to_blame(suspect)
         blame.note_death([suspect, neighbour], death())
     assert blame.is_to_blame(suspect)
     assert not blame.is_to_blame(neighbour)
+
+
+def test_suspect_beside_a_request_that_had_just_begun_is_not_to_blame() -> None:
+    suspect = flight(probation=1)
+    for _ in range(MAX_SOLO_LOSSES + 1):
+        fresh = flight()
+        blame.note_death([suspect, fresh], death())
+        assert not blame.is_to_blame(fresh)
+        assert blame.probation(fresh) == 1
+    assert not blame.is_to_blame(suspect)
 
 
 def test_two_suspects_on_one_worker_leave_it_open_who_is_to_blame() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gpu_worker.consumer.held_request import HeldRequest
 from shared.batch_streams import batch_stream
 from shared.messages import Sampling, encode
 from shared.subjects import probe_subject, request_subject
@@ -119,3 +120,46 @@ async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningW
     await gateway.nats.publish(probe_subject(worker.name), b"", reply="hr.cancel.forged")
     await gateway.nats.request(probe_subject(worker.name), b"", timeout=2)
     assert forged.pending_msgs == 0
+
+
+async def test_new_request_does_not_begin_beside_a_suspect_and_a_stream_goes_on(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    await make_worker(simulate=5.0)
+    suspect = await gateway.publish(gateway.request(probation=40, sampling=Sampling(max_tokens=200, ignore_eos=True)))
+    await suspect.wait_for_tokens(1)
+    new = await gateway.publish(gateway.request())
+    moved = await gateway.publish(gateway.request(emitted=(5, 6), epoch=1, sampling=LONG))
+    await moved.claimed.wait()
+    assert len(suspect.token_ids) < 40
+    await new.claimed.wait()
+    assert len(suspect.token_ids) >= 40
+
+
+async def test_suspect_begins_when_all_else_has_produced_a_token_although_new_requests_come(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await make_worker(simulate=5.0)
+    lane, held = worker.worker.consumer._interactive, worker.worker.consumer._held
+    beside: list[bool] = []
+    announce = lane.announce
+
+    async def watched_announce(suspect: HeldRequest, num_prompt_tokens: int) -> None:
+        beside.append(any(other.is_untried for other in held if other is not suspect))
+        await announce(suspect, num_prompt_tokens)
+
+    monkeypatch.setattr(lane, "announce", watched_announce)
+
+    async def ask_for_ever() -> None:
+        while True:
+            await gateway.publish(gateway.request(sampling=Sampling(max_tokens=4, ignore_eos=True)))
+            await asyncio.sleep(0.02)
+
+    asking = asyncio.create_task(ask_for_ever())
+    for _ in range(3):
+        suspect = await gateway.publish(gateway.request(probation=1))
+        async with asyncio.timeout(20):
+            await suspect.claimed.wait()
+    asking.cancel()
+    assert beside == [False] * 3
+    await gateway.cancel(*(request_id for request_id, _ in gateway.answers))
