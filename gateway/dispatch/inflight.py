@@ -21,7 +21,7 @@ class Loss:
     """An attempt that ended with its worker.
 
     Attributes:
-        is_solo: It was on probation, and nothing else there was or had produced nothing, so that nothing else is to blame.
+        is_solo: It alone was on probation or had produced nothing there, so that nothing else is to blame.
     """
 
     death: Death

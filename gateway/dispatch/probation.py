@@ -15,7 +15,7 @@ from gateway.dispatch.known_poison import kind_of
 
 
 class ProbationQueue:
-    """Suspects of all models, first come, first served."""
+    """Suspects of all models: tenants take turns, so that one with much poison does not keep the others waiting."""
 
     def __init__(self, flights: FlightTable, num_workers: Callable[[str], int]) -> None:
         """Pace flights of the table; `num_workers` gives the live workers of a model."""
@@ -23,6 +23,9 @@ class ProbationQueue:
         self._num_workers = num_workers
         self._waiting: deque[tuple[Flight, bytes]] = deque()
         self._running: dict[Flight, tuple[int, bytes]] = {}
+        # Of tenants with suspects: the number of the last turn of each.
+        self._turns: dict[str, int] = {}
+        self._num_turns = 0
 
     def add(self, flight: Flight) -> None:
         """Let a flight wait for its turn."""
@@ -40,6 +43,7 @@ class ProbationQueue:
             flight: (epoch, kind) for flight, (epoch, kind) in self._running.items() if self._is_running(flight, epoch)
         }
         running_kinds = {kind for _, kind in self._running.values()}
+        self._sort_by_turns()
         room: dict[str, int] = {}
         ready: list[Flight] = []
         for _ in range(len(self._waiting)):
@@ -57,8 +61,17 @@ class ProbationQueue:
             running_kinds.add(kind)
             flight.is_parked = False
             self._running[flight] = (flight.epoch, kind)
+            self._num_turns += 1
+            self._turns[flight.request.tenant] = self._num_turns
             ready.append(flight)
         return ready
+
+    def _sort_by_turns(self) -> None:
+        """Put the tenants first whose last turn is longest ago; a tenant's own suspects keep their order."""
+        tenants = {flight.request.tenant for flight in (*self._running, *(flight for flight, _ in self._waiting))}
+        self._turns = {tenant: turn for tenant, turn in self._turns.items() if tenant in tenants}
+        if len(tenants) > 1:
+            self._waiting = deque(sorted(self._waiting, key=lambda entry: self._turns.get(entry[0].request.tenant, 0)))
 
     def _is_running(self, flight: Flight, epoch: int) -> bool:
         return self._by_id.get(flight.id) is flight and flight.epoch == epoch and flight.is_on_probation

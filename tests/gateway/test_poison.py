@@ -185,7 +185,7 @@ async def test_innocent_requests_among_ever_new_poison_are_not_quarantined(bench
         await bench.submit(sink, text=f"innocent {number}", sampling=Sampling(max_tokens=NUM_TOKENS))
 
     async def poison() -> None:
-        for number in range(20):
+        for number in range(10):
             await bench.submit(
                 ListSink(), text=POISON, sampling=Sampling(max_tokens=NUM_TOKENS + number), tenant="mallory"
             )
