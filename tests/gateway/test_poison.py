@@ -194,7 +194,7 @@ async def test_innocent_requests_among_ever_new_poison_are_not_quarantined(bench
     poisoning = asyncio.create_task(poison())
     try:
         await poisoning
-        # Some may have to wait longer, in the pulls of workers that died: none may be blamed for it.
+        # Some wait longer among poison that never ends (record 0020): none may be blamed for it.
         await asyncio.gather(*(sink.end(12) for sink in innocent), return_exceptions=True)
     finally:
         poisoning.cancel()

@@ -30,11 +30,11 @@ class Bias:
         self._values: Float32s = np.zeros(0, dtype=np.float32)
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """Do what `Feature` promises."""
+        """See `Feature`."""
         return bool(sampling.logit_bias)
 
     def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
-        """Do what `Feature` promises. Ids outside the vocabulary name no token and are left out."""
+        """See `Feature`. Ids outside the vocabulary name no token and are left out."""
         bias = sequence.sampling.logit_bias
         entries = [(token_id, value) for token_id, value in bias.items() if 0 <= token_id < self._vocab_size]
         token_ids, values = zip(*entries, strict=True) if entries else ((), ())
@@ -42,7 +42,7 @@ class Bias:
         self._biases[row] = np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32)
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedBias:
-        """Do what `Feature` promises."""
+        """See `Feature`."""
         rows = sampled.rows[places]
         batch = (places.tobytes(), rows.tobytes())
         if batch != self._batch:
@@ -66,7 +66,7 @@ class StagedBias:
     values: StagedArray
 
     def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """Do what `StagedFeature` promises."""
+        """See `StagedFeature`."""
         logits.view(-1).index_add_(0, self.indices.tensor, self.values.tensor)
 
     def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:

@@ -52,11 +52,11 @@ class Penalties:
         self._num_counted = np.zeros(num_rows, dtype=np.int64)
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """Do what `Feature` promises: say whether any of the three penalties does something."""
+        """Say whether any of the three penalties does something."""
         return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
     def assign(self, row: int, sequence: Sequence, upload: Upload) -> None:
-        """Do what `Feature` promises. The output so far is counted with the first step, as what was learned is."""
+        """See `Feature`. The output so far is counted with the first step, as what was learned is."""
         sampling = sequence.sampling
         self._repetition.write([row], [sampling.repetition_penalty], upload)
         self._frequency.write([row], [sampling.frequency_penalty], upload)
@@ -69,7 +69,7 @@ class Penalties:
         self._num_counted[row] = 0
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedPenalties:
-        """Do what `Feature` promises."""
+        """See `Feature`."""
         news = [(row, token_id) for row in dict.fromkeys(sampled.rows[places].tolist()) for token_id in self._new(row)]
         learned = np.array(news, dtype=np.int64).reshape(-1, 2).T
         staged = (upload.add(learned[0]), upload.add(learned[1])) if news else None
@@ -106,14 +106,14 @@ class StagedPenalties:
     drafts: StagedArray | None
 
     def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """Do what `StagedFeature` promises."""
+        """See `StagedFeature`."""
         if self.learned is not None:
             rows, token_ids = self.learned
             count_tokens(self.table, rows.tensor, token_ids.tensor)
         apply_penalties(logits, self.rows.tensor, self.table, None if self.drafts is None else self.drafts.tensor)
 
     def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Do what `StagedFeature` promises."""
+        """See `StagedFeature`."""
         if self.drafts is None:
             count_tokens(self.table, self.rows.tensor, token_ids)
 
