@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -44,7 +45,7 @@ def stamp() -> str:
     return f"{time.monotonic_ns() // 1000 % 10**STAMP_DIGITS:0{STAMP_DIGITS}d}"
 
 
-class StreamConnection(asyncio.Protocol):
+class StreamConnection(asyncio.Protocol, ABC):
     """One connection that makes a request `num_requests` times, the next as soon as the last has ended.
 
     Attributes:
@@ -62,9 +63,9 @@ class StreamConnection(asyncio.Protocol):
         self.sent_at = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @abstractmethod
     def note(self, now: float, data: bytes) -> None:
         """Take what has come."""
-        raise NotImplementedError
 
     def ended(self) -> None:
         """Take the end of an answer."""
