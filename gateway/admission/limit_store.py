@@ -109,7 +109,7 @@ class LimitStore:
                 statement = self._statement(account, now, num_asked, kind, wishes)
                 account.is_dirty = False
                 reply = None
-                reply = _read(await self._redis.eval(script, _keys(key_id), [_encode(statement)]), kind)
+                reply = _read(await self._redis.run_script(script, _keys(key_id), [_encode(statement)]), kind)
                 if reply is None or reply[0] != b"stale":
                     break
                 reply = None

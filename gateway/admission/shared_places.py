@@ -96,7 +96,7 @@ class SharedPlaces:
         """Return the place for which a caller returns, wherever it was promised; nobody else gets it any more."""
         now, may_be_early = self._wall(), "1" if caller.is_retry else "0"
         arguments: list[Argument] = [_milliseconds(now), _milliseconds(GRACE_S), may_be_early]
-        member = await self._redis.eval(_TAKE, [_key(model, caller.identity)], arguments)
+        member = await self._redis.run_script(_TAKE, [_key(model, caller.identity)], arguments)
         if not member:
             return None
         try:
@@ -120,7 +120,7 @@ class SharedPlaces:
 
     def _send(self, script: Script, key: str, arguments: list[Argument]) -> None:
         if len(self._tasks) < MAX_PENDING and self._redis.is_available:
-            self._tasks.spawn(self._redis.eval(script, [key], arguments))
+            self._tasks.spawn(self._redis.run_script(script, [key], arguments))
 
 
 def _key(model: str, identity: bytes) -> str:

@@ -103,7 +103,7 @@ class RedisCache:
         reply = await self._call("SET", key, value, "PX", max(1, int(ttl_s * 1000)))
         return bool(reply == b"OK")
 
-    async def eval(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run_script(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script and return its reply, or None when Redis is away."""
         reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
         if isinstance(reply, NoScriptError):

@@ -143,13 +143,13 @@ async def test_statement_that_arrives_late_changes_nothing(redis: RedisCache, mo
     limiter, other = (RateLimiter(redis, GatewayMetrics(), clock) for _ in range(2))
     principal = limited(concurrent=2, tokens=100)
     sent: list[tuple[object, ...]] = []
-    evaluate = redis.eval
+    evaluate = redis.run_script
 
     async def spy(*call: object) -> object:
         sent.append(call)
         return await evaluate(*call)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(redis, "eval", spy)
+    monkeypatch.setattr(redis, "run_script", spy)
     lease = await limiter.admit(principal, 2, 60)
     lease.release(0)
     assert await limiter.state()
@@ -280,12 +280,12 @@ async def test_statement_that_came_behind_a_later_one_is_made_once_more(
 ) -> None:
     limiter, other = (RateLimiter(redis, GatewayMetrics(), Clock()) for _ in range(2))
     principal = limited(requests=1)
-    evaluate, replies = redis.eval, [[b"stale"]] * num_stale
+    evaluate, replies = redis.run_script, [[b"stale"]] * num_stale
 
     async def stale_at_first(*call: object) -> object:
         return replies.pop() if replies else await evaluate(*call)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(redis, "eval", stale_at_first)
+    monkeypatch.setattr(redis, "run_script", stale_at_first)
     await limiter.admit(principal, 1, 1)
     # After the second time the gateway goes by its own limit, of which Redis does not know.
     if num_stale == 1:

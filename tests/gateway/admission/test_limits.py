@@ -180,7 +180,7 @@ async def test_statement_that_redis_does_not_confirm_is_repeated_without_haste(
 
     limiter = RateLimiter(redis, GatewayMetrics(), Clock())
     lease = await limiter.admit(limited(concurrent=1), 1, 1)
-    monkeypatch.setattr(redis, "eval", no_answer)
+    monkeypatch.setattr(redis, "run_script", no_answer)
     lease.release()
     stating = asyncio.create_task(limiter.state_forever())
     await until(lambda: len(asked) >= 3)
@@ -284,7 +284,7 @@ async def test_admission_cancelled_while_redis_is_asked_leaves_nothing_behind(re
 
 
 async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis, "eval", None)
+    monkeypatch.setattr(redis, "run_script", None)
     lease = await RateLimiter(redis, GatewayMetrics()).admit(Principal("k", "acme"), 100, 10**9)
     assert lease.headers == {}
     lease.release(5)
@@ -349,7 +349,7 @@ async def test_reply_that_no_script_of_ours_makes_leaves_the_gateway_with_its_ow
     async def lie(*arguments: object) -> object:
         return reply
 
-    monkeypatch.setattr(redis, "eval", lie)
+    monkeypatch.setattr(redis, "run_script", lie)
     limiter = RateLimiter(redis, GatewayMetrics(), Clock())
     principal = limited(requests=1, concurrent=1)
     lease = await limiter.admit(principal, 1, 0)

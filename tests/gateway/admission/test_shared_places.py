@@ -122,7 +122,7 @@ async def test_two_who_come_at_once_do_not_get_one_place_both(gateways: Gateways
 
 
 async def test_alone_or_without_redis_nothing_is_asked(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways.redis, "eval", None)
+    monkeypatch.setattr(gateways.redis, "run_script", None)
     alone = replace(gateways.full, num_gateways=1)
     for body in ("a", "b", "a"):
         assert await gateways.ask(0, alone, caller(body)) is not None

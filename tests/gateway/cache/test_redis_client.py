@@ -66,13 +66,13 @@ async def test_concurrent_gets_travel_in_few_pipelines(cache: RedisCache, monkey
 
 async def test_script_unknown_to_redis_is_sent_and_then_cached(cache: RedisCache) -> None:
     script = Script(f"return {{KEYS[1], ARGV[1], {time.time_ns()}}}")
-    first = await cache.eval(script, ["k"], ["v"])
+    first = await cache.run_script(script, ["k"], ["v"])
     assert first[:2] == [b"k", b"v"]
-    assert await cache.eval(script, ["k"], ["v"]) == first
+    assert await cache.run_script(script, ["k"], ["v"]) == first
 
 
 async def test_refused_command_is_a_miss_and_the_connection_stays(cache: RedisCache, metrics: GatewayMetrics) -> None:
-    assert await cache.eval(Script("return redis.call('nonsense')"), [], []) is None
+    assert await cache.run_script(Script("return redis.call('nonsense')"), [], []) is None
     assert cache.is_available
     assert metrics.redis_failures == 1
     assert await cache.set("rc:b", b"1", 5)
@@ -93,7 +93,7 @@ async def test_redis_that_is_not_there_is_a_miss(metrics: GatewayMetrics) -> Non
     await cache.start()
     assert await cache.get("a") is None
     assert not await cache.set("a", b"", 1)
-    assert await cache.eval(Script("return 1"), [], []) is None
+    assert await cache.run_script(Script("return 1"), [], []) is None
     assert metrics.is_redis_open
     await cache.close()
 
