@@ -4,9 +4,8 @@ A request that kills its worker also loses the worker's other requests, and woul
 become suspects: those that had produced no token when their worker died, and those that lost two workers within
 `HARMLESS_TOKENS` tokens. A suspect runs on probation, on a worker with no other suspect. If that worker dies, the
 suspect alone is to blame, unless the worker held something else that had produced nothing; after the second time it is
-quarantined. Probation ends after one token, or after
-`HARMLESS_TOKENS` for a request that had produced some. An attempt that produces `HARMLESS_TOKENS` clears its request of
-earlier losses.
+quarantined. Probation ends after one token, or after `HARMLESS_TOKENS` for a request that had produced some. An attempt
+that produces `HARMLESS_TOKENS` clears its request of earlier losses.
 """
 
 from __future__ import annotations
