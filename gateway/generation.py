@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.messages import ChatMessage, Lane, Sampling
+from shared.conversation import ChatMessage, ChatOptions
+from shared.messages import Lane
+from shared.sampling import Sampling
 
 Kind = Literal["chat", "completion"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: a conversation, a text, or token ids. Exactly one field is set.
+    """One prompt: a conversation, a text, or token ids. Exactly one of these fields is set.
+
+    `chat` goes with a conversation: what the template gets besides the messages.
 
     `estimated_tokens` is computed from lengths alone, before admission; the worker reports the true count.
     """
@@ -21,12 +25,18 @@ class Prompt:
     messages: tuple[ChatMessage, ...] | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
+    chat: ChatOptions | None = None
 
     @property
     def num_characters(self) -> int:
         """Length of all its texts."""
-        texts = [message.content for message in self.messages or ()]
-        return len(self.text or "") + sum(map(len, texts))
+        return len(self.text or "") + sum(map(num_characters_of, self.messages or ()))
+
+
+def num_characters_of(message: ChatMessage) -> int:
+    """Return the length of all texts of a message."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 _BATCHED_TOKENS = 512
 

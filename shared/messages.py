@@ -16,86 +16,32 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.bounds import (
-    MAX_MESSAGES,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    Biases,
     BlockSize,
     Counter,
     Epoch,
     NumBlocks,
-    NumLogprobs,
     NumOutputTokens,
     NumRequests,
     NumTokens,
     PeerName,
-    Penalty,
     Priority,
-    Probability,
     ProcessId,
-    RepetitionPenalty,
     ReplySubject,
     RequestId,
     Revision,
-    Seed,
-    StopString,
-    Temperature,
     TenantName,
-    TokenId,
     TokenIds,
     TokensPerSecond,
-    TopK,
     UnixSeconds,
     Version,
 )
+from shared.conversation import ChatOptions, Messages
+from shared.sampling import Sampling
 
 PROTOCOL_VERSION = 1
 
 Lane = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "cancelled", "expired", "failed", "handoff"]
-
-Messages = Annotated[tuple["ChatMessage", ...], Meta(max_length=MAX_MESSAGES)]
-
-
-class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is chosen, and when to stop. Values are already validated and defaulted by the sender.
-
-    Attributes:
-        max_tokens: Tokens to generate at most; None means up to the model's context length.
-        temperature: 0 is greedy.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        min_p: Drop tokens less likely than `min_p` times the most likely one.
-        seed: Key of the counter-based random numbers. A sender that leaves it out gets 0.
-        stop: Strings that end the text; the stop string itself is not part of it.
-        logit_bias: Token id to added logit.
-        logprobs: How many most likely alternatives to report per token; None reports nothing, 0 the chosen token only.
-        prompt_logprobs: The same for the tokens of the prompt.
-        ignore_eos: Go on after the end-of-sequence token.
-    """
-
-    max_tokens: NumOutputTokens | None = None
-    temperature: Temperature = 1.0
-    top_p: Probability = 1.0
-    top_k: TopK = 0
-    min_p: Probability = 0.0
-    seed: Seed = 0
-    stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOPS)] = ()
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: Biases = {}
-    logprobs: NumLogprobs | None = None
-    prompt_logprobs: NumLogprobs | None = None
-    ignore_eos: bool = False
-
-
-class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a conversation, its content already flattened to text."""
-
-    role: Annotated[str, Meta(max_length=64)]
-    content: str
-    name: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
@@ -113,6 +59,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         echo: Send the prompt's text before the first generated token.
         created: Unix seconds at the sender, for queue-time metrics.
         trace: Names the request in every log line: the gateway's `x-request-id`. Two requests may have the same.
+        chat: With `messages`: what the chat template gets besides them.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
@@ -137,6 +84,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     trace: Annotated[str, Meta(max_length=256)] | None = None
     prediction: str | None = None
     probation: NumOutputTokens = 0
+    chat: ChatOptions | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -229,6 +177,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_accepted_tokens: Those of them that were accepted.
         last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
             out in order, so that those before it are with some worker too.
+        chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
     """
 
     worker: PeerName
@@ -255,6 +204,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     spec_decode_num_accepted_tokens: Counter = 0
     last_pulled: Counter = 0
     max_prompt_characters: NumTokens = 0
+    chat_format: Annotated[str, Meta(max_length=64)] = ""
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -295,6 +245,7 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
     messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat: ChatOptions | None = None
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None
 

@@ -16,6 +16,7 @@ from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.exchange import Exchange, Headers
 from shared.messages import Finish
 
@@ -35,15 +36,17 @@ class ResponseHead:
     Attributes:
         request_id: The answer's `x-request-id`.
         started: `time.perf_counter()` when the request arrived.
+        dialect: How the endpoint tells errors.
         limits: The `x-ratelimit-*` headers, once they are known.
     """
 
-    __slots__ = ("limits", "request_id", "started")
+    __slots__ = ("dialect", "limits", "request_id", "started")
 
-    def __init__(self, request_id: str, started: float) -> None:
+    def __init__(self, request_id: str, started: float, dialect: Dialect = OPENAI) -> None:
         """Name the request."""
         self.request_id = request_id
         self.started = started
+        self.dialect = dialect
         self.limits: Mapping[str, str] = {}
 
     def headers(self, more: Headers) -> Headers:
@@ -104,6 +107,9 @@ class Answer(ABC):
         self.sinks = ()
         self._exchange.on_disconnect = self._exchange.on_writable = None
 
+    def tick(self, now: float) -> None:  # noqa: B027 - only streams react
+        """React to silence and slowness. `now` is loop time."""
+
     def note_output(self) -> None:
         """Note that the first output has come."""
         if self.first_token_at is None:
@@ -118,7 +124,8 @@ class Answer(ABC):
         self.end(Outcome.DISCONNECTED)
 
     def _respond_error(self, error: ApiError) -> None:
-        self._exchange.respond(error.status, self._head.headers(error.response_headers()), error.body())
+        head = self._head
+        self._exchange.respond(error.status, head.headers(error.response_headers()), head.dialect.error_body(error))
 
     @abstractmethod
     def _report(self, error: ApiError) -> None:

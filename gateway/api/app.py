@@ -1,10 +1,12 @@
-"""The Starlette application around the routes of the public port, behind the two hot routes.
+"""The Starlette application around the routes of the public port, behind the endpoints of generation.
 
 What is not a route is a 404, and what is the wrong method a 405, in the same four-key body as every other error.
 Nothing here builds a URL from the Host header, so slashes are not redirected.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,20 +15,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gateway.api.endpoint import Endpoint
 from gateway.api.routes import Routes, RouteServices, error_response
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
 from gateway.http1.request_id import RequestIdMiddleware
 
-HOT_ROUTES = ("/v1/chat/completions", "/v1/completions")
-
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
-def create_app(services: RouteServices) -> ASGIApp:
-    """Return the application for everything on the public port but POST on the hot routes."""
-    hot = [Route(path, _only_post, methods=["POST"]) for path in HOT_ROUTES]
-    return build_app([*Routes(services).public(), *hot])
+def create_app(services: RouteServices, endpoints: Iterable[Endpoint]) -> ASGIApp:
+    """Return the application for everything on the public port but POST on these endpoints."""
+    posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
+    return build_app([*Routes(services).public(), *posts])
 
 
 def build_app(routes: list[Route]) -> ASGIApp:

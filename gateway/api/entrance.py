@@ -1,9 +1,11 @@
-"""The public port's handler: the two hot routes ahead of everything else."""
+"""The public port's handler: the endpoints of generation ahead of everything else."""
 
 from __future__ import annotations
 
-from gateway.api.app import HOT_ROUTES
-from gateway.api.completions import Completions
+from collections.abc import Iterable
+
+from gateway.api.endpoint import Endpoint
+from gateway.api.generation_service import GenerationService
 from gateway.http1.exchange import Exchange
 from gateway.http1.handler_runner import Handler
 
@@ -14,14 +16,17 @@ ALWAYS_SERVED = frozenset({"/health/live", "/health/ready"})
 class Entrance:
     """Chooses who serves a request."""
 
-    def __init__(self, completions: Completions, other: Handler) -> None:
-        """Pass what is not hot on to `other`."""
-        chat, completion = HOT_ROUTES
-        self._hot: dict[str, Handler] = {chat: completions.chat, completion: completions.completion}
+    def __init__(self, service: GenerationService, endpoints: Iterable[Endpoint], other: Handler) -> None:
+        """Pass what is for none of the endpoints on to `other`."""
+        self._service = service
+        self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
         self._other = other
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request."""
         head = exchange.head
-        hot = self._hot.get(head.path) if head.method == "POST" else None
-        await (hot or self._other)(exchange)
+        endpoint = self._endpoints.get(head.path) if head.method == "POST" else None
+        if endpoint is None:
+            await self._other(exchange)
+        else:
+            await self._service.serve(endpoint, exchange)

@@ -1,4 +1,4 @@
-"""Every public route but the two hot ones: models, tokenizer, health. Each states who may call it."""
+"""Every public route but those that generate: models, tokenizer, health. Each states who may call it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from gateway.api.identity import AnswerIdentity
 from gateway.api.usage import usage_fields
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits, error_event
+from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits
 from gateway.http1.exchange import Exchange, Headers
 from gateway.http1.flush import Flusher
 from shared.messages import Delta
@@ -85,7 +85,7 @@ class StreamedAnswer(Answer):
         super().__init__(exchange, generation, head)
         self._identity = identity
         self._include_usage = generation.include_usage
-        self._stream = EventStream(exchange, flusher, limits, self._headers, now)
+        self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect)
         self._stream.on_cut = lambda: self.end(Outcome.SLOW_READER)
         self.sinks = [
             StreamedChoice(self, self._stream, ChoiceChunks(identity, index, generation.include_usage), index)
@@ -107,7 +107,7 @@ class StreamedAnswer(Answer):
 
     def _report(self, error: ApiError) -> None:
         if self._stream.is_open:
-            self._stream.end(error_event(error))
+            self._stream.end(self._head.dialect.error_event(error))
         else:
             self._respond_error(error)
 

@@ -41,6 +41,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     priority=generation.priority,
                     deadline=now + timeout_s,
                     messages=prompt.messages,
+                    chat=prompt.chat,
                     text=prompt.text,
                     token_ids=prompt.token_ids,
                     sampling=sampling,

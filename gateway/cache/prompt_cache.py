@@ -23,7 +23,7 @@ from gateway.cache.redis_client import RedisCache
 from gateway.generation import Generation
 from shared.messages import Delta
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TTL_JITTER = 0.2
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     # In a fixed order, because a map's own order is how the client wrote it.
     biases = sorted(sampling.logit_bias.items())
     sampling = msgspec.structs.replace(sampling, logit_bias={})
-    prompts = [(prompt.messages, prompt.text, prompt.token_ids) for prompt in generation.prompts]
+    prompts = [(prompt.messages, prompt.chat, prompt.text, prompt.token_ids) for prompt in generation.prompts]
     model = (generation.model, revisions)
     material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, generation.n, generation.echo)
     return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())

@@ -2,7 +2,7 @@
 
 An event stream owns the bytes that its sinks have said and the transport has not taken. While the transport is paused
 they are held up to a bound; a reader slower than that, or stuck for longer than the send timeout, is cut: it costs
-itself, not its neighbours. A stream that is cut says so: an error event, then `[DONE]`.
+itself, not its neighbours. A stream that is cut says so by an error event.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.errors import ApiError
+from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.exchange import Exchange, Headers
 from gateway.http1.flush import Flusher
-
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 
 EVENT_STREAM_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -41,11 +39,6 @@ class EventStreamLimits:
     keep_alive_s: float = 10.0
 
 
-def error_event(error: ApiError) -> bytes:
-    """Return the event that tells a client in mid-stream what went wrong."""
-    return b"data: " + error.body() + b"\n\n"
-
-
 class EventStream:
     """Bytes of one streamed answer, between the sinks that write them and the transport that takes them.
 
@@ -55,6 +48,7 @@ class EventStream:
     """
 
     __slots__ = (
+        "_dialect",
         "_exchange",
         "_flusher",
         "_has_written",
@@ -69,9 +63,16 @@ class EventStream:
     )
 
     def __init__(
-        self, exchange: Exchange, flusher: Flusher, limits: EventStreamLimits, head: Callable[[], Headers], now: float
+        self,
+        exchange: Exchange,
+        flusher: Flusher,
+        limits: EventStreamLimits,
+        head: Callable[[], Headers],
+        now: float,
+        dialect: Dialect = OPENAI,
     ) -> None:
         """Wait for the first bytes. `head` gives the headers when they are needed; `now` is loop time."""
+        self._dialect = dialect
         self._exchange = exchange
         self._flusher = flusher
         self._limits = limits
@@ -122,8 +123,8 @@ class EventStream:
         exchange.write(data)
 
     def end(self, last: bytes = b"") -> None:
-        """Write the last bytes and `[DONE]`, and complete the response."""
-        data = b"".join((*self._held, *self.buffer, last, DONE))
+        """Write the last bytes and the end of the stream, and complete the response."""
+        data = b"".join((*self._held, *self.buffer, last, self._dialect.end_of_stream))
         self.buffer.clear()
         self._held.clear()
         if not self._exchange.started:
@@ -146,7 +147,7 @@ class EventStream:
         elif (not self._exchange.started and now - self._opened > self._limits.head_delay_s) or (
             self._exchange.started and now - self._quiet_since > self._limits.keep_alive_s
         ):
-            self.send_now(KEEP_ALIVE)
+            self.send_now(self._dialect.keep_alive)
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)
@@ -167,7 +168,7 @@ class EventStream:
         self._held.clear()
         self.buffer.clear()
         error = ApiError(408, f"The stream was cut because {why}.", code="slow_reader")
-        self._exchange.finish_and_close(error_event(error) + DONE)
+        self._exchange.finish_and_close(self._dialect.error_event(error) + self._dialect.end_of_stream)
         if self.on_cut is not None:
             self.on_cut()
 

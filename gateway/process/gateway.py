@@ -27,8 +27,9 @@ from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
 from gateway.api.app import create_app
-from gateway.api.completions import Completions
+from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.entrance import ALWAYS_SERVED, Entrance
+from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
 from gateway.api.routes import RouteServices
@@ -182,7 +183,7 @@ async def _assemble(
     shedder = Shedder(config, metrics, places=places)
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
     starter = GenerationStarter(dispatcher, shedder, cache, metrics, config.default_timeout_s)
-    completions = Completions(config, keys, limiter, shedder, starter, metrics)
+    service = GenerationService(config, keys, limiter, shedder, starter, metrics)
     services = RouteServices(
         config=config,
         keys=keys,
@@ -192,7 +193,8 @@ async def _assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
-    entrance = Entrance(completions, AsgiHandler(create_app(services), config.max_body_bytes))
+    endpoints: list[Endpoint] = [ChatEndpoint(), CompletionEndpoint()]
+    entrance = Entrance(service, endpoints, AsgiHandler(create_app(services, endpoints), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)
     registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
@@ -201,7 +203,7 @@ async def _assemble(
         OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry),
     )
     operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits(), tasks=tasks)
-    await stack.enter_async_context(_running(tasks, completions.tick_forever(), "ticks of completions"))
+    await stack.enter_async_context(_running(tasks, service.tick_forever(), "ticks of streams"))
     await stack.enter_async_context(_running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, fleet)
     return public, operator, partial(dispatcher.fail_all, shutting_down)

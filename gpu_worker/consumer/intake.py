@@ -12,8 +12,8 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from shared.background_tasks import BackgroundTasks
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, PromptTooLongError
-from shared.messages import ChatMessage
 
 _log = logging.getLogger(__name__)
 

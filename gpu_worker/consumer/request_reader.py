@@ -11,8 +11,9 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
-from shared.messages import ChatMessage, Request
+from shared.messages import Request
 
 Prompt = str | tuple[ChatMessage, ...] | list[int]
 

@@ -32,7 +32,8 @@ from gpu_worker.core.step_time import StepTimeModel
 from gpu_worker.core.stopping import extend, finish_reason
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import BadRequestError, PromptTooLongError
-from shared.messages import Lane, Sampling
+from shared.messages import Lane
+from shared.sampling import Sampling
 
 __all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 

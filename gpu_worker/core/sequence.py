@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from shared.messages import Lane, Sampling
+from shared.messages import Lane
+from shared.sampling import Sampling
 
 
 class SequenceStatus(enum.Enum):

@@ -18,7 +18,7 @@ from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 # Up to this, products of few rows may be divided among programs in a way that depends on the exact number.
 _MAX_DISTINCT_ROWS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, prompt_too_long
-from shared.messages import ChatMessage
 
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
 INLINE_CHARACTERS = 2048

@@ -21,8 +21,8 @@ from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.token_table import build_table
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, ConfigError
-from shared.messages import ChatMessage
 
 _REPLACEMENT = "\ufffd"
 _MIN_LONGEST_TOKEN = 32

@@ -10,8 +10,8 @@ import logging
 
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, ConfigError
-from shared.messages import ChatMessage
 
 _MAX_NAMED = 8
 

@@ -25,7 +25,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
 from ops.bench.stepping import make_engine, step, step_while
 from shared.errors import ConfigError
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 Figures = TypeVar("Figures", bound=Any)
 _READ_BYTES = 512 << 20

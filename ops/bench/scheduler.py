@@ -15,7 +15,7 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
 from ops.bench.record import append_record
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 NUM_RUNNING = 256
 PROMPT_TOKENS = 64

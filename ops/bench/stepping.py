@@ -12,7 +12,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 
 def make_engine(

@@ -22,7 +22,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.demo_model.export import MODEL_FOLDER
 from ops.demo_model.heldout import held_out_documents
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 NUM_PROMPTS = 32
 PROMPT_TOKENS = 160

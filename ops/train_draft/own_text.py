@@ -16,7 +16,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.errors import ConfigError, HeadraceError
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 GREEDY_SHARE = 0.6
 TEMPERATURE = 0.7

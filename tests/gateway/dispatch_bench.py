@@ -13,8 +13,9 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.recovery import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.liveness import FleetLimits
-from shared.messages import Delta, Request, Sampling
+from shared.messages import Delta, Request
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, until
 
 FAST_FLEET = FleetLimits(

@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 HEARTBEAT_S = 0.25
 NUM_SLOTS = 16

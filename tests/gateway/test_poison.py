@@ -11,7 +11,8 @@ import pytest
 
 from gateway.errors import ApiError
 from shared.dead_letters import DeadLetter
-from shared.messages import Request, Sampling
+from shared.messages import Request
+from shared.sampling import Sampling
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM
 from shared.subjects import dead_letter_subject, request_subject
 from tests.gateway.dispatch_bench import Bench, ListSink

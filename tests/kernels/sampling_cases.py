@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 Table = TypeVar("Table", SamplingParameters, PenaltyTable)
 SAMPLINGS = [

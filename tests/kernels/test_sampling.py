@@ -19,7 +19,7 @@ from kernels.sampling.reference import (
     score_tokens_reference,
     uniforms_reference,
 )
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.sampling_cases import (
     SAMPLINGS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name
 
 LONG = Sampling(max_tokens=200, ignore_eos=True, seed=1)

@@ -7,7 +7,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from shared.batch_streams import batch_stream
-from shared.messages import Sampling, encode
+from shared.messages import encode
+from shared.sampling import Sampling
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name
 

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 import pytest
 
-from shared.messages import Request, Sampling, encode
+from shared.messages import Request, encode
+from shared.sampling import Sampling
 from tests.bounded_types import Number, illegal_numbers, leaves, legal_numbers
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
 from tests.shared.test_bounds import encoded, name_of, request_with

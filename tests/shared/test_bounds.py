@@ -28,7 +28,7 @@ BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]
 HEARTBEATS = [Heartbeat, GatewayHeartbeat]
 MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
 # These are as long as the message or the body, which is bounded as a whole.
-LONG_TEXTS = {"text", "content", "prediction", "prompt"}
+LONG_TEXTS = {"text", "content", "prediction", "prompt", "reasoning", "arguments", "tools", "variables", "template"}
 LEAVES = leaves(Request)
 NUMBERS = [leaf for leaf in LEAVES if isinstance(leaf.type, Number)]
 COLLECTIONS = [leaf for leaf in LEAVES if isinstance(leaf.type, Collection)]
@@ -129,7 +129,13 @@ def test_envelope_of_an_unreadable_request_can_be_answered() -> None:
     assert caught.value.envelope is None
 
 
-BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {"worker": "w", "model": "m", "draining": False, "revision": ""}
+BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
+    "worker": "w",
+    "model": "m",
+    "draining": False,
+    "revision": "",
+    "chat_format": "",
+}
 GATEWAY_BEAT = {"gateway": "g", "unclaimed": 1, "unclaimed_tokens": 1, "active": 1}
 
 

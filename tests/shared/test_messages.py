@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.messages import Delta, Finish, Frame, Request, Sampling, TokenLogprob, Usage, decode_request, encode
+from shared.messages import Delta, Finish, Frame, Request, TokenLogprob, Usage, decode_request, encode
+from shared.sampling import Sampling
 
 
 def test_request_survives_both_encodings() -> None:

@@ -28,7 +28,7 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.generation import Generation, Prompt
 from shared.bounds import MAX_MESSAGES, MAX_OUTPUT_TOKENS, NumLogprobs
-from shared.messages import ChatMessage
+from shared.conversation import ChatMessage
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

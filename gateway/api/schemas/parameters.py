@@ -29,7 +29,7 @@ from shared.bounds import (
     TimeoutSeconds,
     TokenId,
 )
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 NULL = Raw(b"null")
 

@@ -12,7 +12,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 Float32s = npt.NDArray[np.float32]
 

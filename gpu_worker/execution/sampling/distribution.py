@@ -17,7 +17,7 @@ from gpu_worker.execution.batch.row_table import RowTable
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from kernels.sampling import SamplingParameters, sample_tokens
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 # Below this, differences of logits overflow when divided by it; the most likely token takes all.
 GREEDY_BELOW_TEMPERATURE = 1e-5

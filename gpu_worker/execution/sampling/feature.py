@@ -14,7 +14,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.layout import Int64s
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import Upload
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 
 class StagedFeature(Protocol):

@@ -21,7 +21,7 @@ from gpu_worker.execution.batch.row_table import RowTable
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from kernels.sampling import PenaltyTable, apply_penalties, count_tokens
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 
 class Penalties:

@@ -22,7 +22,7 @@ from gpu_worker.execution.sampling.feature import Feature, StagedFeature
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
 from gpu_worker.execution.sampling.penalties import Penalties
 from kernels.sampling import TokenScores
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 _TRUNCATION, _LOGPROBS, _NUM_BITS = 1, 2, 2
 

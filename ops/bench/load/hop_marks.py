@@ -46,7 +46,7 @@ class Station:
 
 GATEWAY = (
     Station("gateway.http1.connection", "Connection.buffer_updated", _always("gateway: request is here")),
-    Station("gateway.api.completions", "Completions._serve", _always("gateway: handler begins")),
+    Station("gateway.api.generation_service", "GenerationService.serve", _always("gateway: handler begins")),
     Station("gateway.api.generation_starter", "GenerationStarter.start", _always("gateway: parsed and within limits")),
     Station("gateway.dispatch.publisher", "Publisher.publish", _always("gateway: admitted, cache asked")),
     Station("gateway.dispatch.publisher", "Publisher.publish", _always("gateway: published"), is_after=True),

@@ -19,7 +19,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.stepping import make_engine, step_while
 from ops.demo_model.heldout import held_out_documents
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 _DOCUMENT_TOKENS = 160
 _BEGUN_TOKENS = 24

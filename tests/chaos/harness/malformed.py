@@ -16,12 +16,12 @@ from shared.messages import (
     GatewayHeartbeat,
     Heartbeat,
     Request,
-    Sampling,
     TokenizeCall,
     decode_request,
     encode,
 )
 from shared.nats_connection import Role
+from shared.sampling import Sampling
 from tests.chaos.harness.system import MODEL
 
 _ATTEMPTS = 50

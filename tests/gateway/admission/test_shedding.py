@@ -17,7 +17,7 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 CONFIG = GatewayConfig(interactive_ttft_slo_s=10.0, max_queued_requests=100, max_queued_tokens=200_000)
 

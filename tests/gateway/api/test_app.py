@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 from gateway.admission.api_keys import create_key
 from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
-from gateway.api.app import HOT_ROUTES, create_app
+from gateway.api.app import create_app
+from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
 from gateway.api.routes import Routes, RouteServices
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
@@ -34,6 +35,8 @@ from tests.gateway.http1.raw_server import served
 
 KEY = "hr-test"
 AUTH = {"Authorization": f"Bearer {KEY}"}
+
+ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]
 
 
 def heartbeat(model: str, **changes: Any) -> Heartbeat:
@@ -94,7 +97,7 @@ async def client_of(app: ASGIApp, headers: dict[str, str] | None = None) -> Asyn
 
 @pytest.fixture
 async def http(services: RouteServices) -> AsyncIterator[httpx2.AsyncClient]:
-    async with client_of(create_app(services), AUTH) as client:
+    async with client_of(create_app(services, ENDPOINTS), AUTH) as client:
         yield client
 
 
@@ -124,7 +127,9 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
     }
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
     store = KeyStore(tmp_path / "narrow.json", None, services.metrics)
-    async with client_of(create_app(replace(services, keys=store)), {"Authorization": f"Bearer {narrow}"}) as client:
+    async with client_of(
+        create_app(replace(services, keys=store), ENDPOINTS), {"Authorization": f"Bearer {narrow}"}
+    ) as client:
         assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["other"]
         assert_error(await client.get("/v1/models/org/demo"), 404, "model_not_found")
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
@@ -170,8 +175,8 @@ async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(h
     assert_error(answer, 405, "method_not_allowed")
     assert "GET" in answer.headers["allow"]
     assert_error(await http.options("/tokenize"), 405)
-    for path in HOT_ROUTES:
-        answer = await http.get(path)
+    for endpoint in ENDPOINTS:
+        answer = await http.get(endpoint.path)
         assert_error(answer, 405, "method_not_allowed")
         assert answer.headers["allow"] == "POST"
 

@@ -21,7 +21,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from shared.messages import Heartbeat, Request, Sampling
+from shared.messages import Heartbeat, Request
+from shared.sampling import Sampling
 
 MODEL_LEN = 2048
 # What 92,000 characters are estimated as; a tokenizer may make a few tokens of them.

@@ -15,11 +15,13 @@ from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
-from gateway.http1.event_stream import KEEP_ALIVE, EventStreamLimits
+from gateway.http1.dialect import OPENAI
+from gateway.http1.event_stream import EventStreamLimits
 from gateway.http1.exchange import Exchange, Headers
 from gateway.http1.flush import Flusher
 from gateway.http1.head import parse_head
-from shared.messages import Delta, Finish, Sampling, Usage
+from shared.messages import Delta, Finish, Usage
+from shared.sampling import Sampling
 
 IDENTITY = AnswerIdentity("cmpl-1", "completion", "m", 7)
 LIMITS = EventStreamLimits(buffer_bytes=1000, send_timeout_s=5, head_delay_s=1, keep_alive_s=10)
@@ -241,12 +243,12 @@ async def test_silence_is_filled_with_comments() -> None:
     assert streamed.sent == b""
     streamed.answer.tick(1.1)
     assert streamed.sent.startswith(b"HTTP/1.1 200 ")
-    assert streamed.sent.count(KEEP_ALIVE) == 1
+    assert streamed.sent.count(OPENAI.keep_alive) == 1
     streamed.answer.tick(1.2)
     streamed.answer.tick(11.1)
-    assert streamed.sent.count(KEEP_ALIVE) == 1
+    assert streamed.sent.count(OPENAI.keep_alive) == 1
     streamed.answer.tick(11.3)
-    assert streamed.sent.count(KEEP_ALIVE) == 2
+    assert streamed.sent.count(OPENAI.keep_alive) == 2
 
 
 async def test_closed_answer_is_freed_without_the_collector(no_collector: None) -> None:

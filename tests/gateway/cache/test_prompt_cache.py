@@ -15,7 +15,9 @@ from gateway.cache.prompt_cache import FORMAT_VERSION, TTL_JITTER, CacheKey, Pro
 from gateway.cache.redis_client import RedisCache
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
-from shared.messages import ChatMessage, Delta, Finish, Sampling, Usage
+from shared.conversation import ChatMessage
+from shared.messages import Delta, Finish, Usage
+from shared.sampling import Sampling
 
 REVISIONS = ("revision",)
 

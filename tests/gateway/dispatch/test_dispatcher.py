@@ -14,8 +14,9 @@ from gateway.dispatch.dispatcher import SWEEP_INTERVAL_S, Dispatcher
 from gateway.dispatch.frames import EARLY_S
 from gateway.dispatch.recovery import RecoveryLimits
 from gateway.errors import ApiError
-from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Sampling, Usage, encode
+from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Usage, encode
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import gateway_subject, worker_subject
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink

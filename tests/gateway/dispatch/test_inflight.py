@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.errors import ApiError
-from shared.messages import Delta, Request, Sampling
+from shared.messages import Delta, Request
+from shared.sampling import Sampling
 
 
 class NullSink:

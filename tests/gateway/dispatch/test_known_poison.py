@@ -10,7 +10,8 @@ from gateway.dispatch.inflight import Flight, Loss
 from gateway.dispatch.known_poison import MAX_VERDICTS, MEMORY_S, KnownPoison
 from gateway.errors import ApiError
 from gateway.fleet.death import Death
-from shared.messages import Request, Sampling
+from shared.messages import Request
+from shared.sampling import Sampling
 from tests.gateway.dispatch_bench import ListSink
 
 REQUEST = Request(id="a", model="m", text="poison", tenant="t", sampling=Sampling(seed=1))

@@ -20,8 +20,9 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Cancel, Delta, Frame, Heartbeat, Request, Sampling, encode
+from shared.messages import Cancel, Delta, Frame, Heartbeat, Request, encode
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import cancel_subject, frame_subject, request_subject, worker_subject
 

@@ -12,7 +12,8 @@ from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.model_directory import read_model_directory
-from shared.messages import Delta, FinishReason, Request, Sampling
+from shared.messages import Delta, FinishReason, Request
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER
 
 MESSAGE = QueuedMessage("subject", b"", "ack", 1, 1, 0)

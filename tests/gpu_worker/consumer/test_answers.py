@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
 
 

@@ -15,7 +15,8 @@ from nats.js.errors import NoStreamResponseError, NotFoundError
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadLetter
-from shared.messages import BatchResult, Request, Sampling, encode
+from shared.messages import BatchResult, Request, encode
+from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import dead_letter_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until

@@ -11,7 +11,8 @@ from nats.aio.msg import Msg
 
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
-from shared.messages import Sampling, encode
+from shared.messages import encode
+from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, wait_until

@@ -10,7 +10,8 @@ import pytest
 
 from gpu_worker.engine.engine_thread import EngineStoppedError
 from shared.batch_streams import batch_stream
-from shared.messages import Sampling, encode
+from shared.messages import encode
+from shared.sampling import Sampling
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.consumer.outbox import Outbox
-from shared.messages import Delta, GatewayHeartbeat, Sampling, encode
+from shared.messages import Delta, GatewayHeartbeat, encode
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import gateway_subject, request_subject
 from shared.task_supervisor import TaskSupervisor

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
-from shared.messages import Sampling, encode
+from shared.messages import encode
+from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Sampling, encode
+from shared.messages import encode
+from shared.sampling import Sampling
 from shared.subjects import cancel_subject, tokenizer_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage
-from shared.messages import ChatMessage, Sampling, Usage, encode
+from shared.conversation import ChatMessage
+from shared.messages import Usage, encode
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
 

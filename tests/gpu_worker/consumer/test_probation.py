@@ -9,7 +9,8 @@ import pytest
 
 from gpu_worker.consumer.held_request import HeldRequest
 from shared.batch_streams import batch_stream
-from shared.messages import Sampling, encode
+from shared.messages import encode
+from shared.sampling import Sampling
 from shared.subjects import probe_subject, request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 

@@ -12,8 +12,10 @@ import ops
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
-from shared.messages import ChatMessage, Request, Sampling
+from shared.messages import Request
+from shared.sampling import Sampling
 
 SIZE = 1000
 

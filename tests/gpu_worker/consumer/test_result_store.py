@@ -13,8 +13,9 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.result_store import ResultStore
 from shared.batch_streams import batch_stream
-from shared.messages import BatchResult, Request, Sampling, encode
+from shared.messages import BatchResult, Request, encode
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from shared.streams import RESULTS_STREAM, StreamLimits, stream_configs
 from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, start_worker, wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
 
 REAL = {"simulate": None, "device": "cpu", "num_threads": 1, "num_blocks": 400, "max_num_seqs": 8}

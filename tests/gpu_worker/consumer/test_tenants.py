@@ -9,7 +9,7 @@ import pytest
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.prefix_cache import PrefixCache
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, read_model_directory
 
 LONG = "x = 1\n" * 200

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
-from shared.messages import ChatMessage, DetokenizeCall, TokenizeCall, TokenizerReply, encode
+from shared.conversation import ChatMessage
+from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply, encode
 from shared.subjects import tokenizer_subject
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from itertools import count
 
 from gpu_worker.core.sequence import Sequence
-from shared.messages import Lane, Sampling
+from shared.messages import Lane
+from shared.sampling import Sampling
 
 EOS = 0
 _numbers = count()

@@ -13,7 +13,8 @@ from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
-from shared.messages import Lane, Sampling
+from shared.messages import Lane
+from shared.sampling import Sampling
 
 NUM_TOKENS = 40
 # Milliseconds of a step of one sequence, and the share of it that every other sequence and prompt token adds.

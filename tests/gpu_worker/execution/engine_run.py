@@ -18,7 +18,7 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 BLOCK = 4
 VOCAB = 97

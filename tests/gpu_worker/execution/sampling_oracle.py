@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 
 def adjusted_logits(logits: list[float], sampling: Sampling, prompt: list[int], output: list[int]) -> list[float]:

@@ -18,7 +18,7 @@ from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from shared.errors import ConfigError
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import MAX_LEN, make_sequence, run, save_tiny_model
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
 

@@ -12,7 +12,7 @@ import torch
 from gpu_worker.core.step import StepPlan
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.step import SubmittedStep
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, transformers_logits
 from tests.gpu_worker.execution.engine_run import MAX_LEN, VOCAB, make_sequence, random_prompt, run
 

@@ -17,7 +17,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.bounds import MAX_TOKEN_ID
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, random_prompt, save_tiny_model
 

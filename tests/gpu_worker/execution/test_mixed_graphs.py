@@ -14,7 +14,7 @@ from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_sequence, random_prompt, run, save_tiny_model
 

@@ -13,7 +13,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
     BLOCK,

@@ -9,7 +9,7 @@ import torch
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.errors import ConfigError
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import (
     MAX_LEN,
     make_runner,

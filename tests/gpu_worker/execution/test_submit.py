@@ -17,7 +17,7 @@ from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.warm_up import WarmUpProposer
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
     BLOCK,

@@ -13,7 +13,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_plans, warm_up_proposer
 from kernels.gpu_config import Gpu, GpuGeneration
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import make_sequence, run, save_tiny_model
 

@@ -13,7 +13,8 @@ import msgspec
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.engine.engine import Engine
-from shared.messages import FinishReason, Lane, Sampling
+from shared.messages import FinishReason, Lane
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.matrix.factors import PLAIN, SAMPLINGS, Ask, EngineCell
 from tests.gpu_worker.matrix.parts import Models, Parts, make_parts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.quantization.checkpoints import Made, Pack, but_head, make_checkpoint
 from tests.gpu_worker.quantization.packers import awq, ct_packed, fp8_blocks, gptq, in_order, shuffled

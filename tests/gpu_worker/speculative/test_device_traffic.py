@@ -22,7 +22,7 @@ from gpu_worker.speculative.eagle.proposer import EagleProposer
 from gpu_worker.speculative.medusa.heads import load_medusa_heads
 from gpu_worker.speculative.medusa.proposer import MedusaProposer
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
 from tests.gpu_worker.speculative.device_traffic import Traffic, recorded_traffic

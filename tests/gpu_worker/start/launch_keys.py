@@ -48,7 +48,7 @@ from kernels.linear import LinearFactory  # noqa: E402
 from kernels.linear.forms import DenseWeight, GroupQuantizedWeight, ScaledWeight  # noqa: E402
 from kernels.linear.forms.numbers import INT4  # noqa: E402
 from ops.bench.spec.fixed_depth import FixedDepth  # noqa: E402
-from shared.messages import Sampling  # noqa: E402
+from shared.sampling import Sampling  # noqa: E402
 from tests.gpu_worker.start.test_speculation_on_device import DEMO_MODEL, MB, Machine  # noqa: E402
 
 GPU = Gpu(GpuGeneration.HOPPER, 132)

@@ -23,7 +23,7 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
 from tests.gpu_worker.speculative.draft_files import (
     eagle3_config,

@@ -16,7 +16,7 @@ from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 DEMO_MODEL = Path("ops/demo_model/model")
 

@@ -17,8 +17,9 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from shared.messages import Heartbeat, Sampling
+from shared.messages import Heartbeat
 from shared.nats_connection import connect
+from shared.sampling import Sampling
 from shared.subjects import ALL_WORKERS
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TestGateway, fresh_name, wait_until
 from tests.servers import NatsServer

@@ -10,8 +10,8 @@ import pytest
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
-from shared.messages import ChatMessage
 
 # Long enough for the longest texts here.
 MAX_MODEL_LEN = 131_072

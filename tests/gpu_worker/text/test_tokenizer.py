@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, ConfigError
-from shared.messages import ChatMessage
 
 SPECIAL = {"<|endoftext|>": 0, "<|system|>": 1, "<|user|>": 2, "<|assistant|>": 3}
 

@@ -17,7 +17,7 @@ from gpu_worker.start.proposer_setup import build_proposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.spec.loads import beginning_prompts, copying_prompts
 from ops.stack.config import DEMO_MODEL
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import Outcome, run
 
 NUM_PROMPTS = 240

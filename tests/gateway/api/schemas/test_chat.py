@@ -10,7 +10,7 @@ import pytest
 from gateway.api.schemas import parse_chat
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from shared.messages import ChatMessage
+from shared.conversation import ChatMessage
 
 
 def parse(messages: Any, **fields: Any) -> Generation:

@@ -9,7 +9,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Upload
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from gpu_worker.speculative.self_speculation.proposer import SelfSpeculationProposer
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
 from tests.gpu_worker.execution.drafts.scripted_proposers import (
     ChainProposer,

@@ -17,7 +17,7 @@ from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.drafts.verification import ComputedStep, _apart
 from gpu_worker.speculative.eagle.pending_entries import PendingEntries
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.core.sequences import make_sequence
 
 HIDDEN_SIZE = 8

@@ -15,7 +15,7 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
 
 

@@ -16,7 +16,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
 
 GREEDY = Sampling(temperature=0.0, max_tokens=30)

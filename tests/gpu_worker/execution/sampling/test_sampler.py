@@ -8,7 +8,7 @@ import torch
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun
 from tests.gpu_worker.execution.sampling_oracle import adjusted_logits, distribution
 

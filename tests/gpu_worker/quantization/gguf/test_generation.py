@@ -14,7 +14,7 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from kernels.linear.dense import keeps_half
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
 from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle

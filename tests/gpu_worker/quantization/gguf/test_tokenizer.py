@@ -12,8 +12,8 @@ import pytest
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
-from shared.messages import ChatMessage
 from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
 from tests.gpu_worker.quantization.gguf.vocabularies import (
     TEXTS,

@@ -9,7 +9,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import CompletedStep, StepPlan
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.core.paged_oracle import OracleRunner, reference_tokens
 
 VOCAB_SIZE = 50

@@ -16,7 +16,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.eagle.proposer import EagleProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
 from tests.gpu_worker.speculative.draft_files import Tensors, eagle_config, eagle_outputs, eagle_tensors, save_draft
 from tests.gpu_worker.speculative.recorder import Listener, Recorder, recorded_runner

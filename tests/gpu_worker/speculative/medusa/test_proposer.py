@@ -8,7 +8,7 @@ from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.speculative.medusa.proposer import MedusaProposer
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 VOCAB = 50
 

@@ -11,7 +11,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.speculative.ngram.index import MATCH_TOKENS
 from gpu_worker.speculative.ngram.proposer import MAX_INDEXED_TOKENS, NgramProposer
-from shared.messages import Sampling
+from shared.sampling import Sampling
 
 MANY = 1 << 20
 

@@ -7,7 +7,7 @@ import pytest
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.messages import Sampling
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run, save_tiny_model
 from tests.gpu_worker.speculative.recorder import recorded_runner
 

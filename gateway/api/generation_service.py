@@ -1,4 +1,4 @@
-"""The two hot routes: from a request's bytes to an answer that the data path fills in.
+"""The routes that generate: from a request's bytes to an answer that the data path fills in.
 
 Authenticate, read, take a place, parse, limits, then start the generation. Nothing costly happens before admission. The
 coroutine of a request then sleeps until its answer has ended: tokens go from the NATS callback to the transport without
@@ -11,23 +11,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.admission.auth import KeyStore
 from gateway.admission.caller import Caller
 from gateway.admission.limits import RateLimiter, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
-from gateway.api.identity import AnswerIdentity
-from gateway.api.schemas import parse_chat, parse_completion
-from gateway.api.streamed import StreamedAnswer
-from gateway.api.whole import WholeAnswer
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
-from gateway.generation import Generation
 from gateway.http1.body import ClientGoneError
-from gateway.http1.event_stream import DONE, EventStreamLimits, error_event
+from gateway.http1.event_stream import EventStreamLimits
 from gateway.http1.exchange import Exchange
 from gateway.http1.flush import Flusher
 from gateway.http1.request_id import request_id_of
@@ -41,8 +37,8 @@ _STREAMS_PER_FREE_PLACE = 7
 _logger = logging.getLogger(__name__)
 
 
-class Completions:
-    """`POST /v1/chat/completions` and `POST /v1/completions`."""
+class GenerationService:
+    """Serves every endpoint that generates."""
 
     def __init__(
         self,
@@ -64,15 +60,7 @@ class Completions:
         self._flusher = Flusher(self._loop)
         self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
         self._places = Shares(config.max_streams, _STREAMS_PER_FREE_PLACE)
-        self._streamed: set[StreamedAnswer] = set()
-
-    async def chat(self, exchange: Exchange) -> None:
-        """Serve `POST /v1/chat/completions`."""
-        await self._serve("chat", parse_chat, exchange)
-
-    async def completion(self, exchange: Exchange) -> None:
-        """Serve `POST /v1/completions`."""
-        await self._serve("completion", parse_completion, exchange)
+        self._streamed: set[Answer] = set()
 
     async def tick_forever(self) -> None:
         """Let streams react to silence and slow readers."""
@@ -85,32 +73,33 @@ class Completions:
                 except Exception:
                     _logger.exception("a stream could not be looked after")
 
-    async def _serve(self, route: str, parse: Callable[[bytes], Generation], exchange: Exchange) -> None:
-        head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter())
+    async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Answer one request."""
+        head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter(), endpoint.dialect)
         try:
-            status = await self._answer(parse, exchange, head)
+            status = await self._answer(endpoint, exchange, head)
         except ClientGoneError:
             self._metrics.disconnects += 1
             return
         except ApiError as error:
             status = error.status
-            exchange.respond(status, head.headers(error.response_headers()), error.body())
+            exchange.respond(status, head.headers(error.response_headers()), head.dialect.error_body(error))
         except Exception:
             _logger.exception("a request failed", extra={"request_id": head.request_id})
             status = 500
             _report_internal_error(exchange, head)
-        self._metrics.requests[(route, status)] += 1
+        self._metrics.requests[(endpoint.name, status)] += 1
         self._metrics.duration_s.observe(time.perf_counter() - head.started)
 
-    async def _answer(self, parse: Callable[[bytes], Generation], exchange: Exchange, head: ResponseHead) -> int:
+    async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead) -> int:
         principal = self._keys.authenticate(exchange.head.headers)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         with self._place(principal.key_id):
-            generation = parse(body)
+            generation = await endpoint.generation(body, principal)
             principal.check_model(generation.model)
             lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
             head.limits = lease.headers
-            answer = self._new_answer(exchange, generation, head)
+            answer = self._new_answer(endpoint, Asked(exchange, generation, head, principal))
             caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
             tokens_used: int | None = None
             try:
@@ -130,7 +119,7 @@ class Completions:
                 answer.fail(error)
                 return error.status
             finally:
-                self._forget(answer)
+                self._streamed.discard(answer)
                 answer.close()
                 lease.release(tokens_used)
 
@@ -152,19 +141,13 @@ class Completions:
             self._places.give_back(key_id)
             self._metrics.active_streams = self._places.used
 
-    def _new_answer(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> Answer:
-        identity = AnswerIdentity.new(generation)
-        if not generation.stream:
-            return WholeAnswer(exchange, generation, identity, head)
-        answer = StreamedAnswer(
-            exchange, generation, identity, head, self._flusher, self._stream_limits, self._loop.time()
-        )
+    def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
+        if not asked.generation.stream:
+            return endpoint.whole_answer(asked)
+        parts = StreamParts(self._flusher, self._stream_limits, self._loop.time())
+        answer = endpoint.streamed_answer(asked, parts)
         self._streamed.add(answer)
         return answer
-
-    def _forget(self, answer: Answer) -> None:
-        if isinstance(answer, StreamedAnswer):
-            self._streamed.discard(answer)
 
     def _note(self, answer: Answer, ticket: Ticket, outcome: Outcome, head: ResponseHead) -> int:
         """Count what became of an answer, and return the status it stands for."""
@@ -203,9 +186,9 @@ def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
 def _report_internal_error(exchange: Exchange, head: ResponseHead) -> None:
     error = ApiError(500, "The gateway failed to serve this request. The failure was logged.", code="internal_error")
     if exchange.started:
-        exchange.finish_and_close(error_event(error) + DONE)
+        exchange.finish_and_close(head.dialect.error_event(error) + head.dialect.end_of_stream)
     else:
-        exchange.respond(error.status, head.headers(error.response_headers()), error.body())
+        exchange.respond(error.status, head.headers(error.response_headers()), head.dialect.error_body(error))
 
 
 def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:

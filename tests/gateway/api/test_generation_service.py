@@ -1,4 +1,4 @@
-"""The hot routes of a gateway process, with a worker that speaks the wire as the test tells it to."""
+"""The generating routes of a gateway process, with a worker that speaks the wire as the test tells it to."""
 
 from __future__ import annotations
 

@@ -1,0 +1,111 @@
+"""What makes an endpoint of generation: how a body becomes a `Generation`, and how deltas become its answer.
+
+Everything between is the same for all of them and stands in `GenerationService`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from gateway.admission.auth import Principal
+from gateway.api.answer import Answer, ResponseHead
+from gateway.api.identity import AnswerIdentity
+from gateway.api.schemas import parse_chat, parse_completion
+from gateway.api.streamed import StreamedAnswer
+from gateway.api.whole import WholeAnswer
+from gateway.generation import Generation
+from gateway.http1.dialect import OPENAI, Dialect
+from gateway.http1.event_stream import EventStreamLimits
+from gateway.http1.exchange import Exchange
+from gateway.http1.flush import Flusher
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is to be answered.
+
+    Attributes:
+        exchange: Where the answer goes.
+        generation: What is asked for.
+        head: The answer's headers.
+        principal: Who asks.
+    """
+
+    exchange: Exchange
+    generation: Generation
+    head: ResponseHead
+    principal: Principal
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParts:
+    """What every event stream works with. `now` is loop time."""
+
+    flusher: Flusher
+    limits: EventStreamLimits
+    now: float
+
+
+class Endpoint(ABC):
+    """One route. It keeps nothing of a request.
+
+    Attributes:
+        path: Of the route, without a host.
+        name: Of the route in metrics.
+        dialect: How it tells errors and ends streams.
+    """
+
+    path: str
+    name: str
+    dialect: Dialect = OPENAI
+
+    @abstractmethod
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Return what a body asks for.
+
+        Raises:
+            ApiError: It is refused.
+        """
+
+    @abstractmethod
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer that will be sent as one JSON body."""
+
+    @abstractmethod
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Return an answer that will be sent as an event stream."""
+
+
+class _OpenAiEndpoint(Endpoint):
+    def whole_answer(self, asked: Asked) -> Answer:
+        identity = AnswerIdentity.new(asked.generation)
+        return WholeAnswer(asked.exchange, asked.generation, identity, asked.head)
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        identity = AnswerIdentity.new(asked.generation)
+        return StreamedAnswer(
+            asked.exchange, asked.generation, identity, asked.head, parts.flusher, parts.limits, parts.now
+        )
+
+
+class ChatEndpoint(_OpenAiEndpoint):
+    """`POST /v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+    name = "chat"
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body."""
+        return parse_chat(body)
+
+
+class CompletionEndpoint(_OpenAiEndpoint):
+    """`POST /v1/completions`."""
+
+    path = "/v1/completions"
+    name = "completion"
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body."""
+        return parse_completion(body)

@@ -1,0 +1,55 @@
+"""A conversation as it travels: messages, the tools that were called in it, and what the chat template gets besides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from shared.bounds import MAX_MESSAGES, MAX_TOOLS
+
+
+class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call of a tool that the assistant has made. `arguments` is JSON text, as the model wrote it."""
+
+    id: Annotated[str, Meta(max_length=256)]
+    name: Annotated[str, Meta(max_length=256)]
+    arguments: str
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation, its content already flattened to text.
+
+    Attributes:
+        reasoning: What the assistant thought before it answered.
+        tool_calls: Calls that the assistant has made.
+        tool_call_id: The call whose result this message is.
+    """
+
+    role: Annotated[str, Meta(max_length=64)]
+    content: str
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    reasoning: str | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOLS)] = ()
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chat template gets besides the messages.
+
+    Attributes:
+        tools: JSON text of the list of tools, in OpenAI's form; None without tools.
+        variables: JSON text of an object of more variables of the template (`chat_template_kwargs`).
+        add_generation_prompt: End with the opening of the assistant's turn.
+        continue_final_message: The last message is the beginning of the answer: leave its turn open.
+        template: A template to use instead of the model's own; only where the operator allows it.
+    """
+
+    tools: str | None = None
+    variables: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template: str | None = None
+
+
+Messages = Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_MESSAGES)]

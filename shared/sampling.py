@@ -1,0 +1,71 @@
+"""How tokens are chosen: the part of a request that the sampler reads, and what the output must look like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from shared.bounds import (
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    Biases,
+    NumLogprobs,
+    NumOutputTokens,
+    Penalty,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    Temperature,
+    TokenId,
+    TopK,
+)
+
+
+class Grammar(Struct, frozen=True, kw_only=True):
+    """What the output must look like.
+
+    `source` is a JSON schema, a regular expression, or a grammar in Lark's syntax as llguidance reads it.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen, and when to stop. Values are already validated and defaulted by the sender.
+
+    Attributes:
+        max_tokens: Tokens to generate at most; None means up to the model's context length.
+        temperature: 0 is greedy.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        min_p: Drop tokens less likely than `min_p` times the most likely one.
+        seed: Key of the counter-based random numbers. A sender that leaves it out gets 0.
+        stop: Strings that end the text; the stop string itself is not part of it.
+        logit_bias: Token id to added logit.
+        logprobs: How many most likely alternatives to report per token; None reports nothing, 0 the chosen token only.
+        prompt_logprobs: The same for the tokens of the prompt.
+        ignore_eos: Go on after the end-of-sequence token.
+        grammar: What the output must look like; None for anything.
+        skip_special_tokens: Leave special tokens out of the text.
+    """
+
+    max_tokens: NumOutputTokens | None = None
+    temperature: Temperature = 1.0
+    top_p: Probability = 1.0
+    top_k: TopK = 0
+    min_p: Probability = 0.0
+    seed: Seed = 0
+    stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOPS)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: Biases = {}
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+    skip_special_tokens: bool = True
