@@ -118,7 +118,8 @@ class Finish(Struct, frozen=True, array_like=True):
     """Why a sequence ended. `handoff` means: not ended, send it to another worker.
 
     `error_param` names the request field at fault when `reason` is `failed` because of bad input (a 400 to the
-    client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500).
+    client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500). `stop` is the stop
+    string or the stop token that ended the text, if one of the request's own did.
     """
 
     reason: FinishReason
@@ -126,6 +127,7 @@ class Finish(Struct, frozen=True, array_like=True):
     error: str | None = None
     error_param: str | None = None
     error_code: str | None = None
+    stop: str | int | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):

@@ -38,7 +38,7 @@ class AnswerWriter:
         text, num_tokens, reason = self._read(held, event)
         finish = None
         if reason is not None:
-            finish = self._finish(event, reason, event.num_tokens_before + num_tokens)
+            finish = self._finish(held, event, reason, num_tokens)
         logprobs = None
         if request.sampling.logprobs is not None:
             logprobs = tuple(to_token_logprob(self._tokenizer, entry) for entry in event.logprobs[:num_tokens])
@@ -70,15 +70,16 @@ class AnswerWriter:
             parts.append(output.finish())
         return "".join(parts), num_tokens, event.finish
 
-    def _finish(self, event: SequenceEvent, reason: FinishReason, num_output_tokens: int) -> Finish:
+    def _finish(self, held: HeldRequest, event: SequenceEvent, reason: FinishReason, num_tokens: int) -> Finish:
         sequence = event.sequence
+        num_output_tokens = event.num_tokens_before + num_tokens
         # The engine has also counted drafts behind a stop string, which it does not know.
         num_accepted = min(sequence.num_accepted_tokens, num_output_tokens)
         num_rejected = sequence.num_drafted_tokens - num_accepted
         usage = Usage(
             sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens, num_accepted, num_rejected
         )
-        return Finish(reason, usage, event.error)
+        return Finish(reason, usage, event.error, stop=_stop(held, event, reason))
 
     def _prelude(
         self, held: HeldRequest, event: SequenceEvent, *, is_due: bool
@@ -95,6 +96,16 @@ class AnswerWriter:
         sampling = held.request.sampling
         held.is_plain = not sampling.stop and sampling.logprobs is None
         return prelude.text, None if prelude.logprobs is None else tuple(prelude.logprobs)
+
+
+def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str | int | None:
+    """Return which of the request's own stops ended the text."""
+    if reason != "stop":
+        return None
+    if held.output is not None and held.output.stop_string is not None:
+        return held.output.stop_string
+    last = event.token_ids[-1] if event.token_ids else None
+    return last if last in held.request.sampling.stop_token_ids else None
 
 
 def claim(request: Request, num_prompt_tokens: int) -> Delta:

@@ -21,6 +21,11 @@ class OutputText:
         """A stop string was found: the text is complete, and tokens that follow do not count."""
         return self._stops is not None and self._stops.is_matched
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._stops is None else self._stops.matched
+
     def feed(self, token_id: int) -> str:
         """Return the text that became certain with this token."""
         if self._stops is None:

@@ -12,15 +12,20 @@ class StopStrings:
     wins.
 
     Attributes:
-        is_matched: A stop string was found; the text before it has been passed through, and nothing follows.
+        matched: The stop string that was found: the text before it has been passed through, and nothing follows.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         """Look for any of these strings, none of them empty."""
-        self.is_matched = False
+        self.matched: str | None = None
         self._held = ""
         self._first_characters = frozenset(stop[0] for stop in stops)
         self._automata = [_Automaton(stop) for stop in stops]
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether a stop string was found."""
+        return self.matched is not None
 
     def feed(self, piece: str) -> str:
         """Return the text that is certain not to belong to a stop string."""
@@ -29,9 +34,9 @@ class StopStrings:
         if not self._held and self._first_characters.isdisjoint(piece):
             return piece
         text = self._held + piece
-        start = self._find_start(piece)
-        if start is not None:
-            self.is_matched = True
+        found = self._find_first(piece)
+        if found is not None:
+            start, self.matched = found
             self._held = ""
             return text[:start]
         cut = len(text) - max(automaton.num_matched for automaton in self._automata)
@@ -43,15 +48,16 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _find_start(self, piece: str) -> int | None:
-        """Advance all automata; return where in held text + piece the first complete stop string starts."""
+    def _find_first(self, piece: str) -> tuple[int, str] | None:
+        """Advance all automata; return where in held text + piece the first complete stop string starts, and which."""
         num_held = len(self._held)
-        found: int | None = None
+        found: tuple[int, str] | None = None
         for automaton in self._automata:
             end = automaton.feed(piece)
             if end is not None:
                 start = num_held + end - automaton.num_matched
-                found = start if found is None else min(found, start)
+                if found is None or start < found[0]:
+                    found = (start, automaton.stop)
         return found
 
 
@@ -59,21 +65,22 @@ class _Automaton:
     """Follows one stop string through the text.
 
     Attributes:
+        stop: The stop string.
         num_matched: Length of the longest suffix of the text that the stop string begins with.
     """
 
-    __slots__ = ("_links", "_stop", "num_matched")
+    __slots__ = ("_links", "num_matched", "stop")
 
     def __init__(self, stop: str) -> None:
         """Start before the text."""
         self.num_matched = 0
-        self._stop = stop
+        self.stop = stop
         # For each matched length, the next shorter length that is still a match; known up to `num_matched`.
         self._links = [0, 0]
 
     def feed(self, piece: str) -> int | None:
         """Take in a piece; return where in it the stop string ends, or None when it is not complete."""
-        stop, links, matched = self._stop, self._links, self.num_matched
+        stop, links, matched = self.stop, self._links, self.num_matched
         position = 0
         if not matched:
             position = piece.find(stop[0])
@@ -95,7 +102,7 @@ class _Automaton:
 
     def _next_link(self) -> int:
         """Return the link of the shortest length that has none yet."""
-        stop, links = self._stop, self._links
+        stop, links = self.stop, self._links
         last = stop[len(links) - 1]
         length = links[-1]
         while length and stop[length] != last:

@@ -84,3 +84,19 @@ def test_guesses_behind_a_stop_string_do_not_count_as_accepted() -> None:
     usage = finish.usage
     assert usage.accepted_prediction_tokens <= usage.completion_tokens < len(token_ids) - 1
     assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == len(token_ids) + 2
+
+
+def test_end_names_the_stop_that_ended_the_text() -> None:
+    token_ids = TOKENIZER.encode_text("one two three")
+    ends: list[tuple[Sampling, FinishReason | None, str | int | None]] = [
+        (Sampling(stop=("three", "two")), None, "two"),
+        (Sampling(stop_token_ids=(token_ids[-1],)), "stop", token_ids[-1]),
+        (Sampling(stop=("four",)), "stop", None),
+        (Sampling(stop=("four",)), "length", None),
+    ]
+    for sampling, reason, stop in ends:
+        held, sequence = held_request(sampling, [], echo=False)
+        event = SequenceEvent(sequence, tuple(token_ids), 0, reason)
+        finish = AnswerWriter(TOKENIZER).delta(held, event).finish
+        assert finish is not None
+        assert finish.stop == stop
