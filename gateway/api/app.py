@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.api.endpoint import Endpoint
-from gateway.api.routes import Routes, RouteServices, error_response
+from gateway.api.routes import KeyRoute, Routes, RouteServices, error_response
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
 from gateway.http1.request_id import RequestIdMiddleware
@@ -24,10 +24,11 @@ from gateway.http1.request_id import RequestIdMiddleware
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
-def create_app(services: RouteServices, endpoints: Iterable[Endpoint]) -> ASGIApp:
-    """Return the application for everything on the public port but POST on these endpoints."""
+def create_app(services: RouteServices, endpoints: Iterable[Endpoint], more: Iterable[KeyRoute] = ()) -> ASGIApp:
+    """Return the application for everything on the public port but POST on these endpoints; `more` are other APIs'."""
     posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
-    return build_app([*Routes(services).public(), *posts])
+    routes = Routes(services)
+    return build_app([*routes.public(), *map(routes.with_key, more), *posts])
 
 
 def build_app(routes: list[Route]) -> ASGIApp:

@@ -19,6 +19,7 @@ from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
+from gateway.http1.dialect import OPENAI, Dialect
 from gateway.metrics import GatewayMetrics
 from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply
 
@@ -38,14 +39,31 @@ class RouteServices:
     metrics: GatewayMetrics
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRoute:
+    """A route for those who have a key, of an API beside OpenAI's two endpoints.
+
+    Attributes:
+        method: HTTP method.
+        path: As Starlette reads it, `{name}` standing for a part.
+        handler: Gets the request and who asks.
+        dialect: How errors are told.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Request, Principal], Awaitable[Response]]
+    dialect: Dialect = OPENAI
+
+
 def json_response(content: Any, status: int = 200) -> Response:
     """Return an answer in JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
+def error_response(error: ApiError, dialect: Dialect = OPENAI) -> Response:
     """Return an error as an answer."""
-    response = Response(error.body(), error.status)
+    response = Response(dialect.error_body(error), error.status)
     response.raw_headers += [*error.response_headers()]
     return response
 
@@ -69,12 +87,22 @@ class Routes:
             self._route("GET", "/health/ready", "everyone", self._ready),
         ]
 
+    def with_key(self, route: KeyRoute) -> Route:
+        """Return a route of another API, behind the check of the key."""
+
+        async def handler(request: Request, principal: Principal | None) -> Response:
+            assert principal is not None
+            return await route.handler(request, principal)
+
+        return self._route(route.method, route.path, "key", handler, route.dialect)
+
     def _route(
         self,
         method: str,
         path: str,
         access: Access,
         handler: Callable[[Request, Principal | None], Awaitable[Response]],
+        dialect: Dialect = OPENAI,
     ) -> Route:
         services = self._services
 
@@ -85,7 +113,7 @@ class Routes:
                     request.state.body_owner = principal.body_owner
                 response = await handler(request, principal)
             except ApiError as error:
-                response = error_response(error)
+                response = error_response(error, dialect)
             services.metrics.requests[(path, response.status_code)] += 1
             return response
 
