@@ -108,7 +108,7 @@ class KeyStore:
         """
         if self._clock() >= self._next_check:
             self._reload_if_changed()
-        digest = hash_key(bearer_token(headers))
+        digest = hash_key(shown_key(headers))
         principal = self._principals.get(digest)
         # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
         if principal is None or not hmac.compare_digest(principal[0], digest):
@@ -146,11 +146,27 @@ class KeyStore:
         _logger.info("keys reloaded: %d valid", len(self._principals))
 
 
-def bearer_token(headers: Headers) -> str:
-    """Return the key that a request shows.
+def shown_key(headers: Headers) -> str:
+    """Return the key that a request shows, as OpenAI's clients send it or, in `x-api-key`, as Anthropic's do.
 
     Raises:
         ApiError: 401; it shows none, or several.
+    """
+    keys = [value.strip() for name, value in headers if name == b"x-api-key"]
+    if not keys:
+        return bearer_token(headers)
+    key = keys[0].decode("utf-8", "surrogateescape")
+    has_bearer = any(name == b"authorization" for name, _ in headers)
+    if len(keys) > 1 or not key or len(key) > MAX_KEY_BYTES or (has_bearer and bearer_token(headers) != key):
+        raise unauthorized("Send one API key: as `Authorization: Bearer <key>` or as `x-api-key: <key>`.")
+    return key
+
+
+def bearer_token(headers: Headers) -> str:
+    """Return the key of an `Authorization: Bearer` header.
+
+    Raises:
+        ApiError: 401; there is none, or several.
     """
     values = [value for name, value in headers if name == b"authorization"]
     if not values:

@@ -71,14 +71,25 @@ def test_bootstrap_key_is_unlimited_and_of_the_default_tenant() -> None:
         [(b"authorization", b"Bearer secret2")],
         [(b"authorization", b"Bearer \xff\xfe")],
         [(b"authorization", b"Bearer " + b"x" * 100_000)],
-        [(b"x-api-key", b"secret")],
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"Secret")],
+        [(b"x-api-key", b"secret"), (b"x-api-key", b"secret")],
+        [(b"x-api-key", b"x" * 100_000)],
+        [(b"x-api-key", b"secret"), (b"authorization", b"Bearer other")],
+        [(b"x-api-key", b"other"), (b"authorization", b"Bearer secret")],
         [(b"authorization", b"Bearer secret"), (b"authorization", b"Bearer secret")],
     ],
 )
-def test_anything_but_one_valid_bearer_key_is_a_401(headers: list[tuple[bytes, bytes]]) -> None:
+def test_anything_but_one_valid_key_is_a_401(headers: list[tuple[bytes, bytes]]) -> None:
     error = refused(KeyStore(None, "secret", GatewayMetrics()), headers)
     assert error.code == "invalid_api_key"
     assert b"www-authenticate" in dict(error.response_headers())
+
+
+def test_key_may_stand_in_either_header_or_in_both() -> None:
+    store = KeyStore(None, "secret", GatewayMetrics())
+    assert store.authenticate([(b"x-api-key", b"secret")])
+    assert store.authenticate([(b"x-api-key", b"secret"), (b"authorization", b"Bearer secret")])
 
 
 def test_scheme_is_read_in_any_case() -> None:
