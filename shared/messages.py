@@ -142,6 +142,8 @@ class Delta(Struct, frozen=True, array_like=True):
         logprobs: One entry per generated token whose request asked for them.
         prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first, which has no condition.
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
+        in_reasoning: In the first delta of an epoch: the prompt has opened the model's reasoning, and the text begins
+            inside of it.
     """
 
     id: str
@@ -153,6 +155,7 @@ class Delta(Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     prompt_tokens: int | None = None
+    in_reasoning: bool = False
 
 
 class Frame(Struct, frozen=True, array_like=True, tag="frame"):

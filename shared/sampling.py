@@ -28,10 +28,22 @@ class Grammar(Struct, frozen=True, kw_only=True):
     """What the output must look like.
 
     `source` is a JSON schema, a regular expression, or a grammar in Lark's syntax as llguidance reads it.
+
+    Only the worker, which has rendered the prompt, knows whether the prompt has opened the model's reasoning.
+    `in_reasoning` is the body of the rule `start` for that case. It takes the place of the first line of `source`,
+    which then is the rule `start` of a Lark grammar. Empty: the same grammar holds in both cases.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
+    in_reasoning: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)] = ""
+
+    def begun_in_reasoning(self) -> Grammar:
+        """Return the grammar of an answer to a prompt that has opened the reasoning."""
+        if not self.in_reasoning:
+            return self
+        rest = self.source.partition("\n")[2]
+        return Grammar(kind=self.kind, source=f"start: {self.in_reasoning}\n{rest}")
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,1 +1,30 @@
-"""How model families write reasoning and tool calls: one description each, its parser and its grammar. No torch."""
+"""How model families write reasoning and tool calls: one description each, its reader and its grammar."""
+
+from shared.formats.chat_format import ChatFormat
+from shared.formats.events import (
+    ContentText,
+    OutputEvent,
+    OutputReader,
+    PlainReader,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from shared.formats.registry import detect_format, format_named, format_names
+from shared.formats.tools import Tool, ToolChoice
+
+__all__ = [
+    "ChatFormat",
+    "ContentText",
+    "OutputEvent",
+    "OutputReader",
+    "PlainReader",
+    "ReasoningText",
+    "Tool",
+    "ToolCallArguments",
+    "ToolCallStart",
+    "ToolChoice",
+    "detect_format",
+    "format_named",
+    "format_names",
+]
