@@ -124,7 +124,7 @@ async def _serve(
         if listeners.operator is not None:
             await operator.start(listeners.operator)
             stack.push_async_callback(operator.close)
-        own = listeners.public[0 if link is None else link.seat]
+        own = listeners.public[0 if link is None else link.socket_index]
         await server.start(own, [other for other in listeners.public if other is not own])
         gc.collect()
         gc.freeze()

@@ -29,12 +29,12 @@ class ParentLink:
     """The process's end.
 
     Attributes:
-        seat: Which of the public port's sockets is its own.
+        socket_index: Which of the public port's sockets is its own.
         parent_pipe: Readable once the parent is dead.
         state_pipe: Takes the beats.
     """
 
-    seat: int
+    socket_index: int
     parent_pipe: int
     state_pipe: int
     state: ProcessState = ProcessState.STARTING

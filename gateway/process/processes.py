@@ -38,10 +38,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Child:
-    """One process. `seat` is its own socket. `is_leaving` once it drains or was told to: its seat is then free."""
+    """One process. `socket_index` names its own socket, free again once it drains or was told to (`is_leaving`)."""
 
     slot: int
-    seat: int
+    socket_index: int
     pid: int
     state_pipe: int
     started_at: float
@@ -121,18 +121,18 @@ class ProcessGroup:
             self._fork(slot, start.delay_s)
 
     def _fork(self, slot: int, delay_s: float) -> None:
-        taken = {child.seat for child in self._children.values() if not child.is_leaving}
-        seat = next(seat for seat in range(self._num_processes) if seat not in taken)
+        taken = {child.socket_index for child in self._children.values() if not child.is_leaving}
+        socket_index = next(socket_index for socket_index in range(self._num_processes) if socket_index not in taken)
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            self._become_child(slot, ParentLink(seat, self._pipe_read, write))
+            self._become_child(slot, ParentLink(socket_index, self._pipe_read, write))
         os.close(write)
         self._poll.register(read, select.POLLIN)
-        self._children[pid] = _Child(slot, seat, pid, read, time.monotonic(), delay_s)
+        self._children[pid] = _Child(slot, socket_index, pid, read, time.monotonic(), delay_s)
         if self._is_stopping:
             # The signal came in between, and this child has not had it.
             os.kill(pid, signal.SIGTERM)

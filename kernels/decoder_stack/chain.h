@@ -1,4 +1,4 @@
-// Guesses in one call: a step of a small stack, the head, the likeliest token, and a step for that token behind it.
+// Drafts in one call: a step of a small stack, the head, the likeliest token, and a step for that token behind it.
 //
 // Sequences whose chain has become unlikely, or is as long as it may be, leave the steps that follow.
 #pragma once
@@ -11,7 +11,7 @@ namespace headrace {
 
 constexpr int kMaxCandidates = 8;
 
-// What to guess behind the first sequences of a step.
+// What to draft behind the first sequences of a step.
 struct ChainRequest {
   Matrix head;
   const float* norm;         // Before the head; null where there is none.
@@ -89,7 +89,7 @@ inline void choose(const float* logits, int count, int num_candidates, int32_t* 
   for (int rank = 0; rank < num_candidates; ++rank) scores[rank] -= highest + std::log(sum);
 }
 
-// Scores the vocabulary for the last token of each sequence that is still guessed for.
+// Scores the vocabulary for the last token of each sequence that is still drafted for.
 template <typename T>
 void score(const Stack& stack, const ChainRequest& request, const ChainScratch<T>& scratch, int count,
            const Candidates& found, int num_threads) {

@@ -37,13 +37,13 @@ class RollCall:
 
     Attributes:
         workers: Process ids of the workers heard so far.
-        is_deaf: Whether NATS forbids us to listen, so that `workers` stays empty.
+        is_forbidden: Whether NATS forbids us to listen, so that `workers` stays empty.
     """
 
     def __init__(self, access: NatsAccess) -> None:
         """Prepare; nothing is connected yet."""
         self.workers: set[int] = set()
-        self.is_deaf = False
+        self.is_forbidden = False
         self._access = access
         self._beats: dict[int, Beat] = {}
         self._steps: dict[int, int] = {}
@@ -100,7 +100,7 @@ class RollCall:
 
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
-            self.is_deaf = True
+            self.is_forbidden = True
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:

@@ -161,7 +161,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     def _absent_workers(self) -> int:
-        if self._roll_call.is_deaf:
+        if self._roll_call.is_forbidden:
             return 0
         return len(self._plan.workers) - len(self._roll_call.workers & set(self._pids("worker")))
 

@@ -1,4 +1,4 @@
-"""An EAGLE layer: foretells the target's next hidden vector from the last one and the token that followed it.
+"""An EAGLE layer: predicts the target's next hidden vector from the last one and the token that followed it.
 
 Entry `i` is made of hidden vector `i` and token `i + 1`; what the layer makes of it stands for hidden vector `i + 1`,
 and the target's head tells token `i + 2` from that. Behind the first draft token the layer has only its own vectors to
@@ -87,7 +87,7 @@ class EagleNetwork(nn.Module):
 
     @torch.no_grad()
     def fit(self, embedded: Tensor, hidden: Tensor, wanted: Tensor) -> None:
-        """Make `fc` alone the linear map that foretells the hidden vectors best, by least squares.
+        """Make `fc` alone the linear map that predicts the hidden vectors best, by least squares.
 
         Shapes:
             embedded, hidden, wanted: `[num_entries, hidden_size]`

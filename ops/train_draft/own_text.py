@@ -1,4 +1,4 @@
-"""Text that the target writes itself: what its users will see of it, and so what a draft has to foretell.
+"""Text that the target writes itself: what its users will see of it, and so what a draft has to predict.
 
 Each row begins with a piece of the given text and goes on with what the target says, past the ends of documents too.
 """

@@ -1,4 +1,4 @@
-"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula foretells.
+"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula predicts.
 
 Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model drafts in every way that it can: prompt
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
@@ -79,8 +79,8 @@ class Comparison:
         # Where nothing can be drafted, a step makes one token.
         share = statistics.median(run.drafting_share for run in self.fixed)
         accepted = statistics.median(run.num_accepted_tokens / max(1, run.num_drafts) for run in self.fixed)
-        foretold = accepted if self.is_tree else sum(acceptance**count for count in range(1, self.depth + 1))
-        num_tokens = 1 + share * foretold
+        predicted = accepted if self.is_tree else sum(acceptance**count for count in range(1, self.depth + 1))
+        num_tokens = 1 + share * predicted
         return {
             "plain_tokens_per_s": round(statistics.median(run.tokens_per_s for run in self.plain), 1),
             "plain_step_ms": round(statistics.median(run.step_s for run in self.plain) * 1e3, 3),

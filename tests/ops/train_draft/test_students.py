@@ -58,7 +58,7 @@ def test_medusa_heads_draft_alike_in_training_and_in_the_worker(
     assert torch.equal(trained, served)
 
 
-def test_eagle_layer_foretells_alike_in_training_and_in_the_worker(target: Path, batch: Batch, tmp_path: Path) -> None:
+def test_eagle_layer_predicts_alike_in_training_and_in_the_worker(target: Path, batch: Batch, tmp_path: Path) -> None:
     student = EagleStudent(read_model_config(target), read_vocabulary(target), target, 3, batch)
     disturb(student.module)
     write_draft(student, target, tmp_path)
