@@ -32,10 +32,14 @@ class Grammar(Struct, frozen=True, kw_only=True):
     Only the worker, which has rendered the prompt, knows whether the prompt has opened the model's reasoning.
     `in_reasoning` is the body of the rule `start` for that case. It takes the place of the first line of `source`,
     which then is the rule `start` of a Lark grammar. Empty: the same grammar holds in both cases.
+
+    `strict`: of a schema's `oneOf`, no two alternatives may be able to match at once; where that cannot be shown, the
+    schema is refused. Without `strict` such a `oneOf` is read as `anyOf`.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
+    strict: bool = True
     in_reasoning: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)] = ""
 
     def begun_in_reasoning(self) -> Grammar:
@@ -43,7 +47,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
         if not self.in_reasoning:
             return self
         rest = self.source.partition("\n")[2]
-        return Grammar(kind=self.kind, source=f"start: {self.in_reasoning}\n{rest}")
+        return Grammar(kind=self.kind, source=f"start: {self.in_reasoning}\n{rest}", strict=self.strict)
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):

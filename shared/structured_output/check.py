@@ -1,0 +1,58 @@
+"""Whether llguidance can compile a grammar: one function, so that what the gateway admits, the worker compiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.sampling import Grammar
+from shared.structured_output.errors import GrammarError, LlguidanceMissingError
+from shared.structured_output.grammar_text import grammar_text
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+INITIAL_LEXER_FUEL = 500_000
+MAX_GRAMMAR_SIZE = 200_000
+
+_ONE_OF_AS_ANY_OF = "oneOf not fully supported"
+
+
+def parser_limits() -> LLParserLimits:
+    """Return how much work a grammar may cause, with which every matcher is to be made.
+
+    Raises:
+        LlguidanceMissingError: The package is not installed.
+    """
+    try:
+        from llguidance import LLParserLimits
+    except ImportError:
+        raise LlguidanceMissingError from None
+    return LLParserLimits(
+        initial_lexer_fuel=INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE, verbose_errors=False
+    )
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Refuse a grammar that cannot be compiled, or of which a part would be ignored.
+
+    It takes milliseconds for a usual grammar. It cannot be interrupted: for input of strangers, run it in a process
+    with a limit of time.
+
+    Raises:
+        GrammarError: It is refused.
+        LlguidanceMissingError: The package is not installed.
+    """
+    limits = parser_limits()
+    from llguidance import LLMatcher
+
+    for form in {grammar, grammar.begun_in_reasoning()}:
+        # A warning says that something was ignored: that is refused like an error.
+        _, problems = LLMatcher.validate_grammar_with_warnings(grammar_text(form), limits=limits)
+        for problem in problems:
+            if grammar.strict or not problem.startswith(_ONE_OF_AS_ANY_OF):
+                raise GrammarError(_first_line(problem))
+
+
+def _first_line(problem: str) -> str:
+    lines = problem.strip().splitlines()
+    return lines[0][:512] if lines else "It cannot be compiled."

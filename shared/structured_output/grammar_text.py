@@ -1,0 +1,85 @@
+"""What llguidance is given for a `Grammar`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from shared.sampling import Grammar
+from shared.structured_output.bounds import check_lark, check_regex, check_schema, check_size
+from shared.structured_output.errors import GrammarError
+
+# One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
+WHITESPACE = r"[ \t]|\r?\n[ \t]{0,80}"
+
+
+def grammar_text(grammar: Grammar) -> str:
+    """Return the text that `LLMatcher` reads.
+
+    Equal grammars have equal texts, on the gateway and on every worker.
+
+    Raises:
+        GrammarError: The grammar is larger than allowed, or its schema is not JSON.
+    """
+    if grammar.kind == "json_schema":
+        check_size(grammar.source, "The schema")
+        return _with_schema(decode_schema(grammar.source), grammar.strict)
+    if grammar.kind == "regex":
+        check_regex(grammar.source)
+        return _encode({"lark_grammar": f"start: /{_escaped(grammar.source)}/"})
+    check_lark(grammar.source)
+    return _encode({"lark_grammar": grammar.source})
+
+
+def decode_schema(source: str) -> Any:
+    """Return a JSON schema within its bounds.
+
+    Raises:
+        GrammarError: It is not JSON, neither an object nor a boolean, or over a bound.
+    """
+    try:
+        schema = msgspec.json.decode(source)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError(f"The schema is not valid JSON: {error}.") from None
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("The schema must be an object or a boolean.")
+    check_schema(schema)
+    return schema
+
+
+def _with_schema(schema: Any, is_strict: bool) -> str:
+    if schema is True:
+        schema = {}
+    if isinstance(schema, dict):
+        # Every option, so that none that stands in the client's schema weakens it.
+        options = {
+            "whitespace_pattern": WHITESPACE,
+            "whitespace_flexible": True,
+            "item_separator": ",",
+            "key_separator": ":",
+            "lenient": False,
+            "coerce_one_of": not is_strict,
+        }
+        schema = {**schema, "x-guidance": options}
+    return _encode({"json_schema": schema})
+
+
+def _encode(grammar: dict[str, Any]) -> str:
+    # Not msgspec: it refuses integers of more than 64 bits.
+    return json.dumps({"grammars": [grammar]}, separators=(",", ":"))
+
+
+def _escaped(pattern: str) -> str:
+    """Return a regular expression so that it may stand between slashes on one line of Lark."""
+    escaped, is_escape = [], False
+    for character in pattern:
+        if character == "/" and not is_escape:
+            escaped.append("\\/")
+        elif character == "\n":
+            escaped.append("n" if is_escape else "\\n")
+        else:
+            escaped.append(character)
+        is_escape = character == "\\" and not is_escape
+    return "".join(escaped)

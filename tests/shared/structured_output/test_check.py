@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from shared.sampling import Grammar
+from shared.structured_output import GrammarError, LlguidanceMissingError, check_grammar, grammar_text
+from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS, MAX_DEPTH, MAX_REFERENCES, MAX_RULES
+
+
+def schema_grammar(schema: Any, is_strict: bool = True) -> Grammar:
+    return Grammar(kind="json_schema", source=json.dumps(schema), strict=is_strict)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema_grammar({"type": "object", "properties": {"a": {"type": "integer"}}}),
+        schema_grammar(True),
+        schema_grammar({"maximum": 10**30, "type": "integer"}),
+        Grammar(kind="regex", source=r"a/b\/c\d{3}"),
+        Grammar(kind="regex", source="a\nb"),
+        Grammar(kind="lark", source='start: "a" | b\nb: %json {"type": "integer"}'),
+    ],
+)
+def test_grammar_that_can_be_compiled_is_accepted(grammar: Grammar) -> None:
+    check_grammar(grammar)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (schema_grammar({"not": {"type": "string"}}), '"not"'),
+        (schema_grammar({"x-guidance": {"lenient": True}, "not": {}}), '"not"'),
+        (schema_grammar({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
+        (schema_grammar([]), "an object or a boolean"),
+        (Grammar(kind="json_schema", source="{"), "not valid JSON"),
+        (Grammar(kind="regex", source="["), "regex"),
+        (Grammar(kind="lark", source="start: b"), "b"),
+        (Grammar(kind="lark", source='start: b\nb: "a"', in_reasoning="c b"), "c"),
+        (Grammar(kind="lark", source='start: %json {"x-guidance": {"lenient": true}, "not": {}}'), '"not"'),
+    ],
+)
+def test_grammar_that_would_be_ignored_in_part_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        check_grammar(grammar)
+    assert reason in refused.value.reason
+
+
+def test_overlapping_one_of_without_strict_is_read_as_any_of() -> None:
+    check_grammar(schema_grammar({"oneOf": [{"type": "integer"}, {"type": "number"}]}, is_strict=False))
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def chain(length: int) -> Any:
+    definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (schema_grammar({"description": "x" * MAX_CHARACTERS}), f"at most {MAX_CHARACTERS}"),
+        (schema_grammar(nested(MAX_DEPTH)), f"more than {MAX_DEPTH} levels"),
+        (Grammar(kind="json_schema", source='{"items":' * 20_000 + "{}" + "}" * 20_000), "not valid JSON"),
+        (schema_grammar({"enum": list(range(MAX_ALTERNATIVES + 1))}), f"at most {MAX_ALTERNATIVES}"),
+        (schema_grammar({"properties": {f"p{i}": True for i in range(1_001)}}), "at most 1000"),
+        (schema_grammar({"pattern": "a" * 5_000}), "at most 4096"),
+        (schema_grammar(chain(MAX_REFERENCES)), f"at most {MAX_REFERENCES}"),
+        (Grammar(kind="regex", source="a|" * MAX_ALTERNATIVES + "b|c"), f"at most {MAX_ALTERNATIVES}"),
+        (Grammar(kind="lark", source="start: " + "".join(f"r{i}\nr{i}: " for i in range(MAX_RULES)) + '"a"'), "rules"),
+        (Grammar(kind="lark", source="start: " + '"a" | ' * (MAX_ALTERNATIVES + 1) + '"b"'), "alternatives"),
+    ],
+)
+def test_grammar_over_a_bound_is_refused_before_it_is_compiled(grammar: Grammar, reason: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        grammar_text(grammar)
+    assert reason in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema_grammar(chain(MAX_REFERENCES - 1)),
+        schema_grammar(nested(MAX_DEPTH - 1)),
+        Grammar(kind="lark", source="start: " + "".join(f"r{i}\nr{i}: " for i in range(MAX_RULES - 2)) + '"a"'),
+        Grammar(kind="lark", source="start: R0\n" + "".join(f"R{i}: R{i + 1}\n" for i in range(1_990)) + 'R1990: "a"'),
+    ],
+)
+def test_deepest_grammar_within_the_bounds_is_compiled(grammar: Grammar) -> None:
+    check_grammar(grammar)
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(LlguidanceMissingError, match="pip install llguidance"):
+        check_grammar(schema_grammar({}))
