@@ -54,6 +54,10 @@ class GatewayConfig(NatsFiles):
         1 << 20, "Unsent bytes a slow client may pile up before it is cut off.", minimum=4096
     )
 
+    allow_unknown_parameters: bool = setting(
+        False, "Ignore parameters that ops/docs/parameters.md does not name, instead of refusing the request."
+    )
+
     interactive_ttft_slo_s: float = setting(
         10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01
     )

@@ -78,6 +78,10 @@ class Endpoint(ABC):
 
 
 class _OpenAiEndpoint(Endpoint):
+    def __init__(self, allow_unknown: bool = False) -> None:
+        """Leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+        self._allow_unknown = allow_unknown
+
     def whole_answer(self, asked: Asked) -> Answer:
         identity = AnswerIdentity.new(asked.generation)
         return WholeAnswer(asked.exchange, asked.generation, identity, asked.head)
@@ -97,7 +101,7 @@ class ChatEndpoint(_OpenAiEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_chat(body)
+        return parse_chat(body, self._allow_unknown)
 
 
 class CompletionEndpoint(_OpenAiEndpoint):
@@ -108,4 +112,4 @@ class CompletionEndpoint(_OpenAiEndpoint):
 
     async def generation(self, body: bytes, principal: Principal) -> Generation:
         """Parse the body."""
-        return parse_completion(body)
+        return parse_completion(body, self._allow_unknown)

@@ -144,14 +144,14 @@ class Routes:
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = parse_tokenize(await request.body())
+        model, call = parse_tokenize(await request.body(), self._services.config.allow_unknown_parameters)
         reply = await self._ask_tokenizer(principal, model, call)
         answer = {"count": len(reply.token_ids), "max_model_len": reply.max_model_len, "tokens": reply.token_ids}
         return json_response({**answer, "token_strs": None})
 
     async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = parse_detokenize(await request.body())
+        model, call = parse_detokenize(await request.body(), self._services.config.allow_unknown_parameters)
         reply = await self._ask_tokenizer(principal, model, call)
         return json_response({"prompt": reply.text})
 

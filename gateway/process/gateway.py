@@ -193,7 +193,8 @@ async def _assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
-    endpoints: list[Endpoint] = [ChatEndpoint(), CompletionEndpoint()]
+    allow_unknown = config.allow_unknown_parameters
+    endpoints: list[Endpoint] = [ChatEndpoint(allow_unknown), CompletionEndpoint(allow_unknown)]
     entrance = Entrance(service, endpoints, AsgiHandler(create_app(services, endpoints), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)

@@ -5,27 +5,23 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from gateway.api.schemas.decoding import (
     decode_body,
     estimate_tokens,
-    invalid_value,
-    is_default,
     require_text,
-    unsupported_parameter,
 )
 from gateway.api.schemas.parameters import (
-    NULL,
-    UNSUPPORTED,
     CommonBody,
     check_names,
     check_sequences,
     check_stream_options,
     is_deterministic,
-    refuse_unsupported,
     to_sampling,
 )
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.row import Kind
 from gateway.generation import Generation, Prompt
 from shared.bounds import MAX_MESSAGES, MAX_OUTPUT_TOKENS, NumLogprobs
 from shared.conversation import ChatMessage
@@ -36,29 +32,26 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TOKENS_PER_MESSAGE = 4
 
 
-class ContentPart(Struct):
+class ContentPart(Struct, forbid_unknown_fields=True):
     """One part of a message's content; only text parts are supported."""
 
     type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
 
 
-class PredictionBody(Struct, kw_only=True):
+class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the client expects the answer to resemble: a file before an edit, for instance."""
 
     type: Literal["content"]
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
 
 
-class MessageBody(Struct, kw_only=True):
+class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One message as the client wrote it."""
 
     role: Annotated[str, Meta(max_length=64)]
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
-    tool_calls: Raw = NULL
-    function_call: Raw = NULL
-    audio: Raw = NULL
 
 
 Messages = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -73,59 +66,18 @@ class ChatBody(CommonBody, kw_only=True):
     top_logprobs: NumLogprobs | None = None
     prediction: PredictionBody | None = None
 
-    # Not implemented, as in `CommonBody`.
-    add_generation_prompt: Raw = NULL
-    audio: Raw = NULL
-    chat_template: Raw = NULL
-    chat_template_kwargs: Raw = NULL
-    continue_final_message: Raw = NULL
-    documents: Raw = NULL
-    echo: Raw = NULL
-    function_call: Raw = NULL
-    functions: Raw = NULL
-    modalities: Raw = NULL
-    reasoning_effort: Raw = NULL
-    tool_choice: Raw = NULL
-    tools: Raw = NULL
-    verbosity: Raw = NULL
-    web_search_options: Raw = NULL
-
-
-CHAT_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    **UNSUPPORTED,
-    "add_generation_prompt": (True,),
-    # A chat template writes the special tokens itself.
-    "add_special_tokens": (False,),
-    "audio": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-
-_MESSAGE_UNSUPPORTED: dict[str, tuple[object, ...]] = {"tool_calls": ([],), "function_call": (), "audio": ()}
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-def parse_chat(body: bytes) -> Generation:
-    """Turn a chat completion body into what is to be generated.
+def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
+    """Turn a chat completion body into what is to be generated; `allow_unknown` is as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    chat = decode_body(_decoder, body)
+    chat = decode_body(_decoder, Kind.CHAT, body, allow_unknown)
     check_names(chat)
-    refuse_unsupported(chat, CHAT_UNSUPPORTED)
     n = chat.n or 1
     check_sequences(1, n)
     logprobs = _num_logprobs(chat)
@@ -162,10 +114,6 @@ def estimate_messages(messages: tuple[ChatMessage, ...]) -> int:
 def _flatten(message: MessageBody, where: str) -> ChatMessage:
     if message.role not in ROLES:
         raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(ROLES)}.")
-    for field, defaults in _MESSAGE_UNSUPPORTED.items():
-        raw = getattr(message, field)
-        if raw is not NULL and not is_default(raw, defaults):
-            raise unsupported_parameter(f"{where}.{field}")
     if message.content is None:
         raise invalid_value(f"{where}.content", f"'{where}.content' is required: a string or a list of text parts.")
     name = None if message.name is None else require_text(f"{where}.name", message.name)

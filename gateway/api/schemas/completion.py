@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Annotated, cast
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 
-from gateway.api.schemas.decoding import decode_body, estimate_tokens, invalid_value, require_text
+from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
 from gateway.api.schemas.parameters import (
-    NULL,
-    UNSUPPORTED,
     CommonBody,
     check_names,
     check_sequences,
     check_stream_options,
     is_deterministic,
-    refuse_unsupported,
     to_sampling,
 )
+from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.row import Kind
 from gateway.generation import Generation, Prompt
 from shared.bounds import MAX_PROMPT_TOKENS, NumLogprobs, TokenId
 
@@ -34,28 +33,18 @@ class CompletionBody(CommonBody, kw_only=True):
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
 
-    # Not implemented, as in `CommonBody`.
-    suffix: Raw = NULL
-
-
-COMPLETION_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    **UNSUPPORTED,
-    "add_special_tokens": (True,),
-    "suffix": ("",),
-}
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
-def parse_completion(body: bytes) -> Generation:
-    """Turn a text completion body into what is to be generated.
+def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
+    """Turn a text completion body into what is to be generated; `allow_unknown` is as in `decode_body`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    completion = decode_body(_decoder, body)
+    completion = decode_body(_decoder, Kind.COMPLETION, body, allow_unknown)
     check_names(completion)
-    refuse_unsupported(completion, COMPLETION_UNSUPPORTED)
     n = completion.n or 1
     prompts = _prompts(completion.prompt, n)
     echo = bool(completion.echo)

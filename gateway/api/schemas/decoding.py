@@ -1,7 +1,8 @@
 """Decode an untrusted JSON body into a typed struct, with errors that a client can act on.
 
 One typed decode in C refuses wrong types, values out of range, NaN, infinities, and nesting that would exhaust the
-stack. Fields nobody reads are skipped, not built, so a body costs no more memory than its typed fields and itself.
+stack. It refuses names too that no field has; only then, or where a value is wrong, the table of parameters is asked
+which names change nothing and may be taken out, and the body is decoded once more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.api.schemas.known_names import without_ignored
+from gateway.api.schemas.refusals import invalid_value, unknown_parameter
+from gateway.api.schemas.row import Kind
 from gateway.errors import ApiError
 
 T = TypeVar("T")
@@ -19,22 +23,18 @@ _VALIDATION_PATH = re.compile(r"^(?P<detail>.*?)(?: - at (?P<key>`key` in )?`\$(
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 _KEY_BEFORE_VALUE = re.compile(rb'"(\w{1,64})"\s{0,16}:\s{0,16}-?\Z')
 _MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`$")
+_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _JSON_NAMES = {"float": "number", "int": "integer", "str": "string", "bool": "boolean"}
 
 
-def invalid_value(param: str | None, message: str) -> ApiError:
-    """Answer for a value that is understood but not allowed."""
-    return ApiError(400, message, param=param, code="invalid_value")
-
-
-def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
-    """Answer for a parameter that this server does not implement."""
-    text = message or f"The parameter '{param}' is not supported by this server. Leave it out."
-    return ApiError(400, text, param=param, code="unsupported_parameter")
-
-
-def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unknown: bool = False) -> T:
     """Decode a request body.
+
+    Args:
+        decoder: Of the struct that belongs to `kind`.
+        kind: Which names the table knows in it.
+        body: As it was sent.
+        allow_unknown: Names that are not in the table are left out instead of refused.
 
     Raises:
         ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
@@ -44,7 +44,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not valid UTF-8 (byte {error.start}).", code="invalid_json") from None
     try:
-        return decoder.decode(body)
+        return _decode(decoder, kind, body, allow_unknown)
     except msgspec.ValidationError as error:
         raise _from_validation(str(error)) from None
     except msgspec.DecodeError as error:
@@ -53,16 +53,11 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
 
 
-def is_default(raw: msgspec.Raw, defaults: tuple[object, ...]) -> bool:
-    """Tell whether an undecoded field is null or one of the values that mean the same as leaving it out."""
-    view = memoryview(raw)
-    if len(view) > 256:
-        return False
+def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unknown: bool) -> T:
     try:
-        value = msgspec.json.decode(view)
-    except msgspec.DecodeError:
-        return False
-    return value is None or any(type(value) is type(default) and value == default for default in defaults)
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        return decoder.decode(without_ignored(body, kind, allow_unknown))
 
 
 def require_text(param: str, text: str) -> str:
@@ -96,6 +91,9 @@ def _from_validation(text: str) -> ApiError:
     assert match is not None
     detail, path = match["detail"], match["path"] or ""
     param = path.replace("[...]", "").replace("[", ".[").lstrip(".") or None
+    unknown = _UNKNOWN_FIELD.match(detail)
+    if unknown is not None:
+        return unknown_parameter(f"{param}.{unknown[1]}" if param else unknown[1])
     missing = _MISSING_FIELD.match(detail)
     if missing is not None:
         name = f"{param}.{missing[1]}" if param else missing[1]

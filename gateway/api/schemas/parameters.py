@@ -1,4 +1,4 @@
-"""The parameters both completion endpoints share, and what they become.
+"""The parameters that both completion endpoints share, and what they become.
 
 The bounds are those of `shared.bounds`; what a type cannot say is checked in `to_sampling` and its neighbours.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
-from gateway.api.schemas.decoding import invalid_value, is_default, require_text, unsupported_parameter
+from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.refusals import invalid_value
 from shared.bounds import (
     MAX_NAME_BYTES,
     MAX_SEQUENCES,
@@ -31,16 +32,14 @@ from shared.bounds import (
 )
 from shared.sampling import Sampling
 
-NULL = Raw(b"null")
 
-
-class StreamOptions(Struct):
+class StreamOptions(Struct, forbid_unknown_fields=True):
     """What a stream reports besides its text."""
 
     include_usage: bool | None = None
 
 
-class CommonBody(Struct, kw_only=True):
+class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of both bodies. None always means: left out."""
 
     model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
@@ -65,52 +64,6 @@ class CommonBody(Struct, kw_only=True):
     priority: Priority | None = None
     timeout: TimeoutSeconds | None = None
 
-    # Not implemented: only the values that change nothing are let through, see `UNSUPPORTED`.
-    add_special_tokens: Raw = NULL
-    allowed_token_ids: Raw = NULL
-    bad_words: Raw = NULL
-    best_of: Raw = NULL
-    cache_salt: Raw = NULL
-    guided_choice: Raw = NULL
-    guided_grammar: Raw = NULL
-    guided_json: Raw = NULL
-    guided_regex: Raw = NULL
-    include_stop_str_in_output: Raw = NULL
-    length_penalty: Raw = NULL
-    logits_processors: Raw = NULL
-    min_tokens: Raw = NULL
-    prompt_logprobs: Raw = NULL
-    response_format: Raw = NULL
-    return_token_ids: Raw = NULL
-    return_tokens_as_token_ids: Raw = NULL
-    skip_special_tokens: Raw = NULL
-    structured_outputs: Raw = NULL
-    truncate_prompt_tokens: Raw = NULL
-    use_beam_search: Raw = NULL
-
-
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "min_tokens": (0,),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-}
 
 _COPIED = (
     "temperature",
@@ -122,18 +75,6 @@ _COPIED = (
     "logit_bias",
     "ignore_eos",
 )
-
-
-def refuse_unsupported(body: Struct, unsupported: dict[str, tuple[object, ...]]) -> None:
-    """Refuse parameters that are not implemented, unless their value changes nothing.
-
-    Raises:
-        ApiError: 400, naming the first such parameter.
-    """
-    for name, defaults in unsupported.items():
-        raw = getattr(body, name)
-        if raw is not NULL and not is_default(raw, defaults):
-            raise unsupported_parameter(name)
 
 
 def to_sampling(

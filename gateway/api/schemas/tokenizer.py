@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from gateway.api.schemas.chat import Messages, flatten_messages
 from gateway.api.schemas.completion import TokenIds
-from gateway.api.schemas.decoding import decode_body, invalid_value, require_text
-from gateway.api.schemas.parameters import NULL, refuse_unsupported
+from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.row import Kind
 from shared.bounds import MAX_NAME_BYTES
 from shared.messages import DetokenizeCall, TokenizeCall
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 
 
-class TokenizeBody(Struct, kw_only=True):
+class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """A text, or a conversation, to turn into token ids."""
 
     model: ModelName | None = None
@@ -26,24 +27,8 @@ class TokenizeBody(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
-    # Not implemented: only the values that change nothing are let through, see `TOKENIZE_UNSUPPORTED`.
-    chat_template: Raw = NULL
-    chat_template_kwargs: Raw = NULL
-    continue_final_message: Raw = NULL
-    return_token_strs: Raw = NULL
-    tools: Raw = NULL
 
-
-TOKENIZE_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "return_token_strs": (False,),
-    "tools": ([],),
-}
-
-
-class DetokenizeBody(Struct, kw_only=True):
+class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Token ids to turn into text."""
 
     tokens: TokenIds
@@ -54,7 +39,7 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
-def parse_tokenize(body: bytes) -> tuple[str | None, TokenizeCall]:
+def parse_tokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None, TokenizeCall]:
     """Return the model, if one is named, and the call to make.
 
     Special tokens are added to a text by default, and not to a conversation, whose template already has them.
@@ -62,8 +47,7 @@ def parse_tokenize(body: bytes) -> tuple[str | None, TokenizeCall]:
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_tokenize_decoder, body)
-    refuse_unsupported(parsed, TOKENIZE_UNSUPPORTED)
+    parsed = decode_body(_tokenize_decoder, Kind.TOKENIZE, body, allow_unknown)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
     messages = None if parsed.messages is None else flatten_messages(parsed.messages)
@@ -77,13 +61,13 @@ def parse_tokenize(body: bytes) -> tuple[str | None, TokenizeCall]:
     return _checked_model(parsed.model), call
 
 
-def parse_detokenize(body: bytes) -> tuple[str | None, DetokenizeCall]:
+def parse_detokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None, DetokenizeCall]:
     """Return the model, if one is named, and the call to make.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
     """
-    parsed = decode_body(_detokenize_decoder, body)
+    parsed = decode_body(_detokenize_decoder, Kind.DETOKENIZE, body, allow_unknown)
     return _checked_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
 
 

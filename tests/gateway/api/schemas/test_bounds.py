@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.api.schemas import parse_chat, parse_completion
-from gateway.api.schemas.chat import CHAT_UNSUPPORTED, ChatBody
-from gateway.api.schemas.completion import COMPLETION_UNSUPPORTED, CompletionBody
-from gateway.api.schemas.parameters import NULL
+from gateway.api.schemas.chat import ChatBody
+from gateway.api.schemas.completion import CompletionBody
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from tests.bounded_types import Leaf, Number, illegal_numbers, leaves, legal_numbers
@@ -154,59 +153,6 @@ def test_all_parameters_arrive() -> None:
     assert (sampling.logit_bias, sampling.ignore_eos) == ({7: 1.5}, True)
     assert (generation.n, generation.stream, generation.include_usage) == (2, True, True)
     assert (generation.priority, generation.timeout_s, generation.deterministic) == (5, 12.5, True)
-
-
-def test_unknown_fields_are_ignored() -> None:
-    assert chat(
-        something={"new": [1, 2]}, store=True, metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=True
-    )
-
-
-@pytest.mark.parametrize(
-    ("parse", "name", "value"),
-    [
-        (chat, "chat_template_kwargs", {"enable_thinking": False}),
-        (chat, "reasoning_effort", "high"),
-        (chat, "verbosity", "low"),
-        (chat, "documents", [{"text": "a"}]),
-        (chat, "add_special_tokens", True),
-        (completion, "add_special_tokens", False),
-        *[
-            (parse, name, value)
-            for parse in (chat, completion)
-            for name, value in {
-                "allowed_token_ids": [1],
-                "bad_words": ["a"],
-                "cache_salt": "mine",
-                "include_stop_str_in_output": True,
-                "logits_processors": ["a.b"],
-                "return_token_ids": True,
-                "return_tokens_as_token_ids": True,
-                "skip_special_tokens": False,
-                "truncate_prompt_tokens": 5,
-            }.items()
-        ],
-    ],
-)
-def test_parameter_of_openai_or_vllm_that_would_change_the_answer_is_refused(parse: Any, name: str, value: Any) -> None:
-    error = refused(parse, **{name: value})
-    assert (error.param, error.code) == (name, "unsupported_parameter")
-
-
-@pytest.mark.parametrize(("parse", "names"), [(chat, CHAT_UNSUPPORTED), (completion, COMPLETION_UNSUPPORTED)])
-def test_unsupported_parameter_is_named_unless_it_changes_nothing(parse: Any, names: dict[str, Any]) -> None:
-    for name, defaults in names.items():
-        for value in (*defaults, None):
-            parse(**{name: value})
-        for value in ({"x": 1}, ["audio"], "x" * 1000, [[[["deep"]]]]):
-            error = refused(parse, **{name: value})
-            assert (error.param, error.code) == (name, "unsupported_parameter")
-
-
-@pytest.mark.parametrize(("body", "table"), [(ChatBody, CHAT_UNSUPPORTED), (CompletionBody, COMPLETION_UNSUPPORTED)])
-def test_table_of_unsupported_parameters_covers_all_undecoded_fields(body: Any, table: dict[str, Any]) -> None:
-    fields = zip(reversed(body.__struct_fields__), reversed(body.__struct_defaults__), strict=False)
-    assert {name for name, default in fields if default is NULL} == set(table)
 
 
 def test_deterministic_is_greedy_or_seeded() -> None:

@@ -47,7 +47,10 @@ def test_known_role_passes(role: str) -> None:
         ({"role": "user", "content": None}, "messages.[1].content"),
         ({"role": "user", "content": 5}, "messages.[1].content"),
         ({"role": "user", "content": "a\0b"}, "messages.[1].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages.[1].content"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages.[1].content.[0].image_url",
+        ),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages.[1].content"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages.[1].content"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages.[1].content.[0].text"),

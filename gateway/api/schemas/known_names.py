@@ -1,0 +1,89 @@
+"""Take out of a body the names that change nothing, and write whole floats as integers, for its typed decode.
+
+It runs only where the typed decode of a body has failed, so that a body of served names costs one pass.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from gateway.api.schemas.refusals import unknown_parameter, unsupported_parameter
+from gateway.api.schemas.row import Kind, Use
+from gateway.api.schemas.table import PARAMETERS
+
+# More names and objects than these are not looked at one by one: each costs some 150 bytes.
+_MAX_NAMES = 1 << 17
+_MAX_COMPARED_BYTES = 256
+# Every whole number up to here is a float.
+_MAX_WHOLE = 2.0**53
+
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+_list_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
+
+
+def without_ignored(body: bytes, kind: Kind, allow_unknown: bool) -> bytes:
+    """Return a body without the names that change nothing, and with whole numbers written as such.
+
+    Args:
+        body: JSON of an object, or something else, which is returned as it is.
+        kind: What the object is.
+        allow_unknown: Take out unknown names too.
+
+    Raises:
+        ApiError: 400, naming the first name that is unknown or not served.
+        msgspec.DecodeError: It is no JSON.
+    """
+    if body.count(b":") + body.count(b"{") > _MAX_NAMES:
+        return body
+    return bytes(_Bodies(allow_unknown).value(Raw(body), kind, ""))
+
+
+class _Bodies:
+    def __init__(self, allow_unknown: bool) -> None:
+        self._allow_unknown = allow_unknown
+
+    def value(self, raw: Raw, kind: Kind, path: str) -> Raw:
+        """Read an object of some kind, or a list of such."""
+        try:
+            if bytes(memoryview(raw)[:1]) == b"[":
+                fields = [self._fields(each, kind, f"{path}.[{i}]") for i, each in enumerate(_list_decoder.decode(raw))]
+                return Raw(msgspec.json.encode(fields))
+            return Raw(msgspec.json.encode(self._fields(_object_decoder.decode(raw), kind, path)))
+        except msgspec.ValidationError:
+            # Not what it should be: the typed decode says so.
+            return raw
+
+    def _fields(self, fields: dict[str, Raw], kind: Kind, path: str) -> dict[str, Raw]:
+        rows = PARAMETERS.rows(kind)
+        kept: dict[str, Raw] = {}
+        for name, raw in fields.items():
+            where = f"{path}.{name}" if path else name
+            row = rows.get(name)
+            if row is None:
+                if not (self._allow_unknown or _is_one_of(raw, ())):
+                    raise unknown_parameter(where, PARAMETERS.hint(kind, name))
+            elif row.use is Use.SERVED:
+                kept[name] = self.value(raw, row.holds, where) if row.holds is not None else _whole(raw)
+            elif row.use is Use.REFUSED and not _is_one_of(raw, row.without_effect):
+                raise unsupported_parameter(where, instead=row.note)
+        return kept
+
+
+def _is_one_of(raw: Raw, values: tuple[object, ...]) -> bool:
+    """Tell whether an undecoded value is null or one of these."""
+    if len(memoryview(raw)) > _MAX_COMPARED_BYTES:
+        return False
+    value = msgspec.json.decode(raw)
+    return value is None or any(type(value) is type(other) and value == other for other in values)
+
+
+def _whole(raw: Raw) -> Raw:
+    """Return a number like 256.0 as 256."""
+    view = memoryview(raw)
+    if len(view) > _MAX_COMPARED_BYTES or not (0x30 <= view[0] <= 0x39 or view[0] == 0x2D):
+        return raw
+    number = msgspec.json.decode(raw)
+    if type(number) is float and number.is_integer() and abs(number) <= _MAX_WHOLE:
+        return Raw(b"%d" % int(number))
+    return raw

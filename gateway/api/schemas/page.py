@@ -1,0 +1,53 @@
+"""The page `ops/docs/parameters.md`, made of the table: `python -m gateway.api.schemas.page` writes it to stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import msgspec
+
+from gateway.api.schemas.row import Kind, Row, Use
+from gateway.api.schemas.table import PARAMETERS
+
+_OPENING = """# Parameters
+
+Made from the table in `gateway/api/schemas` by `python -m gateway.api.schemas.page`; do not edit it by hand.
+
+Each name in a body is **served**, **ignored** because it changes nothing here, or **refused** with a 400 that names it
+and says what to do. A name that is not on this page is refused too, with the nearest name that is served, unless the
+gateway runs with `--allow-unknown-parameters` (`HEADRACE_ALLOW_UNKNOWN_PARAMETERS`). Null always means: left out. A
+whole number may be written as 256 or 256.0.
+"""
+
+
+def parameters_page() -> str:
+    """Return the page, in Markdown."""
+    return "\n".join([_OPENING, *map(_section, Kind)])
+
+
+def _section(kind: Kind) -> str:
+    rows = PARAMETERS.rows(kind).values()
+    parts = [f"## {kind.value}\n"]
+    for use, heading in ((Use.SERVED, "What it does"), (Use.IGNORED, "Why it changes nothing")):
+        chosen = _sorted(rows, use)
+        if chosen:
+            lines = [f"| `{row.name}` | {row.note} |" for row in chosen]
+            parts.append("\n".join([f"| {use.value} | {heading} |", "|---|---|", *lines, ""]))
+    refused = _sorted(rows, Use.REFUSED)
+    if refused:
+        lines = [f"| `{row.name}` | {row.note} | {_values(row)} |" for row in refused]
+        parts.append("\n".join(["| refused | What to do | Passes as |", "|---|---|---|", *lines, ""]))
+    return "\n".join(parts)
+
+
+def _sorted(rows: Iterable[Row], use: Use) -> list[Row]:
+    return sorted((row for row in rows if row.use is use), key=lambda row: row.name)
+
+
+def _values(row: Row) -> str:
+    return ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in row.without_effect)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(parameters_page())

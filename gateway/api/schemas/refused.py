@@ -1,0 +1,127 @@
+"""The parameters that would change the answer and are not served, and what to do instead."""
+
+from __future__ import annotations
+
+from gateway.api.schemas.row import GENERATION, Kind, Row, Use
+
+_CHAT = (Kind.CHAT,)
+_COMPLETION = (Kind.COMPLETION,)
+_MESSAGE = (Kind.MESSAGE,)
+_PART = (Kind.CONTENT_PART,)
+_TOKENIZE = (Kind.TOKENIZE,)
+_LEAVE_OUT = "Leave it out."
+_ONE_ADAPTER = "Name the model that has the adapter merged into its weights."
+_TRUNCATION = "Use 'min_p', 'top_p' or 'top_k'."
+_TEXT_ONLY = "Send text; this server reads nothing else."
+
+
+def _row(
+    name: str,
+    instead: str,
+    example: object,
+    without_effect: tuple[object, ...] = (),
+    kinds: tuple[Kind, ...] = GENERATION,
+) -> Row:
+    return Row(name, kinds, instead, example, without_effect, use=Use.REFUSED)
+
+
+_SOON = (
+    _row("allowed_token_ids", _LEAVE_OUT, [1]),
+    _row("bad_words", "Use 'logit_bias'.", ["a"], ([],)),
+    _row("best_of", "Use 'n' and choose among the answers.", 2, (1,)),
+    _row("cache_salt", _LEAVE_OUT, "mine"),
+    _row("include_stop_str_in_output", _LEAVE_OUT, True, (False,)),
+    _row("min_tokens", _LEAVE_OUT, 5, (0,)),
+    _row("prompt_logprobs", _LEAVE_OUT, 1),
+    _row("return_token_ids", _LEAVE_OUT, True, (False,)),
+    _row("return_tokens_as_token_ids", _LEAVE_OUT, True, (False,)),
+    _row("skip_special_tokens", _LEAVE_OUT, False, (True,)),
+    _row("truncate_prompt_tokens", "Shorten the prompt.", 5),
+    _row("n_predict", "Use 'max_tokens'.", 5),
+    _row("repeat_penalty", "Use 'repetition_penalty'.", 1.1, (1, 1.0)),
+    _row("suffix", _LEAVE_OUT, "x", ("",), _COMPLETION),
+    _row("echo", _LEAVE_OUT, True, (False,), _CHAT),
+    _row("continuous_usage_stats", "Use 'include_usage'.", True, (False,), (Kind.STREAM_OPTIONS,)),
+)
+
+_STRUCTURED_OUTPUT = (
+    _row("response_format", _LEAVE_OUT, {"type": "json_object"}, ({"type": "text"},)),
+    _row("guided_choice", _LEAVE_OUT, ["a"]),
+    _row("guided_grammar", _LEAVE_OUT, 'start: "a"'),
+    _row("guided_json", _LEAVE_OUT, {"type": "object"}),
+    _row("guided_regex", _LEAVE_OUT, "a+"),
+    _row("structured_outputs", _LEAVE_OUT, {"regex": "a+"}),
+    _row("grammar", _LEAVE_OUT, 'root ::= "a"', ("",)),
+    _row("json_schema", _LEAVE_OUT, {"type": "object"}),
+)
+
+_TOOLS_AND_TEMPLATES = (
+    _row("add_generation_prompt", _LEAVE_OUT, False, (True,), _CHAT),
+    _row("chat_template", "Put the template into the model's files.", "x", (), _CHAT),
+    _row("chat_template_kwargs", _LEAVE_OUT, {"enable_thinking": False}, ({},), _CHAT),
+    _row("continue_final_message", _LEAVE_OUT, True, (False,), _CHAT),
+    _row("documents", "Put the documents into a message.", [{"text": "a"}], ([],), _CHAT),
+    _row("function_call", _LEAVE_OUT, {"name": "f"}, ("none", "auto"), _CHAT),
+    _row("functions", _LEAVE_OUT, [{"name": "f"}], ([],), _CHAT),
+    _row("parallel_tool_calls", _LEAVE_OUT, False, (True,), _CHAT),
+    _row("reasoning_effort", _LEAVE_OUT, "high", ("none",), _CHAT),
+    _row("tool_choice", _LEAVE_OUT, "required", ("none", "auto"), _CHAT),
+    _row("tools", _LEAVE_OUT, [{"type": "function"}], ([],), _CHAT),
+    _row("tool_calls", _LEAVE_OUT, [{"id": "a"}], ([],), _MESSAGE),
+    _row("function_call", _LEAVE_OUT, {"name": "f"}, (), _MESSAGE),
+    _row("reasoning_content", _LEAVE_OUT, "hm", ("",), _MESSAGE),
+    _row("reasoning", _LEAVE_OUT, "hm", ("",), _MESSAGE),
+    _row("refusal", "Put its text into 'content'.", "no", ("",), (*_MESSAGE, *_PART)),
+    _row("chat_template", _LEAVE_OUT, "x", (), _TOKENIZE),
+    _row("chat_template_kwargs", _LEAVE_OUT, {"enable_thinking": False}, ({},), _TOKENIZE),
+    _row("continue_final_message", _LEAVE_OUT, True, (False,), _TOKENIZE),
+    _row("tools", _LEAVE_OUT, [{"type": "function"}], ([],), _TOKENIZE),
+)
+
+_FOREVER = (
+    _row("add_special_tokens", "A chat template writes the special tokens itself.", True, (False,), _CHAT),
+    _row("add_special_tokens", "Send the prompt as token ids.", False, (True,), _COMPLETION),
+    _row("audio", _TEXT_ONLY, {"voice": "a"}, (), (*_CHAT, *_MESSAGE)),
+    _row("modalities", _TEXT_ONLY, ["audio"], (["text"],), _CHAT),
+    _row("verbosity", "Ask for a short or a long answer in a message.", "low", ("medium",), _CHAT),
+    _row("web_search_options", "Put what was found into a message.", {"a": 1}, (), _CHAT),
+    _row("length_penalty", "It belongs to beam search, which is not served.", 2.0, (1, 1.0)),
+    _row("use_beam_search", "Use 'n' and a 'temperature'.", True, (False,)),
+    _row("early_stopping", "It belongs to beam search, which is not served.", True, (False,)),
+    _row("logits_processors", "Use 'logit_bias'.", ["a.b"], ([],)),
+    _row("spaces_between_special_tokens", _LEAVE_OUT, False, (True,)),
+    _row("prompt_embeds", "Send the prompt as text or token ids.", "AAAA"),
+    _row("kv_transfer_params", "Workers share no memory.", {"a": 1}, ({},)),
+    _row("lora_path", _ONE_ADAPTER, "a"),
+    _row("lora", _ONE_ADAPTER, [{"id": 0, "scale": 1.0}], ([],)),
+    _row("guided_whitespace_pattern", "Write white space into the schema or the grammar.", "[ ]?"),
+    _row("do_sample", "Use 'temperature'; 0 takes the most likely token.", False),
+    _row("max_new_tokens", "Use 'max_tokens'.", 5),
+    _row("num_predict", "Use 'max_tokens'.", 5),
+    _row("max_length", "Use 'max_tokens'.", 5),
+    _row("num_ctx", "The model's context length is the operator's choice.", 4096),
+    _row("n_ctx", "The model's context length is the operator's choice.", 4096),
+    _row("n_keep", "A prompt that is too long is refused; shorten it.", 5, (0,)),
+    _row("n_probs", "Use 'logprobs'.", 5, (0,)),
+    _row("top_n_tokens", "Use 'logprobs'.", 5, (0,)),
+    _row("details", "Use 'logprobs'.", True, (False,)),
+    _row("best_of_sequences", "Use 'n'.", 2, (1,)),
+    _row("return_tokens", "Use 'return_token_ids'.", True, (False,)),
+    _row("repeat_last_n", "Penalties look at the whole answer.", 64, (-1,)),
+    _row("typical_p", _TRUNCATION, 0.9, (1, 1.0)),
+    _row("tfs_z", _TRUNCATION, 0.9, (1, 1.0)),
+    _row("top_a", _TRUNCATION, 0.1, (0, 0.0)),
+    _row("top_n_sigma", _TRUNCATION, 1.0, (-1, -1.0)),
+    _row("xtc_probability", _TRUNCATION, 0.5, (0, 0.0)),
+    _row("mirostat", _TRUNCATION, 2, (0,)),
+    _row("dynatemp_range", "Use 'temperature'.", 0.5, (0, 0.0)),
+    _row("dry_multiplier", "Use 'frequency_penalty' or 'repetition_penalty'.", 0.8, (0, 0.0)),
+    _row("samplers", "The order of the samplers is fixed.", ["top_k"], ([],)),
+    _row("t_max_predict_ms", "Use 'timeout', in seconds.", 500, (0,)),
+    _row("image_url", _TEXT_ONLY, {"url": "data:image/png;base64,"}, (), _PART),
+    _row("input_audio", _TEXT_ONLY, {"data": ""}, (), _PART),
+    _row("file", _TEXT_ONLY, {"file_id": "a"}, (), _PART),
+    _row("return_token_strs", _LEAVE_OUT, True, (False,), _TOKENIZE),
+)
+
+REFUSED = (*_SOON, *_STRUCTURED_OUTPUT, *_TOOLS_AND_TEMPLATES, *_FOREVER)

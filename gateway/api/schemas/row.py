@@ -1,0 +1,53 @@
+"""A row of the table of parameters: what becomes of one name that a client may write."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Use(enum.Enum):
+    """What becomes of a parameter."""
+
+    SERVED = "served"
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+class Kind(enum.Enum):
+    """A JSON object that clients write. The value names it in the documentation."""
+
+    CHAT = "POST /v1/chat/completions"
+    COMPLETION = "POST /v1/completions"
+    TOKENIZE = "POST /tokenize"
+    DETOKENIZE = "POST /detokenize"
+    STREAM_OPTIONS = "stream_options"
+    MESSAGE = "A message"
+    CONTENT_PART = "A part of a message's content"
+    PREDICTION = "prediction"
+
+
+GENERATION = (Kind.CHAT, Kind.COMPLETION)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What becomes of one name.
+
+    Attributes:
+        name: As the client writes it.
+        kinds: The objects in which it stands.
+        note: Served: what it does. Ignored: why it changes nothing. Refused: what to do instead.
+        example: A value that a client would send; the tests send it. None for what every body has.
+        without_effect: Refused: values that mean the same as leaving it out, and pass. Null always does.
+        holds: The kind of object, or of the objects in a list, that is its value.
+        use: What becomes of it.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    note: str
+    example: object = None
+    without_effect: tuple[object, ...] = ()
+    holds: Kind | None = None
+    use: Use = field(default=Use.SERVED, kw_only=True)

@@ -1,0 +1,63 @@
+"""The parameters that are served. Each is a field of the body's struct in this folder."""
+
+from __future__ import annotations
+
+from gateway.api.schemas.row import GENERATION, Kind, Row
+
+_CHAT = (Kind.CHAT,)
+_COMPLETION = (Kind.COMPLETION,)
+_TOKENIZE = (Kind.TOKENIZE,)
+
+SERVED = (
+    Row("model", (*GENERATION, Kind.TOKENIZE, Kind.DETOKENIZE), "The model to use."),
+    Row("messages", (Kind.CHAT, Kind.TOKENIZE), "The conversation.", holds=Kind.MESSAGE),
+    Row("prompt", _COMPLETION, "A text, a list of texts, a list of token ids, or a list of such lists."),
+    Row("prompt", _TOKENIZE, "The text to turn into tokens; `messages` is the other choice."),
+    Row("max_tokens", GENERATION, "Tokens to generate at most.", 3),
+    Row("max_completion_tokens", _CHAT, "The newer name of `max_tokens`, and stronger.", 3),
+    Row("temperature", GENERATION, "0 takes the most likely token each time.", 0.5),
+    Row("top_p", GENERATION, "Draw from the most likely tokens that have this probability together.", 0.9),
+    Row("top_k", GENERATION, "Draw from so many most likely tokens; 0 and -1 keep all.", 40),
+    Row("min_p", GENERATION, "Drop tokens less likely than this times the most likely one.", 0.1),
+    Row("n", GENERATION, "Answers to the same prompt.", 2),
+    Row("stop", GENERATION, "A text, or a list of texts, before which the answer ends.", ["END"]),
+    Row("stop_token_ids", GENERATION, "Tokens that end the answer.", [7]),
+    Row("seed", GENERATION, "The same seed and request give the same answer.", 42),
+    Row("presence_penalty", GENERATION, "Subtracted from the logit of each token that the answer has.", 0.5),
+    Row("frequency_penalty", GENERATION, "The same, times the number of its occurrences.", 0.5),
+    Row("repetition_penalty", GENERATION, "Divides positive logits of tokens in prompt and answer.", 1.1),
+    Row("logit_bias", GENERATION, "Token id to what is added to its logit.", {"5": -100}),
+    Row("ignore_eos", GENERATION, "Go on after the end-of-sequence token.", True),
+    Row("stream", GENERATION, "Send the answer as server-sent events.", True),
+    Row(
+        "stream_options",
+        GENERATION,
+        "What a stream reports besides text; only with `stream`.",
+        holds=Kind.STREAM_OPTIONS,
+    ),
+    Row("user", GENERATION, "The end user, checked and without influence.", "someone"),
+    Row("priority", GENERATION, "Larger runs earlier among the requests that wait.", 5),
+    Row("timeout", GENERATION, "Seconds until the answer must be complete.", 60.0),
+    Row("logprobs", _CHAT, "Report the log probability of each token.", True),
+    Row("top_logprobs", _CHAT, "Report so many likely alternatives too; only with `logprobs`."),
+    Row("logprobs", _COMPLETION, "Report log probabilities with so many alternatives.", 2),
+    Row("echo", _COMPLETION, "Begin the answer with the prompt.", True),
+    Row(
+        "prediction",
+        _CHAT,
+        "What the answer is expected to resemble; makes it faster, never different.",
+        {"type": "content", "content": "abc"},
+        holds=Kind.PREDICTION,
+    ),
+    Row("include_usage", (Kind.STREAM_OPTIONS,), "End the stream with a chunk that counts tokens.", True),
+    Row("role", (Kind.MESSAGE,), "system, developer, user, assistant, tool or function."),
+    Row("content", (Kind.MESSAGE,), "A text, or a list of parts.", holds=Kind.CONTENT_PART),
+    Row("name", (Kind.MESSAGE,), "Who speaks.", "Ann"),
+    Row("type", (Kind.CONTENT_PART,), "The form of the part: `text`."),
+    Row("text", (Kind.CONTENT_PART,), "The text of the part."),
+    Row("type", (Kind.PREDICTION,), "Always `content`."),
+    Row("content", (Kind.PREDICTION,), "A text, or a list of parts.", holds=Kind.CONTENT_PART),
+    Row("add_special_tokens", _TOKENIZE, "Add the tokens that begin every prompt, as for completions.", True),
+    Row("add_generation_prompt", _TOKENIZE, "Open the assistant's turn at the end of the conversation.", False),
+    Row("tokens", (Kind.DETOKENIZE,), "The token ids to turn into text."),
+)

@@ -1,0 +1,56 @@
+"""What becomes of each name that a client may write: served, ignored because it changes nothing here, or refused.
+
+`served.py`, `ignored.py` and `refused.py` hold the rows; from them come the decoding of bodies, the page
+`ops/docs/parameters.md` and the tests. A name that is in no row is refused too, unless its value is null.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from gateway.api.schemas.ignored import IGNORED
+from gateway.api.schemas.refused import REFUSED
+from gateway.api.schemas.row import Kind, Row, Use
+from gateway.api.schemas.served import SERVED
+
+# A longer name is nobody's typing error, and comparing it would cost time.
+_MAX_COMPARED_CHARACTERS = 64
+
+
+class ParameterTable:
+    """All rows, found by the object they stand in and by name."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        """Keep these rows.
+
+        Raises:
+            ValueError: Two rows are about the same name of the same object.
+        """
+        self._rows: dict[Kind, dict[str, Row]] = {kind: {} for kind in Kind}
+        for row in rows:
+            for kind in row.kinds:
+                if row.name in self._rows[kind]:
+                    raise ValueError(f"Two rows are about '{row.name}' of {kind.value}.")
+                self._rows[kind][row.name] = row
+
+    def rows(self, kind: Kind) -> dict[str, Row]:
+        """Return the rows of one object by name."""
+        return self._rows[kind]
+
+    def hint(self, kind: Kind, name: str) -> str:
+        """Return a sentence about an unknown name: which one may be meant, or where it belongs; may be empty."""
+        if len(name) > _MAX_COMPARED_CHARACTERS:
+            return ""
+        served = [row.name for row in self._rows[kind].values() if row.use is Use.SERVED]
+        near = difflib.get_close_matches(name, served, n=1)
+        if near:
+            return f" Did you mean '{near[0]}'?"
+        for other, rows in self._rows.items():
+            row = rows.get(name)
+            if row is not None and row.use is Use.SERVED and other.value.startswith("POST"):
+                return f" It belongs to {other.value}."
+        return ""
+
+
+PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED))

@@ -1,0 +1,162 @@
+"""Every row of the table of parameters, tested by what the row says becomes of its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from gateway.api.schemas.chat import ChatBody, ContentPart, MessageBody, PredictionBody
+from gateway.api.schemas.completion import CompletionBody
+from gateway.api.schemas.page import parameters_page
+from gateway.api.schemas.parameters import StreamOptions
+from gateway.api.schemas.row import Kind, Row, Use
+from gateway.api.schemas.table import PARAMETERS, ParameterTable
+from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gateway.errors import ApiError
+
+PAGE = Path(__file__).parents[4] / "ops/docs/parameters.md"
+STRUCTS = {
+    Kind.CHAT: ChatBody,
+    Kind.COMPLETION: CompletionBody,
+    Kind.TOKENIZE: TokenizeBody,
+    Kind.DETOKENIZE: DetokenizeBody,
+    Kind.STREAM_OPTIONS: StreamOptions,
+    Kind.MESSAGE: MessageBody,
+    Kind.CONTENT_PART: ContentPart,
+    Kind.PREDICTION: PredictionBody,
+}
+PARSERS: dict[Kind, Callable[..., Any]] = {
+    Kind.COMPLETION: parse_completion,
+    Kind.TOKENIZE: parse_tokenize,
+    Kind.DETOKENIZE: parse_detokenize,
+}
+# Served, and without influence on what is generated.
+CHECKED_ONLY = {"user", "n_predict"}
+
+
+def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a body of whose objects one of this kind has these fields."""
+    part = {"type": "text", "text": "hello", **(fields if kind is Kind.CONTENT_PART else {})}
+    message = {"role": "user", "content": [part], **(fields if kind is Kind.MESSAGE else {})}
+    if kind is Kind.COMPLETION:
+        return {"model": "m", "prompt": "hello", "seed": 1, **fields}
+    if kind is Kind.TOKENIZE:
+        return {"messages": [message], **fields}
+    if kind is Kind.DETOKENIZE:
+        return {"tokens": [1], **fields}
+    chat: dict[str, Any] = {"model": "m", "messages": [message], "seed": 1}
+    if kind is Kind.STREAM_OPTIONS:
+        chat |= {"stream": True, "stream_options": fields}
+    if kind is Kind.PREDICTION:
+        chat["prediction"] = {"type": "content", "content": "abc", **fields}
+    return chat | fields if kind is Kind.CHAT else chat
+
+
+def parse(kind: Kind, fields: dict[str, Any], allow_unknown: bool = False) -> Any:
+    return PARSERS.get(kind, parse_chat)(json.dumps(body(kind, fields)).encode(), allow_unknown)
+
+
+def refusal(kind: Kind, fields: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(kind, fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def rows(use: Use) -> list[Any]:
+    return [
+        pytest.param(kind, row, id=f"{kind.name.lower()}-{row.name}")
+        for kind in Kind
+        for row in PARAMETERS.rows(kind).values()
+        if row.use is use and (use is not Use.SERVED or row.example is not None)
+    ]
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_served_names_are_the_fields_of_the_body(kind: Kind) -> None:
+    served = {name for name, row in PARAMETERS.rows(kind).items() if row.use is Use.SERVED}
+    assert served == set(STRUCTS[kind].__struct_fields__)
+    assert msgspec.inspect.type_info(STRUCTS[kind]).forbid_unknown_fields  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("kind", "row"), rows(Use.SERVED))
+def test_served_name_changes_what_is_generated(kind: Kind, row: Row) -> None:
+    asked = parse(kind, {row.name: row.example})
+    assert (asked == parse(kind, {})) is (row.name in CHECKED_ONLY)
+
+
+@pytest.mark.parametrize(("kind", "row"), rows(Use.IGNORED))
+def test_ignored_name_changes_nothing(kind: Kind, row: Row) -> None:
+    assert parse(kind, {row.name: row.example}) == parse(kind, {})
+
+
+@pytest.mark.parametrize(("kind", "row"), rows(Use.REFUSED))
+def test_refused_name_is_a_400_that_says_what_to_do_unless_it_changes_nothing(kind: Kind, row: Row) -> None:
+    error = refusal(kind, {row.name: row.example})
+    assert error.param is not None
+    assert (error.param.rpartition(".")[2], error.code) == (row.name, "unsupported_parameter")
+    assert error.message.endswith(row.note)
+    assert f"'{error.param}'" in error.message
+    for value in (None, *row.without_effect):
+        assert parse(kind, {row.name: value}) == parse(kind, {})
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_unknown_name_is_refused_unless_it_is_null_or_the_operator_allows_it(kind: Kind) -> None:
+    error = refusal(kind, {"no_such_name": 1})
+    assert error.param is not None
+    assert (error.param.rpartition(".")[2], error.code) == ("no_such_name", "unknown_parameter")
+    assert parse(kind, {"no_such_name": None}) == parse(kind, {})
+    assert parse(kind, {"no_such_name": {"a": 1}}, allow_unknown=True) == parse(kind, {})
+
+
+def test_unknown_name_is_answered_with_the_nearest_or_with_where_it_belongs() -> None:
+    assert (
+        refusal(Kind.CHAT, {"temprature": 1}).message == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
+    )
+    message = refusal(Kind.COMPLETION, {"messages": []}).message
+    assert message == "Unknown parameter: 'messages'. It belongs to POST /v1/chat/completions."
+    long = refusal(Kind.CHAT, {"x" * 1000: 1})
+    assert (long.param, len(long.message) < 200) == ("x" * 128, True)
+
+
+def test_name_within_a_list_is_named_by_its_place() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "txt": 1}]}
+    with pytest.raises(ApiError) as caught:
+        parse_chat(json.dumps({"model": "m", "messages": [message, message]}).encode())
+    assert caught.value.param == "messages.[0].content.[1].txt"
+
+
+def test_body_of_too_many_names_is_refused_without_looking_at_each() -> None:
+    names = ",".join(f'"n{i}":null' for i in range(200_000))
+    with pytest.raises(ApiError) as caught:
+        parse_chat(f'{{"model":"m","messages":[{{"role":"user","content":"x"}}],{names}}}'.encode())
+    assert (caught.value.param, caught.value.code) == ("n0", "unknown_parameter")
+
+
+@pytest.mark.parametrize("number", ["256.0", "2.56e2", "25600e-2", "256"])
+def test_whole_number_may_be_written_as_a_float(number: str) -> None:
+    body = f'{{"model":"m","prompt":"x","max_tokens":{number}}}'.encode()
+    assert parse_completion(body).sampling.max_tokens == 256
+
+
+@pytest.mark.parametrize("number", ["256.5", '"256"', "1e300"])
+def test_other_number_is_still_refused_by_name(number: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_completion(f'{{"model":"m","prompt":"x","store":true,"max_tokens":{number}}}'.encode())
+    assert caught.value.param == "max_tokens"
+
+
+def test_two_rows_about_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="Two rows are about 'n'"):
+        ParameterTable([Row("n", (Kind.CHAT,), ""), Row("n", (Kind.CHAT,), "")])
+
+
+def test_page_is_current() -> None:
+    assert PAGE.read_text() == parameters_page(), "run: python -m gateway.api.schemas.page > ops/docs/parameters.md"
