@@ -60,12 +60,19 @@ def prompt_too_long(length: int, limit: int, unit: str, max_model_len: int) -> s
 class PromptTooLongError(BadRequestError):
     """Prompt and requested output do not fit into the model's context."""
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int, param: str = "prompt") -> None:
-        """Say both lengths in tokens; the context holds at least one generated token too."""
-        message = prompt_too_long(num_prompt_tokens, max_model_len - 1, "tokens", max_model_len)
+    def __init__(
+        self, num_prompt_tokens: int, max_model_len: int, param: str = "prompt", *, num_generated: int = 1
+    ) -> None:
+        """Say both lengths in tokens; the context holds at least `num_generated` generated tokens too."""
+        message = prompt_too_long(num_prompt_tokens, max_model_len - num_generated, "tokens", max_model_len)
         super().__init__(message, param, "context_length_exceeded")
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+        self.num_generated = num_generated
+
+    def naming(self, param: str) -> PromptTooLongError:
+        """Return the same error about a field of this name."""
+        return PromptTooLongError(self.num_prompt_tokens, self.max_model_len, param, num_generated=self.num_generated)
 
 
 class DependencyError(HeadraceError):

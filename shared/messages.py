@@ -36,6 +36,7 @@ from shared.bounds import (
     Version,
 )
 from shared.conversation import ChatOptions, Messages
+from shared.pooling import Pooling, Task
 from shared.sampling import Sampling
 
 PROTOCOL_VERSION = 1
@@ -60,6 +61,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         created: Unix seconds at the sender, for queue-time metrics.
         trace: Names the request in every log line: the gateway's `x-request-id`. Two requests may have the same.
         chat: With `messages`: what the chat template gets besides them.
+        pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
@@ -85,6 +87,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     prediction: str | None = None
     probation: NumOutputTokens = 0
     chat: ChatOptions | None = None
+    pooling: Pooling | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -119,7 +122,8 @@ class Finish(Struct, frozen=True, array_like=True):
 
     `error_param` names the request field at fault when `reason` is `failed` because of bad input (a 400 to the
     client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500). `stop` is the stop
-    string or the stop token that ended the text, if one of the request's own did.
+    string or the stop token that ended the text, if one of the request's own did. `vector` is the answer to a request
+    with `pooling`: numbers of 32 bits, little end first.
     """
 
     reason: FinishReason
@@ -128,6 +132,7 @@ class Finish(Struct, frozen=True, array_like=True):
     error_param: str | None = None
     error_code: str | None = None
     stop: str | int | None = None
+    vector: bytes | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -183,6 +188,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
             out in order, so that those before it are with some worker too.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
+        tasks: What the worker can do with a prompt.
     """
 
     worker: PeerName
@@ -210,6 +216,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     last_pulled: Counter = 0
     max_prompt_characters: NumTokens = 0
     chat_format: Annotated[str, Meta(max_length=64)] = ""
+    tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -278,7 +285,10 @@ class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
 
 
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
-    """The outcome of a batch request, stored once in the results stream as JSON."""
+    """The outcome of a batch request, stored once in the results stream as JSON.
+
+    `vector` is that of `Finish`, in base64.
+    """
 
     id: str
     model: str
@@ -294,6 +304,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     created: float = 0.0
     completed: float = 0.0
     version: int = PROTOCOL_VERSION
+    vector: bytes | None = None
 
 
 TokenizerCall = TokenizeCall | DetokenizeCall

@@ -118,4 +118,4 @@ class Intake:
         try:
             self._engine.validate(sequence)
         except PromptTooLongError as error:
-            raise PromptTooLongError(error.num_prompt_tokens, error.max_model_len, param) from None
+            raise error.naming(param) from None

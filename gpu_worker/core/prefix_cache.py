@@ -27,10 +27,10 @@ class PrefixCache:
     def match(self, sequence: Sequence) -> list[int]:
         """Return the blocks that hold the longest known prefix, in order, without taking them.
 
-        At least the last token is left to compute, since its logits are needed. A sequence that asks for the log
-        probabilities of its prompt matches nothing, since they come from computing it.
+        At least the last token is left to compute, since its logits are needed. A sequence whose answer comes from
+        computing the whole prompt matches nothing: its log probabilities, or the mean of its hidden vectors.
         """
-        if sequence.sampling.prompt_logprobs is not None:
+        if sequence.needs_whole_prompt:
             return []
         blocks: list[int] = []
         for index in range((sequence.num_tokens - 1) // self._block_size):

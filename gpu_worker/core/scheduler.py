@@ -119,8 +119,9 @@ class Scheduler:
             PromptTooLongError: The prompt leaves no room for a generated token.
             BadRequestError: The prompt is empty.
         """
-        if sequence.num_prompt_tokens >= self.config.max_num_tokens:
-            raise PromptTooLongError(sequence.num_prompt_tokens, self.config.max_num_tokens)
+        num_generated, limit = int(sequence.pooling is None), self.config.max_num_tokens
+        if sequence.num_prompt_tokens + num_generated > limit:
+            raise PromptTooLongError(sequence.num_prompt_tokens, limit, num_generated=num_generated)
         if sequence.num_prompt_tokens == 0:
             raise BadRequestError("The prompt has no tokens; at least one is needed to start from.", "prompt")
 
@@ -142,7 +143,7 @@ class Scheduler:
         self._num_added += 1
         sequence.order = (sequence.lane == "batch", -sequence.priority, sequence.arrival, self._num_added)
         reason = finish_reason(sequence)
-        if reason is not None and (sequence.num_output_tokens > 0 or sampling.prompt_logprobs is None):
+        if reason is not None and (sequence.num_output_tokens > 0 or not sequence.reports_prompt):
             sequence.status = SequenceStatus.FINISHED
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, reason))
             return
@@ -336,6 +337,8 @@ class Scheduler:
         self._blocks.publish(sequence, num_computed)
         prompt_logprobs = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
         sequence.num_prompt_logprobs += len(prompt_logprobs)
+        if sampled.pooled is not None:
+            sequence.pooled.append(sampled.pooled)
         if finish is not None:
             self._finish(sequence)
         elif count > 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from gpu_worker.core.pooling import PoolingPlan
 from shared.messages import Lane
 from shared.sampling import Sampling
 
@@ -58,6 +59,8 @@ class Sequence:
         num_drafted_tokens: Drafts that were verified for the sequence.
         num_accepted_tokens: Those of them that were accepted.
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
+        pooling: How its answer is made of its hidden vectors; None when it generates.
+        pooled: What steps have contributed to that since its first token was computed: float32 numbers.
     """
 
     id: str
@@ -91,6 +94,8 @@ class Sequence:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     acceptance: float | None = None
+    pooling: PoolingPlan | None = None
+    pooled: list[bytes] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +116,17 @@ class Sequence:
     def wants_token(self) -> bool:
         """Say whether another token may be sampled, beyond those being sampled.
 
-        False from the start when only the prompt's log probabilities are wanted.
+        False from the start when only the prompt's log probabilities or a vector of it are wanted.
         """
         return len(self.token_ids) + self.num_pending_tokens < self.max_num_tokens
+
+    @property
+    def reports_prompt(self) -> bool:
+        """Say whether computing the prompt gives an answer even where no token is wanted."""
+        return self.pooling is not None or self.sampling.prompt_logprobs is not None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Say whether every token of the prompt has to be computed, those of a known prefix included."""
+        needs_vectors = self.pooling is not None and self.pooling.needs_all_tokens
+        return needs_vectors or self.sampling.prompt_logprobs is not None

@@ -47,6 +47,8 @@ class SequenceBlocks:
         sequence.block_table = hits + self.pool.allocate(missing)
         sequence.num_findable_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self._block_size
+        # What steps contributed before a preemption is computed again.
+        sequence.pooled.clear()
         sequence.expected_blocks = self._expected_blocks(sequence)
         self._num_promised += self._promised(sequence)
         if sequence.num_preemptions == 0:

@@ -305,7 +305,7 @@ def _is_all_invalid(plan: StepPlan, result: StepResult) -> bool:
     has_error = False
     for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
         if sampled.error is None:
-            if sampled.token_ids:
+            if sampled.token_ids or sampled.pooled is not None:
                 return False
         elif item.sequence.status is SequenceStatus.RUNNING:
             has_error = True

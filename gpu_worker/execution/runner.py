@@ -39,6 +39,7 @@ from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.pooling import PooledChunk, pool, pooled_chunks
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
 from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
 from gpu_worker.execution.step import StepOutputs, SubmittedStep
@@ -62,6 +63,7 @@ class _StagedBehind(Struct, frozen=True, gc=False):
 
     tiles: list[_Tile]
     chunks: list[tuple[PromptChunk, StagedArray]]
+    pooled: list[PooledChunk]
 
 
 class TorchModelRunner:
@@ -317,7 +319,8 @@ class TorchModelRunner:
         tiles = [self._stage(tile, step, upload) for tile in step.sampled_rows().tiles(most)]
         chunks = prompt_chunks(step.scheduled, step.layout.query_starts)
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
-        return _StagedBehind(tiles, list(zip(chunks, targets, strict=True)))
+        pooled = pooled_chunks(step.scheduled, step.layout.query_starts)
+        return _StagedBehind(tiles, list(zip(chunks, targets, strict=True)), pooled)
 
     def _outputs(self, step: AssembledStep, behind: _StagedBehind, hidden: torch.Tensor) -> StepOutputs:
         """Compute what the step gives from its hidden vectors."""
@@ -326,7 +329,8 @@ class TorchModelRunner:
         for tile in behind.tiles:
             rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
             drawn.append(self._draw(step, self._model.logits(rows), tile.sampling))
-        return StepOutputs(step.samples, drawn, scores, step.sampling_drafts)
+        pooled = pool(self._model, hidden, behind.pooled)
+        return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
 
     def _stage(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
         is_whole = len(sampled.rows) == len(step.layout.token_ids)

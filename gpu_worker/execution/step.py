@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_worker.core.draft import Draft
@@ -13,6 +15,7 @@ from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from gpu_worker.execution.batch.transfers import Download, Downloads
 from gpu_worker.execution.drafts.verification import Entries, accepted_tokens
+from gpu_worker.execution.pooling import PooledRows
 from gpu_worker.execution.sampling.logprobs import entries as entries_of
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, chunk_entries
 from gpu_worker.execution.sampling.sampler import DrawnTokens
@@ -31,12 +34,14 @@ class StepOutputs:
         drawn: What was drawn for the rows of logits, in order.
         chunks: Parts of prompts whose log probabilities are wanted, with them.
         drafts: Of each sequence that samples; None when the step verifies none.
+        pooled: What it contributes to the answers of sequences with pooling.
     """
 
     samples: list[bool]
     drawn: list[DrawnTokens]
     chunks: list[tuple[PromptChunk, list[TokenScores]]]
     drafts: list[Draft] | None = None
+    pooled: list[PooledRows] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors, in the order in which `SubmittedStep` takes them up again."""
@@ -48,7 +53,7 @@ class StepOutputs:
         for _, scores in self.chunks:
             for part in scores:
                 tensors += _columns(part)
-        return tensors
+        return [*tensors, *(rows.values for rows in self.pooled)]
 
 
 class SubmittedStep:
@@ -85,6 +90,9 @@ class SubmittedStep:
         for chunk, scores in outputs.chunks:
             entries_of_chunk = chunk_entries(chunk, [_next(tensors) for _ in scores])
             sampled[chunk.place] = _with_prompt(sampled[chunk.place], entries_of_chunk)
+        for rows in outputs.pooled:
+            for place, values in zip(rows.places, next(tensors).numpy(), strict=True):
+                sampled[place] = _with_pooled(sampled[place], values)
         if self._land is not None:
             self._land(sampled)
         return StepResult(self._step, sampled)
@@ -125,3 +133,10 @@ def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> Sa
     if any(entry.logprob != entry.logprob for entry in entries):
         return SampledTokens(error=_INVALID_LOGITS)
     return msgspec.structs.replace(tokens, prompt_logprobs=entries)
+
+
+def _with_pooled(tokens: SampledTokens, values: npt.NDArray[np.float32]) -> SampledTokens:
+    """Add what is contributed to an answer; where that is no number, the sequence ends."""
+    if not np.isfinite(values).all():
+        return SampledTokens(error=_INVALID_LOGITS)
+    return msgspec.structs.replace(tokens, pooled=values.tobytes())

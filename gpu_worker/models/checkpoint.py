@@ -25,6 +25,10 @@ INDEX_FILE = "model.safetensors.index.json"
 # A name inside the directory: no separator, so that an index cannot point elsewhere.
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 
+# What a checkpoint of layers alone calls its tensors, without the name of the model around them.
+_BARE_NAMES = ("embed_tokens.", "layers.", "norm.")
+_BARE_EMBEDDING, _ROOT = "embed_tokens.weight", "model."
+
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 Progress = Callable[[int, int], None]
@@ -45,6 +49,7 @@ class Checkpoint:
         *,
         single_file: str = SINGLE_FILE,
         keeps_half: KeepsHalf | None = None,
+        adds_root: bool = False,
     ) -> None:
         """Open the files of `directory`.
 
@@ -55,6 +60,7 @@ class Checkpoint:
             progress: Called after each tensor with the bytes that were taken and that there are, in the files.
             single_file: Name of the single file.
             keeps_half: Says which matrices are not converted; None converts all.
+            adds_root: Give the tensors of a checkpoint of layers alone the names that they have in a whole model.
 
         Raises:
             CheckpointError: A file is missing, damaged, or outside the directory.
@@ -68,7 +74,8 @@ class Checkpoint:
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
         try:
-            self._shards = self._open(directory, single_file)
+            shards = self._open(directory, single_file)
+            self._shards = _with_root(shards) if adds_root else shards
         except BaseException:
             self._files.close()
             raise
@@ -231,3 +238,15 @@ class Checkpoint:
         file = TensorFile(path)
         self._files.callback(file.close)
         return file
+
+
+def _with_root(shards: dict[str, TensorFile]) -> dict[str, TensorFile]:
+    if _BARE_EMBEDDING not in shards:
+        return shards
+    for file in set(shards.values()):
+        file.rename(_rooted)
+    return {_rooted(name): file for name, file in shards.items()}
+
+
+def _rooted(name: str) -> str:
+    return _ROOT + name if name.startswith(_BARE_NAMES) else name

@@ -35,6 +35,7 @@ class ModelConfig:
         quantization: How the checkpoint's linear layers are quantized, if they are.
         tapped_layers: Layers before which the residual stream is reported, behind the hidden vectors that the head
             reads, to a proposer of drafts.
+        num_classes: Classes that the checkpoint's own head scores; 0 when it has no such head.
     """
 
     architecture: str
@@ -59,6 +60,7 @@ class ModelConfig:
     dtype: torch.dtype
     quantization: QuantizationMethod | None = None
     tapped_layers: tuple[int, ...] = ()
+    num_classes: int = 0
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Sizes of one layer's attention."""

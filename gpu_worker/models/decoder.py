@@ -67,6 +67,9 @@ class CausalLM:
         else:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
         self._head = LMHead(linears.make(head), dtype)
+        self._classes = None
+        if config.num_classes:
+            self._classes = checkpoint.take("score.weight", config.num_classes, config.hidden_size).float()
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -98,6 +101,16 @@ class CausalLM:
         if dtype is self.dtype or not self.config.tie_word_embeddings:
             return self._head
         return LMHead(self.linears.make(self.embedding.to(dtype)), dtype)
+
+    def classify(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Score the classes of a model that has any.
+
+        Shapes:
+            hidden: `[num_rows, hidden_size]` float32
+            result: `[num_rows, num_classes]` float32
+        """
+        assert self._classes is not None, "the model has no classes"
+        return hidden @ self._classes.T
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from gpu_worker.models.config import ModelConfig
@@ -11,6 +12,10 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 FAMILIES = find_families()
+
+
+# What else a family's checkpoints are saved as: layers alone, or with a head that scores classes.
+_LAYERS, _CLASSES, _GENERATES = "Model", "ForSequenceClassification", "ForCausalLM"
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -25,5 +30,20 @@ def read_model_config(directory: Path) -> ModelConfig:
     for name in file.texts("architectures"):
         if name in FAMILIES:
             return FAMILIES[name](file)
+        for suffix in (_LAYERS, _CLASSES):
+            family = FAMILIES.get(name.removesuffix(suffix) + _GENERATES)
+            if name.endswith(suffix) and family is not None:
+                return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
-    raise file.error("architectures", f"is {given}; supported: {', '.join(FAMILIES)}")
+    raise file.error("architectures", f"is {given}; supported: {', '.join(FAMILIES)}, and their Model and {_CLASSES}")
+
+
+def num_classes(file: JsonFile) -> int:
+    """Read how many classes a model scores; two where nothing is said, as in `transformers`."""
+    labels = file.nested("id2label")
+    return file.integer("num_labels", 2, maximum=1 << 16) if labels is None else max(1, len(labels.names()))
+
+
+def _without_head(config: ModelConfig, num_classes: int) -> ModelConfig:
+    """Let the embedding stand for the head that the checkpoint lacks: steps are the same for all, no one reads it."""
+    return dataclasses.replace(config, tie_word_embeddings=True, num_classes=num_classes)

@@ -37,4 +37,4 @@ def open_weights(
     gguf = find_gguf(model)
     if gguf is not None:
         return GGUFCheckpoint(gguf, dtype, device, progress, keeps_half=keeps_half)
-    return Checkpoint(model, dtype, device, progress, keeps_half=keeps_half)
+    return Checkpoint(model, dtype, device, progress, keeps_half=keeps_half, adds_root=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -83,6 +83,10 @@ class TensorFile:
         except BaseException:
             self.close()
             raise
+
+    def rename(self, new_name: Callable[[str], str]) -> None:
+        """Call the tensors by other names."""
+        self.tensors = {new_name(name): tensor for name, tensor in self.tensors.items()}
 
     def close(self) -> None:
         """Close the file."""

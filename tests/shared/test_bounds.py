@@ -28,7 +28,18 @@ BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]
 HEARTBEATS = [Heartbeat, GatewayHeartbeat]
 MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
 # These are as long as the message or the body, which is bounded as a whole.
-LONG_TEXTS = {"text", "content", "prediction", "prompt", "reasoning", "arguments", "tools", "variables", "template"}
+LONG_TEXTS = {
+    "query",
+    "text",
+    "content",
+    "prediction",
+    "prompt",
+    "reasoning",
+    "arguments",
+    "tools",
+    "variables",
+    "template",
+}
 LEAVES = leaves(Request)
 NUMBERS = [leaf for leaf in LEAVES if isinstance(leaf.type, Number)]
 COLLECTIONS = [leaf for leaf in LEAVES if isinstance(leaf.type, Collection)]

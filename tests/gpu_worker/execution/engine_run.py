@@ -83,6 +83,7 @@ class Outcome:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[LogprobEntry]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[LogprobEntry]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
     num_preemptions: int = 0
     num_prefix_hits: int = 0
     num_steps: int = 0
@@ -93,6 +94,8 @@ class Outcome:
         self.tokens.setdefault(name, []).extend(event.token_ids)
         self.logprobs.setdefault(name, []).extend(event.logprobs)
         self.prompt_logprobs.setdefault(name, []).extend(event.prompt_logprobs)
+        if event.error is not None:
+            self.errors[name] = event.error
 
 
 def run(

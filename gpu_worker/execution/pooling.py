@@ -1,0 +1,91 @@
+"""Answers made of hidden vectors: what a step contributes to them, for the sequences of it that want one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.core.pooling import PoolingPlan, Readout
+from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.batch.layout import Int32s
+from gpu_worker.models.decoder import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class PooledChunk:
+    """Hidden vectors of one sequence that count in its answer.
+
+    Attributes:
+        place: Of its sequence in the plan.
+        first_row: The first of them among those of the step.
+        num_rows: How many there are; of several, the sum counts.
+        plan: What is computed from them.
+    """
+
+    place: int
+    first_row: int
+    num_rows: int
+    plan: PoolingPlan
+
+
+def pooled_chunks(scheduled: Values[ScheduledSequence], query_starts: Int32s) -> list[PooledChunk]:
+    """Return the hidden vectors of a step that count in somebody's answer."""
+    chunks = []
+    for place, item in enumerate(scheduled):
+        plan = item.sequence.pooling
+        if plan is None:
+            continue
+        first, end = int(query_starts[place]), item.start + item.num_tokens
+        if plan.rows == "mean":
+            chunks.append(PooledChunk(place, first, item.num_tokens, plan))
+        elif plan.rows == "first" and item.start == 0:
+            chunks.append(PooledChunk(place, first, 1, plan))
+        elif plan.rows == "last" and end == len(item.sequence.token_ids):
+            chunks.append(PooledChunk(place, first + item.num_tokens - 1, 1, plan))
+    return chunks
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """What a step contributes to the answers of the sequences at `places` of its plan.
+
+    Shapes:
+        values: `[len(places), width]` float32
+    """
+
+    places: list[int]
+    values: torch.Tensor
+
+
+def pool(model: CausalLM, hidden: torch.Tensor, chunks: Values[PooledChunk]) -> list[PooledRows]:
+    """Compute what chunks contribute, without waiting for the device.
+
+    Shapes:
+        hidden: `[num_tokens, hidden_size]`, of the whole step; tapped layers may follow as further columns
+    """
+    groups: dict[Readout, list[PooledChunk]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk.plan.readout, []).append(chunk)
+    hidden = hidden[:, : model.config.hidden_size]
+    pooled = []
+    for readout, group in groups.items():
+        rows = torch.cat([_pooled_row(hidden, chunk) for chunk in group])
+        pooled.append(PooledRows([chunk.place for chunk in group], _read(model, rows, readout)))
+    return pooled
+
+
+def _pooled_row(hidden: torch.Tensor, chunk: PooledChunk) -> torch.Tensor:
+    rows = hidden[chunk.first_row : chunk.first_row + chunk.num_rows]
+    return rows.sum(0, keepdim=True, dtype=torch.float32) if chunk.num_rows > 1 else rows.float()
+
+
+def _read(model: CausalLM, rows: torch.Tensor, readout: Readout) -> torch.Tensor:
+    if readout == "hidden":
+        return rows
+    if readout == "classes":
+        return model.classify(rows)
+    logits = model.logits(rows)
+    # A list as an index would be copied to the device, which waits for it.
+    return torch.stack([logits[:, token_id] for token_id in readout], dim=1)
