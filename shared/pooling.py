@@ -25,7 +25,7 @@ class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         instruction: What a relevant text is, for a generative reranker; None for its own words.
     """
 
-    task: Literal["embed", "score"]
+    task: Literal["embed", "score"] = "embed"
     dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
     normalize: bool | None = None
     query: str | None = None
