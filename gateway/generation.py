@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from shared.conversation import ChatMessage, ChatOptions
+from shared.formats.events import OutputReader, PlainReader
 from shared.messages import Lane
 from shared.sampling import Sampling
 
@@ -40,6 +42,26 @@ def num_characters_of(message: ChatMessage) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputReading:
+    """How the text of an answer is taken apart into content, reasoning and calls of tools.
+
+    Attributes:
+        new_reader: Makes the reader of one choice.
+        max_calls: Calls that the client can take; what the model writes beyond them is left out. None for any number.
+        includes_reasoning: The client gets the reasoning; without, it is read and left out.
+        is_function_call: The one call is told as `function_call`, the form before tools.
+    """
+
+    new_reader: Callable[[], OutputReader]
+    max_calls: int | None = None
+    includes_reasoning: bool = True
+    is_function_call: bool = False
+
+
+PLAIN_READING = OutputReading(PlainReader)
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A validated completion request: `len(prompts) * n` sequences.
 
@@ -49,6 +71,7 @@ class Generation:
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
         prediction: What the client expects the answer to resemble; without influence on it.
+        reading: How the text is read; None where all of it is content.
     """
 
     kind: Kind
@@ -64,6 +87,7 @@ class Generation:
     priority: int = 0
     timeout_s: float | None = None
     prediction: str | None = None
+    reading: OutputReading | None = None
 
     @property
     def num_sequences(self) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.chunks import ChoiceChunks, encode_json, usage_event
 from gateway.api.identity import AnswerIdentity
+from gateway.api.read_chunks import ReadChunks
+from gateway.api.read_streamed import ReadStreamedChoice
 from gateway.api.usage import usage_fields
+from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits
@@ -87,10 +90,15 @@ class StreamedAnswer(Answer):
         self._include_usage = generation.include_usage
         self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect)
         self._stream.on_cut = lambda: self.end(Outcome.SLOW_READER)
-        self.sinks = [
-            StreamedChoice(self, self._stream, ChoiceChunks(identity, index, generation.include_usage), index)
-            for index in range(generation.num_sequences)
-        ]
+        self.sinks = [self._sink(generation, index) for index in range(generation.num_sequences)]
+
+    def _sink(self, generation: Generation, index: int) -> Sink:
+        reading = generation.reading
+        if reading is None:
+            chunks = ChoiceChunks(self._identity, index, self._include_usage)
+            return StreamedChoice(self, self._stream, chunks, index)
+        read_chunks = ReadChunks(self._identity, index, self._include_usage, reading.is_function_call)
+        return ReadStreamedChoice(self, self._stream, read_chunks, index, reading)
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""

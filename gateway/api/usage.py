@@ -8,12 +8,17 @@ from shared.messages import Usage
 
 
 class UsageTotals:
-    """Adds up the usage of `num_prompts * n` sequences, in which each prompt was computed for `n` choices."""
+    """Adds up the usage of `num_prompts * n` sequences, in which each prompt was computed for `n` choices.
+
+    Attributes:
+        reasoning_tokens: Generated tokens of all choices that were reasoning; added by who reads the text.
+    """
 
     def __init__(self, num_sequences: int, n: int) -> None:
         """Expect one usage per sequence."""
         self._usages: list[Usage | None] = [None] * num_sequences
         self._n = n
+        self.reasoning_tokens = 0
 
     def add(self, index: int, usage: Usage | None) -> None:
         """Note the usage of the sequence of choice `index`; None if it is not known."""
@@ -46,7 +51,7 @@ class UsageTotals:
 
 
 def usage_fields(totals: UsageTotals) -> dict[str, Any]:
-    """Return the `usage` object. It counts draft tokens only where there were any."""
+    """Return the `usage` object. It counts draft tokens and reasoning only where there were any."""
     prompt_tokens, completion_tokens = totals.prompt_tokens, totals.completion_tokens
     fields: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
@@ -54,10 +59,12 @@ def usage_fields(totals: UsageTotals) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": totals.cached_tokens},
     }
+    details: dict[str, int] = {}
     accepted, rejected = totals.accepted_prediction_tokens, totals.rejected_prediction_tokens
     if accepted or rejected:
-        fields["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
-        }
+        details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    if totals.reasoning_tokens:
+        details["reasoning_tokens"] = totals.reasoning_tokens
+    if details:
+        fields["completion_tokens_details"] = details
     return fields

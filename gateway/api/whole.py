@@ -9,6 +9,7 @@ import msgspec
 from gateway.api.answer import Answer, ResponseHead
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.api.read_whole import ReadWholeChoice
 from gateway.api.usage import usage_fields
 from gateway.errors import ApiError
 from gateway.generation import Generation, Kind
@@ -78,7 +79,11 @@ class WholeAnswer(Answer):
         """Prepare one sink per choice."""
         super().__init__(exchange, generation, head)
         self._identity = identity
-        self._choices = [WholeChoice(self, index) for index in range(generation.num_sequences)]
+        reading = generation.reading
+        self._choices: list[WholeChoice | ReadWholeChoice] = [
+            WholeChoice(self, index) if reading is None else ReadWholeChoice(self, index, reading)
+            for index in range(generation.num_sequences)
+        ]
         self.sinks = self._choices
 
     def close(self) -> None:

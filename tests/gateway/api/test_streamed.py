@@ -13,7 +13,7 @@ from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.identity import AnswerIdentity
 from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
-from gateway.generation import Generation, Prompt
+from gateway.generation import Generation, OutputReading, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
 from gateway.http1.dialect import OPENAI
 from gateway.http1.event_stream import EventStreamLimits
@@ -63,16 +63,18 @@ class Channel:
 class Streamed:
     """An answer, its transport and its channel."""
 
-    def __init__(self, n: int = 1) -> None:
+    def __init__(self, n: int = 1, reading: OutputReading | None = None, identity: AnswerIdentity = IDENTITY) -> None:
         self.transport = KeepingTransport()
         self.channel = Channel(self.transport)
         request = parse_head(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
         self.exchange = Exchange(self.channel, request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
         prompt = Prompt(1, text="x")
-        generation = Generation("completion", "m", (prompt,), n, Sampling(), deterministic=False, stream=True)
+        generation = Generation(
+            identity.kind, "m", (prompt,), n, Sampling(), deterministic=False, stream=True, reading=reading
+        )
         head = ResponseHead("req_1", 0.0)
         flusher = Flusher(asyncio.get_running_loop())
-        self.answer = StreamedAnswer(self.exchange, generation, IDENTITY, head, flusher, LIMITS, 0.0)
+        self.answer = StreamedAnswer(self.exchange, generation, identity, head, flusher, LIMITS, 0.0)
 
     def say(self, position: int, text: str = "t", choice: int = 0, finish: Finish | None = None) -> None:
         self.answer.sinks[choice].deliver(Delta("r", 0, position, (position,), text, finish))

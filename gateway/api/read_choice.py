@@ -1,0 +1,103 @@
+"""A choice whose text is read: the sink that tells each endpoint's answer what of it is content, reasoning or a call.
+
+Endpoints derive from `ReadChoice` and say how each of these looks on their wire. Answers that are text alone do not
+come this way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from gateway.api.answer import Answer
+from gateway.api.reasoning_tokens import ReasoningTokens
+from gateway.errors import ApiError
+from gateway.generation import OutputReading
+from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
+from shared.messages import Delta, Finish, TokenLogprob
+
+
+class ReadChoice(ABC):
+    """Sink of one choice. Methods are called in the order of the text; `delivered` ends what one delta brought.
+
+    Attributes:
+        num_calls: Calls of tools that have begun.
+    """
+
+    def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
+        """Read for the choice `index` of `answer`."""
+        self._answer = answer
+        self._index = index
+        self._reading = reading
+        self._reader = reading.new_reader()
+        self._reasoning_tokens = ReasoningTokens()
+        self._logprobs: list[TokenLogprob] = []
+        self.num_calls = 0
+
+    @abstractmethod
+    def content(self, text: str) -> None:
+        """Take more of the content."""
+
+    @abstractmethod
+    def reasoning(self, text: str) -> None:
+        """Take more of the reasoning. Not called where the client does not want it."""
+
+    @abstractmethod
+    def call_started(self, index: int, name: str) -> None:
+        """Learn that a call of a tool begins; `index` counts the calls from 0."""
+
+    @abstractmethod
+    def call_arguments(self, index: int, text: str) -> None:
+        """Take more of the JSON text of a call's arguments."""
+
+    @abstractmethod
+    def delivered(self, finish: Finish | None) -> None:
+        """Send what the last calls brought. `finish` says that the choice has ended; the answer may end right after."""
+
+    def deliver(self, delta: Delta) -> None:
+        """Read what is new."""
+        answer = self._answer
+        if answer.done.done() or not (delta.token_ids or delta.text or delta.finish):
+            return
+        events = self._reader.feed(delta.text) if delta.text else []
+        self._reasoning_tokens.note(len(delta.token_ids), events)
+        if delta.logprobs:
+            self._logprobs += delta.logprobs
+        self._tell(events)
+        if delta.finish is not None:
+            self._tell(self._reader.finish())
+            self._reasoning_tokens.end()
+            answer.usage.reasoning_tokens += self._reasoning_tokens.count
+        answer.note_output()
+        self.delivered(delta.finish)
+        if delta.finish is not None:
+            answer.finish_choice(self._index, delta.finish)
+
+    def fail(self, error: ApiError) -> None:
+        """End the whole answer."""
+        self._answer.fail(error)
+
+    def take_logprobs(self) -> list[TokenLogprob]:
+        """Return the log probabilities of the tokens since the last call, whatever their text was part of."""
+        logprobs, self._logprobs = self._logprobs, []
+        return logprobs
+
+    def _tell(self, events: Sequence[OutputEvent]) -> None:
+        reading = self._reading
+        for event in events:
+            match event:
+                case ContentText(text):
+                    self.content(text)
+                case ReasoningText(text):
+                    if reading.includes_reasoning:
+                        self.reasoning(text)
+                case ToolCallStart(index, name):
+                    if self._is_wanted(index):
+                        self.num_calls += 1
+                        self.call_started(index, name)
+                case ToolCallArguments(index, text):
+                    if self._is_wanted(index):
+                        self.call_arguments(index, text)
+
+    def _is_wanted(self, call: int) -> bool:
+        return self._reading.max_calls is None or call < self._reading.max_calls
