@@ -33,6 +33,10 @@ class GatewayConfig(NatsFiles):
     keys_file: str | None = setting(None, "API keys, written by `headrace keys`; re-read when it changes.")
     api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
 
+    cors_origins: str | None = setting(
+        None, "Origins whose web pages may read answers, separated by commas: https://chat.example.com."
+    )
+
     max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
     max_body_bytes_in_flight: int = setting(
         256 << 20, "Bytes of bodies on their way in, per process; a key may hold as many as are free.", minimum=1 << 20

@@ -7,6 +7,7 @@ Nothing here builds a URL from the Host header, so slashes are not redirected.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,11 +25,20 @@ from gateway.http1.request_id import RequestIdMiddleware
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
-def create_app(services: RouteServices, endpoints: Iterable[Endpoint], more: Iterable[KeyRoute] = ()) -> ASGIApp:
+@dataclass(frozen=True, slots=True)
+class PublicApp:
+    """The application, and the paths of all its routes."""
+
+    application: ASGIApp
+    paths: tuple[str, ...]
+
+
+def create_app(services: RouteServices, endpoints: Iterable[Endpoint], more: Iterable[KeyRoute] = ()) -> PublicApp:
     """Return the application for everything on the public port but POST on these endpoints; `more` are other APIs'."""
     posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
     routes = Routes(services)
-    return build_app([*routes.public(), *map(routes.with_key, more), *posts])
+    every = [*routes.public(), *map(routes.with_key, more), *posts]
+    return PublicApp(build_app(every), tuple(route.path for route in every))
 
 
 def build_app(routes: list[Route]) -> ASGIApp:

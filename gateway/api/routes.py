@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 import msgspec
@@ -85,6 +86,11 @@ class Routes:
             self._route("POST", "/detokenize", "key", self._detokenize),
             self._route("GET", "/health/live", "everyone", self._live),
             self._route("GET", "/health/ready", "everyone", self._ready),
+            # The names that other servers give to readiness, and load balancers ask for.
+            self._route("GET", "/health", "everyone", self._ready),
+            self._route("GET", "/ping", "everyone", self._ready),
+            self._route("POST", "/ping", "everyone", self._ready),
+            self._route("GET", "/version", "everyone", self._version),
         ]
 
     def with_key(self, route: KeyRoute) -> Route:
@@ -174,6 +180,9 @@ class Routes:
 
     async def _live(self, request: Request, principal: Principal | None) -> Response:
         return json_response({"status": "live"})
+
+    async def _version(self, request: Request, principal: Principal | None) -> Response:
+        return json_response({"version": version("headrace")})
 
     async def _ready(self, request: Request, principal: Principal | None) -> Response:
         ready = readiness(self._services.fleet, self._services.queue)

@@ -75,7 +75,7 @@ def _scope(exchange: Exchange) -> dict[str, Any]:
         "http_version": head.http_version,
         "method": head.method,
         "scheme": "http",
-        "path": head.path,
+        "path": exchange.path,
         "raw_path": head.raw_path,
         "query_string": head.query,
         "root_path": "",

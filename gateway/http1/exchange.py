@@ -70,6 +70,8 @@ class Exchange:
 
     Attributes:
         head: The request's head.
+        path: Of the route that is meant; the head has it as the client spelt it.
+        more_headers: What the answer carries besides its own headers.
         body: The request's body; see `read_body`.
         paused_since: Loop time since when the transport holds more unsent bytes than it wants, or None: while it is
             set, keep further ones back.
@@ -88,8 +90,10 @@ class Exchange:
         "closed",
         "disconnected",
         "head",
+        "more_headers",
         "on_disconnect",
         "on_writable",
+        "path",
         "paused_since",
         "started",
     )
@@ -99,6 +103,8 @@ class Exchange:
         self._channel = channel
         self._transport = channel.transport
         self.head = head
+        self.path = head.path
+        self.more_headers: Headers = ()
         self.body = body
         self._chunked = head.http_version == "1.1"
         self._closes = False
@@ -132,7 +138,7 @@ class Exchange:
         if self.closed or not self._begin():
             return
         length = (b"content-length", b"%d" % len(body))
-        head = head_bytes(status, [*self._channel.default_headers, *headers, length, *self._connection_header()])
+        head = head_bytes(status, [*self._headers(headers), length, *self._connection_header()])
         self._transport.write(head if self.head.method == "HEAD" else head + body)
         self._complete()
 
@@ -147,7 +153,7 @@ class Exchange:
             return
         assert self.head.method != "HEAD", "an answer to HEAD has no body to stream"
         framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
-        all_headers = [*self._channel.default_headers, *headers, *framing, *self._connection_header()]
+        all_headers = [*self._headers(headers), *framing, *self._connection_header()]
         self._response_head = head_bytes(status, all_headers)
 
     def write(self, body: bytes) -> None:
@@ -213,6 +219,9 @@ class Exchange:
         self.started = True
         self._closes = self._closes or self._channel.must_close
         return not self._transport.is_closing()
+
+    def _headers(self, own: Headers) -> Headers:
+        return (*self._channel.default_headers, *self.more_headers, *own)
 
     def _connection_header(self) -> list[tuple[bytes, bytes]]:
         return [(b"connection", b"close")] if self._closes else []

@@ -26,9 +26,7 @@ from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
-from gateway.api.app import create_app
-from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
-from gateway.api.entrance import ALWAYS_SERVED, Entrance
+from gateway.api.entrance import ALWAYS_SERVED
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
@@ -49,6 +47,7 @@ from gateway.process.listeners import Listeners, bind_listeners, url_of
 from gateway.process.parent_link import ParentLink, ProcessState
 from gateway.process.process_metrics import BoardCollector, MetricsBoard
 from gateway.process.processes import SLOTS_PER_PROCESS, ProcessGroup
+from gateway.process.public_port import public_handler
 from gateway.process.resources import affordable_connections, return_freed_memory
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
@@ -193,11 +192,10 @@ async def _assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
-    allow_unknown = config.allow_unknown_parameters
-    endpoints: list[Endpoint] = [ChatEndpoint(allow_unknown), CompletionEndpoint(allow_unknown)]
-    entrance = Entrance(service, endpoints, AsgiHandler(create_app(services, endpoints), config.max_body_bytes))
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)
+    public = HttpServer(
+        public_handler(service, services), _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks
+    )
     registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
     registry.register(FleetCollector(fleet))
     operator_app = create_operator_app(

@@ -97,7 +97,7 @@ async def client_of(app: ASGIApp, headers: dict[str, str] | None = None) -> Asyn
 
 @pytest.fixture
 async def http(services: RouteServices) -> AsyncIterator[httpx2.AsyncClient]:
-    async with client_of(create_app(services, ENDPOINTS), AUTH) as client:
+    async with client_of(create_app(services, ENDPOINTS).application, AUTH) as client:
         yield client
 
 
@@ -128,7 +128,7 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
     store = KeyStore(tmp_path / "narrow.json", None, services.metrics)
     async with client_of(
-        create_app(replace(services, keys=store), ENDPOINTS), {"Authorization": f"Bearer {narrow}"}
+        create_app(replace(services, keys=store), ENDPOINTS).application, {"Authorization": f"Bearer {narrow}"}
     ) as client:
         assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["other"]
         assert_error(await client.get("/v1/models/org/demo"), 404, "model_not_found")
@@ -165,7 +165,7 @@ def test_every_route_states_who_may_call_it(services: RouteServices) -> None:
     public = {route.name.partition(":")[0] for route in routes.public()}
     open_paths = [route.path for route in routes.public() if route.name.startswith("everyone:")]
     assert public == {"everyone", "key"}
-    assert open_paths == ["/health/live", "/health/ready"]
+    assert open_paths == ["/health/live", "/health/ready", "/health", "/ping", "/ping", "/version"]
 
 
 async def test_unknown_path_wrong_method_and_trailing_slash_have_the_four_keys(http: httpx2.AsyncClient) -> None:

@@ -1,0 +1,30 @@
+"""Spellings of a path that clients use: with or without `/v1`, with a slash at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_PREFIX = "/v1"
+
+
+class KnownPaths:
+    """Finds the route's own spelling of a path. Routes differ in their first part, `/v1` left out."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        """Know the paths of these routes."""
+        self._known = frozenset(map(_beginning, paths))
+
+    def route_path(self, path: str) -> str:
+        """Return the path as its route spells it, or as it is where no route is meant."""
+        if len(path) > 1 and path.endswith("/"):
+            path = path[:-1]
+        if _beginning(path) in self._known:
+            return path
+        other = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else _PREFIX + path
+        return other if _beginning(other) in self._known else path
+
+
+def _beginning(path: str) -> str:
+    """Return the first part of a path, or `/v1` and the part after it."""
+    parts = path.split("/", 3)
+    return "/".join(parts[:3] if parts[1:2] == ["v1"] else parts[:2])

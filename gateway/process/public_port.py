@@ -1,0 +1,32 @@
+"""The public port's handler, assembled from all APIs that it serves."""
+
+from __future__ import annotations
+
+from gateway.api.app import create_app
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
+from gateway.api.entrance import Entrance
+from gateway.api.generation_service import GenerationService
+from gateway.api.paths import KnownPaths
+from gateway.api.routes import KeyRoute, RouteServices
+from gateway.http1.asgi import AsgiHandler
+
+
+def public_handler(service: GenerationService, services: RouteServices) -> Entrance:
+    """Return what answers every request on the public port.
+
+    Raises:
+        ConfigError: A setting of the APIs is wrong.
+    """
+    config = services.config
+    allow_unknown = config.allow_unknown_parameters
+    endpoints: list[Endpoint] = [ChatEndpoint(allow_unknown), CompletionEndpoint(allow_unknown)]
+    routes: list[KeyRoute] = []
+    app = create_app(services, endpoints, routes)
+    return Entrance(
+        service,
+        endpoints,
+        AsgiHandler(app.application, config.max_body_bytes),
+        KnownPaths(app.paths),
+        CrossOrigin(config.cors_origins or ""),
+    )
