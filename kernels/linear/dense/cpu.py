@@ -32,7 +32,7 @@ def can_pack(weight: torch.Tensor) -> bool:
     """Return True where the kernel supports the matrix, `[num_outputs, num_inputs]`."""
     if weight.device.type != "cpu" or weight.dtype not in DTYPE_NUMBERS:
         return False
-    return weight.shape[1] * weight.dtype.itemsize % 4 == 0
+    return weight.shape[1] > 0 and weight.shape[1] * weight.dtype.itemsize % 4 == 0
 
 
 def can_widen(weight: torch.dtype, num_inputs: int) -> bool:

@@ -41,6 +41,18 @@ inline void put(Target* target, const Floats* sums, int count) {
   for (int i = 0; i < count; ++i) store_scalar(target + i, spilled[i]);
 }
 
+// Adds the first `count` features of a panel to what is there.
+inline void add_to(float* total, Floats* sums, int count) {
+  if (count == kPanel) {
+    for (int v = 0; v < kPanelVectors; ++v) store(total + v * kLanes, load(total + v * kLanes) + sums[v]);
+    return;
+  }
+  alignas(64) float before[kPanel];
+  widen(total, before, count, kPanel);
+  for (int v = 0; v < kPanelVectors; ++v) sums[v] += load(before + v * kLanes);
+  put<kPanelVectors>(total, sums, count);
+}
+
 template <typename T, Finish kFinish>
 inline void finish_row(void* target, int64_t row_start, int panel, int num_outputs, Floats* sums) {
   const int count = std::min(kPanel, num_outputs - panel * kPanel);
@@ -49,11 +61,7 @@ inline void finish_row(void* target, int64_t row_start, int panel, int num_outpu
   } else if constexpr (kFinish == Finish::kStoreFloat) {
     put<kPanelVectors>(static_cast<float*>(target) + row_start + panel * kPanel, sums, count);
   } else if constexpr (kFinish == Finish::kAddTo) {
-    float* total = static_cast<float*>(target) + row_start + panel * kPanel;
-    alignas(64) float before[kPanel];
-    widen(total, before, count, kPanel);
-    for (int v = 0; v < kPanelVectors; ++v) sums[v] += load(before + v * kLanes);
-    put<kPanelVectors>(total, sums, count);
+    add_to(static_cast<float*>(target) + row_start + panel * kPanel, sums, count);
   } else {
     constexpr int kHalf = kPanelVectors / 2;
     for (int v = 0; v < kHalf; ++v) sums[v] = silu(sums[v]) * sums[v + kHalf];
@@ -74,12 +82,13 @@ struct PanelProduct {
 };
 
 // Multiplies R rows by a panel and adds its bias, if there is one. Not inlined: side by side in one function, some of the
-// loops come out a third slower. The sums are made and stored here vector by vector, since GCC copies an array of them by
-// calling memmove, which costs a twentieth of the time that 256 inputs take.
+// loops come out a third slower. The sums begin and end here in registers: copied as an array they went through memory,
+// by calls of memmove, which cost a twentieth of the time that 256 inputs take.
 template <typename W, typename T, int R, typename Ahead>
 __attribute__((noinline)) void multiply_by_panel(Floats (*result)[kPanelVectors], const float* bias,
                                                  const int32_t* panel, int words, const T* x, int64_t x_stride,
                                                  Ahead ahead) {
+  if (words <= 0) __builtin_unreachable();  // Else the sums are stored for a loop that does not run.
   Floats sums[R][kPanelVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = bias ? load(bias + v * kLanes) : Floats{};

@@ -101,3 +101,4 @@ def test_unsupported_matrices_are_refused() -> None:
     for half in HALVES:
         assert not can_pack(torch.zeros(4, 3, dtype=half))
     assert not can_pack(torch.zeros(4, 4, dtype=torch.float64))
+    assert not can_pack(torch.zeros(4, 0))
