@@ -22,6 +22,10 @@ MAX_TOOLS = 512
 MAX_GRAMMAR_CHARACTERS = 4 << 20
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 64
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_ALLOWED_TOKENS = 1 << 16
+MAX_SALT_CHARACTERS = 512
 MAX_BIASES = 1024
 MAX_OUTPUT_TOKENS = 10_000_000
 MAX_TIMEOUT_S = 86_400.0
@@ -43,6 +47,10 @@ Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 TopK = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)]
+# -1: as many as fit into the context.
+NumTruncatedTokens = Annotated[int, Meta(ge=-1, le=MAX_PROMPT_TOKENS)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 # Smaller ones turn a logit into an infinity, which is no logit any more.
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10.0)]

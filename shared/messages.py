@@ -17,12 +17,14 @@ from msgspec import Meta, Struct
 
 from shared.bounds import (
     BlockSize,
+    CacheSalt,
     Counter,
     Epoch,
     NumBlocks,
     NumOutputTokens,
     NumRequests,
     NumTokens,
+    NumTruncatedTokens,
     PeerName,
     Priority,
     ProcessId,
@@ -61,6 +63,11 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         created: Unix seconds at the sender, for queue-time metrics.
         trace: Names the request in every log line: the gateway's `x-request-id`. Two requests may have the same.
         chat: With `messages`: what the chat template gets besides them.
+        suffix: With `text`: what follows the output, for a model that can fill in between.
+        truncate_prompt_tokens: Only so many of the prompt's last tokens count; -1: as many as leave room in the
+            context for the output.
+        cache_salt: Prompts share computed blocks only where their salts are equal.
+        return_prompt_token_ids: Send the prompt's token ids with the first generated token.
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
@@ -88,6 +95,10 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     probation: NumOutputTokens = 0
     chat: ChatOptions | None = None
     pooling: Pooling | None = None
+    suffix: str | None = None
+    truncate_prompt_tokens: NumTruncatedTokens | None = None
+    cache_salt: CacheSalt | None = None
+    return_prompt_token_ids: bool = False
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -149,6 +160,7 @@ class Delta(Struct, frozen=True, array_like=True):
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
         in_reasoning: In the first delta of an epoch: the prompt has opened the model's reasoning, and the text begins
             inside of it.
+        prompt_token_ids: The prompt, once, when asked for.
     """
 
     id: str
@@ -161,6 +173,7 @@ class Delta(Struct, frozen=True, array_like=True):
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     prompt_tokens: int | None = None
     in_reasoning: bool = False
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class Frame(Struct, frozen=True, array_like=True, tag="frame"):

@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from shared.bounds import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
     MAX_GRAMMAR_CHARACTERS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
+    BadWord,
     Biases,
     NumLogprobs,
     NumOutputTokens,
@@ -59,8 +62,12 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         top_k: Keep the k most likely tokens; 0 keeps all.
         min_p: Drop tokens less likely than `min_p` times the most likely one.
         seed: Key of the counter-based random numbers. A sender that leaves it out gets 0.
-        stop: Strings that end the text; the stop string itself is not part of it.
+        min_tokens: The text does not end before it has so many tokens, unless nothing but its end is allowed.
+        stop: Strings that end the text. They are looked for behind the first `min_tokens` tokens.
+        include_stop_str_in_output: The stop string is part of the text.
         logit_bias: Token id to added logit.
+        allowed_token_ids: No other tokens are generated; None allows all.
+        bad_words: Texts that are not generated, as the tokens that they are encoded to with a space before and without.
         logprobs: How many most likely alternatives to report per token; None reports nothing, 0 the chosen token only.
         prompt_logprobs: The same for the tokens of the prompt.
         ignore_eos: Go on after the end-of-sequence token.
@@ -83,5 +90,9 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: NumLogprobs | None = None
     prompt_logprobs: NumLogprobs | None = None
     ignore_eos: bool = False
+    min_tokens: NumOutputTokens = 0
+    include_stop_str_in_output: bool = False
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
+    bad_words: Annotated[tuple[BadWord, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
     grammar: Grammar | None = None
     skip_special_tokens: bool = True

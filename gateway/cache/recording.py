@@ -26,6 +26,8 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
         prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
         prompt_tokens=first.prompt_tokens,
+        in_reasoning=first.in_reasoning,
+        prompt_token_ids=next((delta.prompt_token_ids for delta in deltas if delta.prompt_token_ids), None),
     )
 
 

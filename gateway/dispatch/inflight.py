@@ -119,6 +119,7 @@ class Flight:
             epoch=self.epoch,
             emitted=tuple(self.emitted),
             echo=request.echo and not self.has_prompt_output,
+            return_prompt_token_ids=request.return_prompt_token_ids and not self.has_prompt_output,
             sampling=sampling,
             probation=self.probation,
         )

@@ -39,6 +39,7 @@ LONG_TEXTS = {
     "tools",
     "variables",
     "template",
+    "suffix",
 }
 LEAVES = leaves(Request)
 NUMBERS = [leaf for leaf in LEAVES if isinstance(leaf.type, Number)]
