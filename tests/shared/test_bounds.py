@@ -147,6 +147,7 @@ BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
     "draining": False,
     "revision": "",
     "chat_format": "",
+    "tasks": ["generate"],
 }
 GATEWAY_BEAT = {"gateway": "g", "unclaimed": 1, "unclaimed_tokens": 1, "active": 1}
 
