@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.answer import ResponseHead
 from gateway.api.chunks import ChoiceChunks, encode_json, usage_event
+from gateway.api.event_answer import EventAnswer
 from gateway.api.identity import AnswerIdentity
 from gateway.api.read_chunks import ReadChunks
 from gateway.api.read_streamed import ReadStreamedChoice
@@ -11,8 +12,8 @@ from gateway.api.usage import usage_fields
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits
-from gateway.http1.exchange import Exchange, Headers
+from gateway.http1.event_stream import EventStream, EventStreamLimits
+from gateway.http1.exchange import Exchange
 from gateway.http1.flush import Flusher
 from shared.messages import Delta
 
@@ -71,7 +72,7 @@ class StreamedChoice:
             answer.finish_choice(self._index, delta.finish)
 
 
-class StreamedAnswer(Answer):
+class StreamedAnswer(EventAnswer):
     """An answer as an event stream."""
 
     def __init__(
@@ -85,11 +86,9 @@ class StreamedAnswer(Answer):
         now: float,
     ) -> None:
         """Prepare the templates of all choices. `now` is loop time."""
-        super().__init__(exchange, generation, head)
+        super().__init__(exchange, generation, head, flusher, limits, now)
         self._identity = identity
         self._include_usage = generation.include_usage
-        self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect)
-        self._stream.on_cut = lambda: self.end(Outcome.SLOW_READER)
         self.sinks = [self._sink(generation, index) for index in range(generation.num_sequences)]
 
     def _sink(self, generation: Generation, index: int) -> Sink:
@@ -99,25 +98,6 @@ class StreamedAnswer(Answer):
             return StreamedChoice(self, self._stream, chunks, index)
         read_chunks = ReadChunks(self._identity, index, self._include_usage, reading.is_function_call)
         return ReadStreamedChoice(self, self._stream, read_chunks, index, reading)
-
-    def close(self) -> None:
-        """Let go of what refers back to the answer."""
-        super().close()
-        self._stream.close()
-
-    def tick(self, now: float) -> None:
-        """Let the stream react to silence and slowness. `now` is loop time."""
-        if not self.done.done():
-            self._stream.tick(now)
-
-    def _headers(self) -> Headers:
-        return self._head.headers(EVENT_STREAM_HEADERS)
-
-    def _report(self, error: ApiError) -> None:
-        if self._stream.is_open:
-            self._stream.end(self._head.dialect.error_event(error))
-        else:
-            self._respond_error(error)
 
     def _complete(self) -> None:
         is_wanted = self._include_usage
