@@ -46,19 +46,19 @@ class OutputReading:
     """How the text of an answer is taken apart into content, reasoning and calls of tools.
 
     Attributes:
-        new_reader: Makes the reader of one choice.
+        new_reader: Makes the reader of one choice; it is told whether the prompt has opened the reasoning.
         max_calls: Calls that the client can take; what the model writes beyond them is left out. None for any number.
         includes_reasoning: The client gets the reasoning; without, it is read and left out.
         is_function_call: The one call is told as `function_call`, the form before tools.
     """
 
-    new_reader: Callable[[], OutputReader]
+    new_reader: Callable[[bool], OutputReader]
     max_calls: int | None = None
     includes_reasoning: bool = True
     is_function_call: bool = False
 
 
-PLAIN_READING = OutputReading(PlainReader)
+PLAIN_READING = OutputReading(lambda starts_in_reasoning: PlainReader())
 
 
 @dataclass(frozen=True, slots=True)

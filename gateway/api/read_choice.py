@@ -13,7 +13,14 @@ from gateway.api.answer import Answer
 from gateway.api.reasoning_tokens import ReasoningTokens
 from gateway.errors import ApiError
 from gateway.generation import OutputReading
-from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
+from shared.formats.events import (
+    ContentText,
+    OutputEvent,
+    OutputReader,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from shared.messages import Delta, Finish, TokenLogprob
 
 
@@ -29,7 +36,8 @@ class ReadChoice(ABC):
         self._answer = answer
         self._index = index
         self._reading = reading
-        self._reader = reading.new_reader()
+        self._reader: OutputReader | None = None
+        self._starts_in_reasoning = False
         self._reasoning_tokens = ReasoningTokens()
         self._logprobs: list[TokenLogprob] = []
         self.num_calls = 0
@@ -57,15 +65,20 @@ class ReadChoice(ABC):
     def deliver(self, delta: Delta) -> None:
         """Read what is new."""
         answer = self._answer
+        self._starts_in_reasoning |= delta.in_reasoning
         if answer.done.done() or not (delta.token_ids or delta.text or delta.finish):
             return
-        events = self._reader.feed(delta.text) if delta.text else []
+        reader = self._reader
+        if reader is None:
+            # The worker says with the first delta where the text begins.
+            reader = self._reader = self._reading.new_reader(self._starts_in_reasoning)
+        events = reader.feed(delta.text) if delta.text else []
         self._reasoning_tokens.note(len(delta.token_ids), events)
         if delta.logprobs:
             self._logprobs += delta.logprobs
         self._tell(events)
         if delta.finish is not None:
-            self._tell(self._reader.finish())
+            self._tell(reader.finish())
             self._reasoning_tokens.end()
             answer.usage.reasoning_tokens += self._reasoning_tokens.count
         answer.note_output()

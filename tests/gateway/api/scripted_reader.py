@@ -1,4 +1,7 @@
-"""A reader whose text says itself what it is: `R:` reasoning, `C:` content, `S:` a call's name, `A:` its arguments."""
+"""A reader whose text says itself what it is: `R:` reasoning, `C:` content, `S:` a call's name, `A:` its arguments.
+
+`T:` is reasoning if the prompt has opened it, and content otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolC
 class ScriptedReader:
     """Reads pieces separated by `|`. What follows `E:` is told when the text ends, as content."""
 
-    def __init__(self) -> None:
+    def __init__(self, starts_in_reasoning: bool = False) -> None:
+        self._is_reasoning = starts_in_reasoning
         self._call = -1
         self._held = ""
 
@@ -20,9 +24,9 @@ class ScriptedReader:
 
     def _read(self, piece: str) -> list[OutputEvent]:
         kind, _, text = piece.partition(":")
-        if kind == "R":
+        if kind == "R" or (kind == "T" and self._is_reasoning):
             return [ReasoningText(text)]
-        if kind == "C":
+        if kind in ("C", "T"):
             return [ContentText(text)]
         if kind == "S":
             self._call += 1

@@ -11,6 +11,7 @@ import pytest
 from gateway.api.answer import ResponseHead
 from gateway.api.identity import AnswerIdentity
 from gateway.api.whole import WholeAnswer
+from gateway.cache.recording import merge
 from gateway.generation import Generation, OutputReading, Prompt
 from gateway.http1.body import BodyBudget, RequestBody
 from gateway.http1.exchange import Exchange
@@ -118,6 +119,16 @@ async def test_reasoning_stands_under_both_names_before_the_content() -> None:
         "reasoning": "why\n so",
     }
     assert choice["finish_reason"] == "stop"
+
+
+async def test_text_begins_where_the_first_delta_says() -> None:
+    claim = Delta("r", 0, 0, prompt_tokens=3, in_reasoning=True)
+    chunks = await streamed([[claim, *deltas(["T:a"])], deltas(["T:a"])])
+    assert chunk_deltas(chunks, 0)[1] == {"reasoning_content": "a", "reasoning": "a"}
+    assert chunk_deltas(chunks, 1)[1] == {"content": "a"}
+    merged = merge([claim, *deltas(["T:a"])])
+    [choice] = (await whole([[merged]]))["choices"]
+    assert choice["message"]["reasoning"] == "a"
 
 
 async def test_reasoning_that_is_not_wanted_is_left_out_and_still_counted() -> None:
