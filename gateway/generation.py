@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.conversation import ChatMessage, ChatOptions
-from shared.formats.events import OutputReader, PlainReader
+from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.messages import Lane
 from shared.sampling import Sampling
 
@@ -42,6 +42,23 @@ def num_characters_of(message: ChatMessage) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that a conversation offers.
+
+    Attributes:
+        tools: Those that may be called; none where `choice` forbids it.
+        choice: Whether the answer has to call one.
+        is_parallel: The answer may have more than one call.
+        is_function_call: Asked for with `functions`, the form before tools, and answered so.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    is_parallel: bool = True
+    is_function_call: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutputReading:
     """How the text of an answer is taken apart into content, reasoning and calls of tools.
 
@@ -71,7 +88,10 @@ class Generation:
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
         prediction: What the client expects the answer to resemble; without influence on it.
-        reading: How the text is read; None where all of it is content.
+        tools: What a conversation offers; None without tools.
+        may_reason: The client has not turned the model's reasoning off.
+        includes_reasoning: The client gets the reasoning.
+        reading: How the text is read, once the model's chat format is known; None where all of it is content.
     """
 
     kind: Kind
@@ -87,6 +107,9 @@ class Generation:
     priority: int = 0
     timeout_s: float | None = None
     prediction: str | None = None
+    tools: ToolUse | None = None
+    may_reason: bool = True
+    includes_reasoning: bool = True
     reading: OutputReading | None = None
 
     @property

@@ -97,6 +97,7 @@ class GenerationService:
         with self._place(principal.key_id):
             generation = await endpoint.generation(body, principal)
             principal.check_model(generation.model)
+            generation = self._starter.with_reading(generation)
             lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
             head.limits = lease.headers
             answer = self._new_answer(endpoint, Asked(exchange, generation, head, principal))

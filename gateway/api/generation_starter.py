@@ -12,6 +12,7 @@ from functools import partial
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
+from gateway.api.output_reading import with_reading
 from gateway.api.wire_requests import wire_requests
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
 from gateway.cache.recording import tokens_so_far
@@ -56,6 +57,15 @@ class GenerationStarter:
         self._timeout_s = timeout_s
         self._single_flight = SingleFlight()
         self._tasks = BackgroundTasks()
+
+    def with_reading(self, generation: Generation) -> Generation:
+        """Return the generation with what its model's chat format needs.
+
+        Raises:
+            ApiError: 400; the model cannot do what is asked of its answer.
+        """
+        load = self._dispatcher.fleet.load(generation.model)
+        return with_reading(generation, "" if load is None else load.chat_format)
 
     async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
         """Let the deltas of a generation flow into `sinks`, one per sequence.

@@ -132,11 +132,17 @@ def _fleet_load(model: str, workers: list[Heartbeat], gateways: list[GatewayHear
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
         revisions=tuple(sorted({h.revision for h in workers})),
         num_gateways=1 + len(gateways),
+        chat_format=_most_common([h.chat_format for h in workers]),
         max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
     )
+
+
+def _most_common(names: list[str]) -> str:
+    """Return the name that occurs most often, the first of them in the alphabet; "" of none."""
+    return max(sorted(set(names)), key=names.count, default="")
 
 
 def _largest_bound(bounds: list[int]) -> int:

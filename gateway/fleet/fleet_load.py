@@ -19,6 +19,7 @@ class FleetLoad:
         longest_model_len: The longest context of any of the workers, in tokens; 0 while there is none.
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
+        chat_format: How the model writes reasoning and tool calls, by most of its workers; "" while unknown.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.
@@ -43,6 +44,7 @@ class FleetLoad:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     longest_model_len: int = 0
+    chat_format: str = ""
 
     def prompt_tokens(self, estimate: float) -> float:
         """Return an estimate of one prompt's tokens, without what no worker computes: a longer prompt is refused."""

@@ -121,3 +121,11 @@ def test_model_is_not_forgotten_while_nats_is_away(watched: Watched) -> None:
     watched.fleet.liveness.nats_reconnected(watched.now)
     watched.hear(worker="w2", model="other")
     assert watched.fleet.load("m") is not None
+
+
+def test_format_of_a_model_is_that_of_most_of_its_workers(watched: Watched) -> None:
+    for index, name in enumerate(["b", "a", "a"]):
+        watched.hear(worker=f"w{index + 1}", chat_format=name)
+    load = watched.fleet.load(BEAT.model)
+    assert load is not None
+    assert load.chat_format == "a"

@@ -1,0 +1,70 @@
+"""From a model's chat format to how an answer is constrained and read.
+
+Which format a model speaks, its workers' heartbeats say; a template that came with the request speaks for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.generation import Generation, OutputReading, ToolUse
+from shared.bounds import MAX_GRAMMAR_CHARACTERS
+from shared.formats import ChatFormat, OutputReader, ToolChoice, detect_format, format_named
+from shared.sampling import Sampling
+
+_NO_TOOLS = ToolUse((), ToolChoice("none"))
+
+
+def with_reading(generation: Generation, chat_format: str) -> Generation:
+    """Return a generation with its reading and its grammar.
+
+    An answer of a model without reasoning, to a conversation without tools, is left as it is: all its text is content.
+
+    Args:
+        generation: As its endpoint has read it.
+        chat_format: Name of the format of the model's own template.
+
+    Raises:
+        ApiError: 400; a call is demanded of a model whose format has none, or the grammar becomes too large.
+    """
+    prompt = generation.prompts[0] if generation.prompts else None
+    if prompt is None or prompt.messages is None:
+        return generation
+    template = None if prompt.chat is None else prompt.chat.template
+    chosen = format_named(chat_format if template is None else detect_format(template))
+    use = generation.tools or _NO_TOOLS
+    if not (use.tools or chosen.has_reasoning):
+        return generation
+
+    def new_reader(starts_in_reasoning: bool) -> OutputReader:
+        return chosen.reader(use.tools, starts_in_reasoning=starts_in_reasoning)
+
+    reading = OutputReading(
+        new_reader,
+        max_calls=None if use.is_parallel else 1,
+        includes_reasoning=generation.includes_reasoning,
+        is_function_call=use.is_function_call,
+    )
+    return dataclasses.replace(generation, sampling=_constrained(generation, chosen, use), reading=reading)
+
+
+def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling:
+    sampling = generation.sampling
+    grammar = chosen.grammar(
+        use.tools,
+        use.choice,
+        parallel=use.is_parallel,
+        content=sampling.grammar,
+        reasoning=chosen.has_reasoning and generation.may_reason,
+    )
+    if grammar is None and use.choice.mode in ("required", "named"):
+        message = "This model's chat template knows no calls of tools, so that none can be required of it."
+        raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")
+    if grammar is not None and len(grammar.source) > MAX_GRAMMAR_CHARACTERS:
+        message = f"The tools make a grammar of more than {MAX_GRAMMAR_CHARACTERS} characters; offer fewer at once."
+        raise ApiError(400, message, param="tools", code="invalid_value")
+    skips = sampling.skip_special_tokens and not chosen.keeps_special_tokens
+    return msgspec.structs.replace(sampling, grammar=grammar, skip_special_tokens=skips)

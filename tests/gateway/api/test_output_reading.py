@@ -1,0 +1,110 @@
+"""Which answers are read, and how they are constrained, by the format of the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.api import output_reading
+from gateway.api.output_reading import with_reading
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt, ToolUse
+from shared.bounds import MAX_GRAMMAR_CHARACTERS
+from shared.conversation import ChatMessage, ChatOptions
+from shared.formats import ContentText, OutputReader, ReasoningText, Tool, ToolChoice
+from shared.sampling import Grammar, Sampling
+from tests.gateway.api.scripted_reader import ScriptedReader
+
+CONVERSATION = Prompt(1, messages=(ChatMessage(role="user", content="x"),))
+TOOLS = (Tool("f"),)
+CONTENT = Grammar(kind="regex", source="a+")
+
+
+class Format:
+    """A format of which a test says what it can do."""
+
+    def __init__(self, has_reasoning: bool, keeps_special_tokens: bool = False, grammar: str | None = None) -> None:
+        self.has_reasoning = has_reasoning
+        self.keeps_special_tokens = keeps_special_tokens
+        self.asked: list[object] = []
+        self._grammar = grammar
+
+    def reader(self, tools: Sequence[Tool] = (), *, starts_in_reasoning: bool = False) -> OutputReader:
+        return ScriptedReader(starts_in_reasoning)
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, content: Grammar | None, reasoning: bool
+    ) -> Grammar | None:
+        self.asked = [tools, choice.mode, parallel, content, reasoning]
+        return content if self._grammar is None else Grammar(kind="lark", source=self._grammar)
+
+
+@pytest.fixture
+def formats(monkeypatch: pytest.MonkeyPatch) -> dict[str, Format]:
+    known = {
+        "plain": Format(False),
+        "thinking": Format(True),
+        "special": Format(False, True, "start: /x/"),
+        "huge": Format(False, False, "x" * (MAX_GRAMMAR_CHARACTERS + 1)),
+    }
+    monkeypatch.setattr(output_reading, "format_named", lambda name: known[name])
+    monkeypatch.setattr(output_reading, "detect_format", lambda template: template)
+    return known
+
+
+def generation(prompt: Prompt = CONVERSATION, tools: ToolUse | None = None, **fields: object) -> Generation:
+    values: dict[str, object] = {"sampling": Sampling(), "deterministic": False, "tools": tools, **fields}
+    return Generation("chat", "m", (prompt,), 1, **values)  # type: ignore[arg-type]
+
+
+def test_answer_that_can_only_be_content_is_not_read(formats: dict[str, Format]) -> None:
+    asked = generation()
+    assert with_reading(asked, "plain") is asked
+    assert with_reading(asked, "special") is asked
+    completion = generation(Prompt(1, text="x"))
+    assert with_reading(completion, "thinking") is completion
+
+
+def test_model_that_reasons_is_read_without_tools_too(formats: dict[str, Format]) -> None:
+    reading = with_reading(generation(includes_reasoning=False), "thinking").reading
+    assert reading is not None
+    assert not reading.includes_reasoning
+    assert reading.new_reader(True).feed("T:a") == [ReasoningText("a")]
+    assert reading.new_reader(False).feed("T:a") == [ContentText("a")]
+
+
+def test_tools_are_read_and_the_grammar_is_the_formats(formats: dict[str, Format]) -> None:
+    use = ToolUse(TOOLS, ToolChoice("named", "f"), is_parallel=False, is_function_call=True)
+    read = with_reading(generation(tools=use, sampling=Sampling(grammar=CONTENT)), "special")
+    assert formats["special"].asked == [TOOLS, "named", False, CONTENT, False]
+    assert read.sampling == Sampling(grammar=Grammar(kind="lark", source="start: /x/"), skip_special_tokens=False)
+    assert read.reading is not None
+    assert (read.reading.max_calls, read.reading.is_function_call) == (1, True)
+
+
+@pytest.mark.parametrize("may_reason", [True, False])
+def test_grammar_has_room_for_reasoning_unless_it_is_off(formats: dict[str, Format], may_reason: bool) -> None:
+    with_reading(generation(may_reason=may_reason, sampling=Sampling(grammar=CONTENT)), "thinking")
+    assert formats["thinking"].asked == [(), "none", True, CONTENT, may_reason]
+
+
+def test_template_of_the_request_speaks_for_itself(formats: dict[str, Format]) -> None:
+    own = Prompt(1, messages=CONVERSATION.messages, chat=ChatOptions(template="thinking"))
+    assert with_reading(generation(own), "plain").reading is not None
+
+
+@pytest.mark.parametrize(
+    ("choice", "chat_format", "param"),
+    [
+        (ToolChoice("required"), "plain", "tool_choice"),
+        (ToolChoice("named", "f"), "plain", "tool_choice"),
+        (ToolChoice("required"), "huge", "tools"),
+    ],
+)
+def test_what_the_format_cannot_do_is_refused(
+    formats: dict[str, Format], choice: ToolChoice, chat_format: str, param: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        with_reading(generation(tools=ToolUse(TOOLS, choice)), chat_format)
+    assert (caught.value.status, caught.value.param) == (400, param)
