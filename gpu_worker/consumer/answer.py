@@ -6,11 +6,13 @@ completed it are dropped.
 
 from __future__ import annotations
 
-from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.held_request import HeldRequest, Prelude
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Delta, Finish, FinishReason, Request, TokenLogprob, Usage
+from shared.messages import Delta, Finish, FinishReason, Request, Usage
+
+_NOTHING = Prelude()
 
 
 class AnswerWriter:
@@ -42,16 +44,17 @@ class AnswerWriter:
         logprobs = None
         if request.sampling.logprobs is not None:
             logprobs = tuple(to_token_logprob(self._tokenizer, entry) for entry in event.logprobs[:num_tokens])
-        prelude, prompt_logprobs = self._prelude(held, event, is_due=num_tokens > 0 or finish is not None)
+        prelude = self._prelude(held, event, is_due=num_tokens > 0 or finish is not None)
         return Delta(
             request.id,
             request.epoch,
             event.num_tokens_before,
             event.token_ids[:num_tokens],
-            prelude + text,
+            prelude.text + text,
             finish,
             logprobs,
-            prompt_logprobs,
+            None if prelude.logprobs is None else tuple(prelude.logprobs),
+            prompt_token_ids=prelude.token_ids,
         )
 
     def _read(self, held: HeldRequest, event: SequenceEvent) -> tuple[str, int, FinishReason | None]:
@@ -81,21 +84,19 @@ class AnswerWriter:
         )
         return Finish(reason, usage, event.error, stop=_stop(held, event, reason))
 
-    def _prelude(
-        self, held: HeldRequest, event: SequenceEvent, *, is_due: bool
-    ) -> tuple[str, tuple[TokenLogprob | None, ...] | None]:
-        """Return the echoed prompt and its logprobs when they are due: with the first token, or the end."""
+    def _prelude(self, held: HeldRequest, event: SequenceEvent, *, is_due: bool) -> Prelude:
+        """Return what is known of the prompt when it is due, with the first token or the end; else nothing."""
         prelude = held.prelude
         if prelude is None:
-            return "", None
+            return _NOTHING
         if prelude.logprobs is not None:
             prelude.logprobs += [to_token_logprob(self._tokenizer, entry) for entry in event.prompt_logprobs]
         if not is_due:
-            return "", None
+            return _NOTHING
         held.prelude = None
         sampling = held.request.sampling
         held.is_plain = not sampling.stop and sampling.logprobs is None
-        return prelude.text, None if prelude.logprobs is None else tuple(prelude.logprobs)
+        return prelude
 
 
 def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str | int | None:

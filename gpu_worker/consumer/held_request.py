@@ -18,10 +18,11 @@ from shared.messages import Lane, Request, TokenLogprob
 
 @dataclass(slots=True)
 class Prelude:
-    """What goes with the first token of an answer: the echoed prompt and the prompt's log probabilities."""
+    """What goes with the first token of an answer: the echoed prompt, the prompt's log probabilities and token ids."""
 
     text: str = ""
     logprobs: list[TokenLogprob | None] | None = None
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)

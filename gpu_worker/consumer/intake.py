@@ -10,9 +10,8 @@ from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
-from gpu_worker.text.prompt_encoder import PromptEncoder
+from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from shared.background_tasks import BackgroundTasks
-from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, PromptTooLongError
 
 _log = logging.getLogger(__name__)
@@ -62,7 +61,8 @@ class Intake:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
             if is_short and not prediction and not held.probation:
-                self._admit(held, lane, prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt), [])
+                prompt_ids = prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt)
+                self._admit(held, lane, self._reader.truncated(held.request, prompt_ids), [])
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
                 self._tasks.spawn(encoding, f"encode {held.key}")
@@ -72,6 +72,7 @@ class Intake:
     async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: Prompt, prediction: str | None) -> None:
         try:
             prompt_ids = prompt if isinstance(prompt, list) else await self._encode(held, prompt)
+            prompt_ids = self._reader.truncated(held.request, prompt_ids)
             prediction_ids = await self._encode(held, prediction, add_special_tokens=False) if prediction else []
             if held.probation and self._held.is_current(held):
                 await lane.announce(held, len(prompt_ids))
@@ -81,14 +82,13 @@ class Intake:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
 
-    async def _encode(
-        self, held: HeldRequest, prompt: str | tuple[ChatMessage, ...], *, add_special_tokens: bool = True
-    ) -> list[int]:
+    async def _encode(self, held: HeldRequest, prompt: PromptText, *, add_special_tokens: bool = True) -> list[int]:
         return await self._encoder.encode(
             prompt,
             tenant=held.request.tenant,
             is_wanted=lambda: self._held.is_current(held),
             add_special_tokens=add_special_tokens,
+            is_truncated=held.request.truncate_prompt_tokens is not None,
         )
 
     def _reject(self, held: HeldRequest, lane: Lane, error: Exception) -> None:

@@ -8,14 +8,15 @@ from itertools import takewhile
 
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
+from gpu_worker.text.prompt_encoder import PromptText
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
-from shared.messages import Request
+from shared.messages import Request, TokenLogprob
 
-Prompt = str | tuple[ChatMessage, ...] | list[int]
+Prompt = PromptText | list[int]
 
 
 class RequestReader:
@@ -41,6 +42,11 @@ class RequestReader:
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
         self._check_ids(request.sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(request.sampling.allowed_token_ids or (), "allowed_token_ids")
+        if request.suffix is not None:
+            if request.text is None:
+                raise BadRequestError("suffix: only a prompt that is a text may have one.", "suffix")
+            return InfillPrompt(request.text, request.suffix)
         if request.token_ids is not None:
             if not request.token_ids:
                 raise BadRequestError("The prompt has no tokens.", "prompt")
@@ -48,6 +54,17 @@ class RequestReader:
         prompt = request.messages if request.text is None else request.text
         assert prompt is not None
         return prompt
+
+    def truncated(self, request: Request, prompt_ids: list[int]) -> list[int]:
+        """Return the part of a prompt that counts."""
+        limit = request.truncate_prompt_tokens
+        if limit is None:
+            return prompt_ids
+        if limit < 0:
+            # At least one token of both is left: a context has room for two.
+            num_output_tokens = min(max(1, request.sampling.max_tokens or 1), self._max_model_len - 1)
+            limit = self._max_model_len - num_output_tokens
+        return prompt_ids[-max(1, limit) :]
 
     def sequence(
         self, request: Request, sequence_id: str, prompt_ids: list[int], prediction_ids: list[int]
@@ -71,14 +88,15 @@ class RequestReader:
             priority=request.priority,
             arrival=now,
             deadline=None if request.deadline is None else now + request.deadline - time.time(),
-            salt=request.tenant.encode(),
+            salt=_salt(request),
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),
+            bad_words=self._bad_words(request),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:
         """Return the output of a request, as far as it has been delivered."""
-        output = self._tokenizer.output_text(prompt_ids, request.sampling.stop)
+        output = self._tokenizer.output_text(prompt_ids, request.sampling)
         # A sequence that is longer than the context gets no more text.
         if len(prompt_ids) + len(request.emitted) <= self._max_model_len:
             output.replay(request.emitted)
@@ -88,8 +106,26 @@ class RequestReader:
         """Return what goes with the first token."""
         text = ""
         if request.echo:
-            text = self._tokenizer.decode(prompt_ids) if request.text is None else request.text
-        return Prelude(text, None if request.sampling.prompt_logprobs is None else [None])
+            is_whole = request.text is not None and request.truncate_prompt_tokens is None
+            text = request.text or "" if is_whole else self._tokenizer.decode(prompt_ids)
+        logprobs: list[TokenLogprob | None] | None = None if request.sampling.prompt_logprobs is None else [None]
+        return Prelude(text, logprobs, tuple(prompt_ids) if request.return_prompt_token_ids else None)
+
+    def _bad_words(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        """Return the runs of tokens that the output must not have.
+
+        Raises:
+            BadRequestError: No token is left.
+        """
+        sampling = request.sampling
+        if not sampling.bad_words:
+            return ()
+        words = self._tokenizer.encode_words(sampling.bad_words)
+        words = tuple(word for word in words if max(word) < self._tokenizer.vocab_size)
+        bad = {word[0] for word in words if len(word) == 1}
+        if sampling.allowed_token_ids is not None and bad.issuperset(sampling.allowed_token_ids):
+            raise BadRequestError("bad_words: no token of allowed_token_ids is left.", "bad_words")
+        return words
 
     def _known(self, token_ids: list[int]) -> Iterator[int]:
         """Return the tokens up to the first that the model does not have, and so never generates."""
@@ -105,3 +141,8 @@ class RequestReader:
             raise BadRequestError(
                 f"{param}: token id {wrong} is not one of this model's, which are 0 to {limit}.", param
             )
+
+
+def _salt(request: Request) -> bytes:
+    """Return what the request's blocks in the prefix cache are shared by: its tenant, and its own salt."""
+    return f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()

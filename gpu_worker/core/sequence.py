@@ -56,6 +56,7 @@ class Sequence:
         num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.
         num_prompt_logprobs: Prompt log probabilities reported so far; recomputing the prompt does not repeat them.
         prediction: Tokens that the client expects the output to resemble; drafts may be taken from them.
+        bad_words: Runs of tokens that the output must not have.
         num_drafted_tokens: Drafts that were verified for the sequence.
         num_accepted_tokens: Those of them that were accepted.
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
@@ -91,6 +92,7 @@ class Sequence:
     num_findable_blocks: int = 0
     num_prompt_logprobs: int = 0
     prediction: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     acceptance: float | None = None

@@ -6,15 +6,20 @@ from collections.abc import Iterable
 
 from gpu_worker.text.detokenizer import Detokenizer
 from gpu_worker.text.stop_strings import StopStrings
+from shared.sampling import Sampling
 
 
 class OutputText:
     """What the client gets to read, piece by piece."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
-        """Start with no tokens."""
+    def __init__(self, detokenizer: Detokenizer, sampling: Sampling) -> None:
+        """Start with no tokens. Of `sampling`, what says how the text ends counts."""
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops) if stops else None
+        self._stops: StopStrings | None = None
+        if sampling.stop:
+            self._stops = StopStrings(sampling.stop, is_passed=sampling.include_stop_str_in_output)
+        # Tokens in whose text no stop string is looked for.
+        self._num_unstopped = sampling.min_tokens
 
     @property
     def is_stopped(self) -> bool:
@@ -29,6 +34,9 @@ class OutputText:
     def feed(self, token_id: int) -> str:
         """Return the text that became certain with this token."""
         if self._stops is None:
+            return self._detokenizer.feed(token_id)
+        if self._num_unstopped:
+            self._num_unstopped -= 1
             return self._detokenizer.feed(token_id)
         return self._stops.feed(self._detokenizer.feed(token_id))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpu_worker.text.fair_lane import FairLane
+from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, prompt_too_long
@@ -23,7 +24,7 @@ MIN_CALL_CHARACTERS = 256 << 10
 MAX_WAITING_CALL_BYTES = 8 << 20
 MAX_CALL_WAIT_S = 4.0
 
-PromptText = str | tuple[ChatMessage, ...]
+PromptText = str | InfillPrompt | tuple[ChatMessage, ...]
 
 
 class PromptEncoder:
@@ -47,7 +48,7 @@ class PromptEncoder:
 
     def is_short(self, prompt: PromptText) -> bool:
         """Say whether `encode_now` will not stall the loop."""
-        if not isinstance(prompt, str) and len(prompt) > INLINE_MESSAGES:
+        if isinstance(prompt, tuple) and len(prompt) > INLINE_MESSAGES:
             return False
         return num_characters(prompt) <= INLINE_CHARACTERS
 
@@ -60,7 +61,7 @@ class PromptEncoder:
         limit = self.max_characters if max_characters is None else max_characters
         length = num_characters(prompt)
         if length > limit:
-            param = "prompt" if isinstance(prompt, str) else "messages"
+            param = "messages" if isinstance(prompt, tuple) else "prompt"
             message = prompt_too_long(length, limit, "characters", self._max_model_len)
             raise BadRequestError(message, param, "context_length_exceeded")
 
@@ -78,6 +79,8 @@ class PromptEncoder:
         """
         if isinstance(prompt, str):
             return self._tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens)
+        if isinstance(prompt, InfillPrompt):
+            return self._tokenizer.encode_infill(prompt)
         if not prompt:
             raise BadRequestError("messages must not be empty.", "messages")
         return self._tokenizer.encode_chat(prompt, add_generation_prompt=add_generation_prompt)
@@ -90,8 +93,9 @@ class PromptEncoder:
         is_wanted: Callable[[], bool] = lambda: True,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
+        is_truncated: bool = False,
     ) -> list[int]:
-        """Return the token ids of a request's text or conversation.
+        """Return the token ids of a request's prompt.
 
         Args:
             prompt: Of any length.
@@ -99,6 +103,7 @@ class PromptEncoder:
             is_wanted: Asked when it is its turn; a prompt that nobody wants any more is not encoded.
             add_special_tokens: For a text, those that the tokenizer itself adds.
             add_generation_prompt: For a conversation, the opening of the answer.
+            is_truncated: Only its end will be used: it may be longer than what fits.
 
         Raises:
             BadRequestError: The prompt cannot be encoded, or cannot fit.
@@ -107,7 +112,7 @@ class PromptEncoder:
         options = {"add_special_tokens": add_special_tokens, "add_generation_prompt": add_generation_prompt}
         if self.is_short(prompt):
             return self.encode_now(prompt, **options)
-        self.check_length(prompt)
+        self.check_length(prompt, self.max_call_characters if is_truncated else None)
         return await self.prompts.run(
             tenant, num_characters(prompt), lambda: self.encode_now(prompt, **options), is_wanted
         )
@@ -124,6 +129,8 @@ class PromptEncoder:
 
 def num_characters(prompt: PromptText) -> int:
     """Return the length of all texts in a prompt."""
+    if isinstance(prompt, InfillPrompt):
+        return len(prompt.prefix) + len(prompt.suffix)
     return len(prompt) if isinstance(prompt, str) else sum(map(_size, prompt))
 
 

@@ -15,8 +15,9 @@ class StopStrings:
         matched: The stop string that was found: the text before it has been passed through, and nothing follows.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        """Look for any of these strings, none of them empty."""
+    def __init__(self, stops: tuple[str, ...], *, is_passed: bool = False) -> None:
+        """Look for any of these strings, none of them empty; `is_passed` passes the one that is found through too."""
+        self._is_passed = is_passed
         self.matched: str | None = None
         self._held = ""
         self._first_characters = frozenset(stop[0] for stop in stops)
@@ -38,7 +39,7 @@ class StopStrings:
         if found is not None:
             start, self.matched = found
             self._held = ""
-            return text[:start]
+            return text[: start + len(self.matched)] if self._is_passed else text[:start]
         cut = len(text) - max(automaton.num_matched for automaton in self._automata)
         self._held = text[cut:]
         return text[:cut]

@@ -18,11 +18,13 @@ from tokenizers import Tokenizer
 
 from gpu_worker.text.chat_template import ChatTemplate, load_chat_template
 from gpu_worker.text.detokenizer import make_detokenizer
+from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.token_table import build_table
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, ConfigError
+from shared.sampling import Sampling
 
 _REPLACEMENT = "\ufffd"
 _MIN_LONGEST_TOKEN = 32
@@ -54,6 +56,7 @@ class ModelTokenizer:
         self._bos_token_id = directory.bos_token_id
         self._table = build_table(self._tokenizer, content, directory.vocab_size)
         self.max_token_bytes = self._longest_token()
+        self._infill = find_infill_tokens(self._tokenizer.token_to_id)
         self._template: ChatTemplate | None = load_chat_template(directory)
         # Token id to text and bytes, of the tokens that were shown so far: at most one entry an id.
         self._shown: dict[int, tuple[str, bytes]] = {}
@@ -87,6 +90,22 @@ class ModelTokenizer:
             raise BadRequestError("The prompt is empty, and this model has no begin-of-sequence token.", "prompt")
         return [self._bos_token_id]
 
+    def encode_infill(self, prompt: InfillPrompt) -> list[int]:
+        """Return the token ids of a prompt for a text between two others.
+
+        Raises:
+            BadRequestError: The model has no tokens that say what is before and what behind.
+        """
+        if self._infill is None:
+            raise BadRequestError("This model cannot fill in text before a suffix. Leave 'suffix' out.", "suffix")
+        prefix_ids, suffix_ids = (self._encode(text, False) for text in (prompt.prefix, prompt.suffix))
+        return [*self._encode("", True), *self._infill.prompt(prefix_ids, suffix_ids)]
+
+    def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the runs of tokens that spell each word, with a space before it and without."""
+        runs = [tuple(self._encode(space + word.lstrip(), False)) for word in words for space in ("", " ")]
+        return tuple(dict.fromkeys(run for run in runs if run))
+
     def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
         """Return the token ids of a conversation, by the model's chat template.
 
@@ -114,9 +133,9 @@ class ModelTokenizer:
         text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)[0]
         return text
 
-    def output_text(self, prompt_ids: Iterable[int], stops: tuple[str, ...]) -> OutputText:
-        """Return the empty output of a sequence with this prompt and these stop strings."""
-        return OutputText(make_detokenizer(self._tokenizer, self._table, prompt_ids), stops)
+    def output_text(self, prompt_ids: Iterable[int], sampling: Sampling) -> OutputText:
+        """Return the empty output of a sequence with this prompt."""
+        return OutputText(make_detokenizer(self._tokenizer, self._table, prompt_ids), sampling)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to the text, as bytes; none for a special token."""

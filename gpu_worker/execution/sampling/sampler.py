@@ -16,10 +16,13 @@ from msgspec import Struct
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
+from gpu_worker.execution.sampling.allowed_tokens import AllowedTokens
+from gpu_worker.execution.sampling.bad_words import BadWords
 from gpu_worker.execution.sampling.bias import Bias
 from gpu_worker.execution.sampling.distribution import Distributions, StagedDraw
 from gpu_worker.execution.sampling.feature import Feature, StagedFeature
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
+from gpu_worker.execution.sampling.min_tokens import MinTokens
 from gpu_worker.execution.sampling.penalties import Penalties
 from kernels.sampling import TokenScores
 from shared.sampling import Sampling
@@ -28,8 +31,17 @@ _TRUNCATION, _LOGPROBS, _NUM_BITS = 1, 2, 2
 
 
 def _features(num_rows: int, vocab_size: int, device: torch.device) -> list[Feature]:
-    """Make all features that change logits, in the order in which they do."""
-    return [Bias(vocab_size), Penalties(num_rows, vocab_size, device)]
+    """Make all features that change logits, in the order in which they do: what forbids tokens comes last.
+
+    `MinTokens` is the very last: it looks for what the others have left.
+    """
+    return [
+        Bias(vocab_size),
+        Penalties(num_rows, vocab_size, device),
+        AllowedTokens(num_rows, vocab_size, device),
+        BadWords(vocab_size),
+        MinTokens(num_rows, vocab_size),
+    ]
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 import ops
 from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
@@ -57,6 +58,7 @@ def test_prompt_with_a_token_that_the_model_does_not_have_names_the_field(
         ({"emitted": (SIZE,)}, "emitted"),
         ({"sampling": Sampling(logit_bias={SIZE: 1.0})}, "logit_bias"),
         ({"sampling": Sampling(stop_token_ids=(3, SIZE))}, "stop_token_ids"),
+        ({"sampling": Sampling(allowed_token_ids=(3, SIZE))}, "allowed_token_ids"),
     ],
 )
 def test_other_tokens_that_the_model_does_not_have_name_their_field(
@@ -77,3 +79,53 @@ def test_last_token_of_the_model_is_one_of_its_own(reader: RequestReader) -> Non
 
 def test_prediction_ends_before_the_first_token_that_the_model_does_not_have(reader: RequestReader) -> None:
     assert reader.sequence(request(text="x"), "s", [5], [1, 2, SIZE, 3]).prediction == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_tokens", "num_left"),
+    [(None, 5, 3000), (10, 5, 10), (5000, 5, 3000), (0, 5, 1), (-1, 48, 2000), (-1, None, 2047), (-1, 9999, 1)],
+)
+def test_prompt_keeps_its_last_tokens(
+    reader: RequestReader, limit: int | None, max_tokens: int | None, num_left: int
+) -> None:
+    prompt_ids = list(range(3000))
+    asked = request(text="x", truncate_prompt_tokens=limit, sampling=Sampling(max_tokens=max_tokens))
+    assert reader.truncated(asked, prompt_ids) == prompt_ids[-num_left:]
+
+
+def test_prompts_share_blocks_where_tenant_and_salt_are_equal(reader: RequestReader) -> None:
+    asked = [("a", None), ("a", "b"), ("ab", None), ("a", "c"), ("1:a", None), ("1:a", "b")]
+    salts = [
+        reader.sequence(request(text="x", tenant=tenant, cache_salt=salt), "s", [5], []).salt for tenant, salt in asked
+    ]
+    assert len(set(salts)) == len(asked)
+
+
+def test_bad_words_are_runs_of_tokens_with_a_space_before_and_without(reader: RequestReader) -> None:
+    asked = request(text="x", sampling=Sampling(bad_words=("cat", " cat")))
+    words = reader.sequence(asked, "s", [5], []).bad_words
+    assert len(words) == len(set(words)) == 2
+    assert all(token_id < SIZE for word in words for token_id in word)
+
+
+def test_bad_words_that_leave_no_allowed_token_are_refused(reader: RequestReader) -> None:
+    whole = request(text="x", sampling=Sampling(bad_words=("e",)))
+    [single] = [word for word in reader.sequence(whole, "s", [5], []).bad_words if len(word) == 1][:1]
+    sampling = Sampling(bad_words=("e",), allowed_token_ids=single)
+    with pytest.raises(BadRequestError) as caught:
+        reader.sequence(request(text="x", sampling=sampling), "s", [5], [])
+    assert caught.value.param == "bad_words"
+
+
+def test_suffix_belongs_to_a_text(reader: RequestReader) -> None:
+    assert reader.prompt(request(text="a", suffix="b")) == InfillPrompt("a", "b")
+    with pytest.raises(BadRequestError) as caught:
+        reader.prompt(request(token_ids=(1,), suffix="b"))
+    assert caught.value.param == "suffix"
+
+
+def test_prelude_holds_the_prompt_that_counts(reader: RequestReader) -> None:
+    asked = request(text="x y", echo=True, truncate_prompt_tokens=1, return_prompt_token_ids=True)
+    prelude = reader.prelude(asked, [5])
+    assert prelude.token_ids == (5,)
+    assert prelude.text != "x y"

@@ -42,3 +42,18 @@ def distribution(logits: list[float], sampling: Sampling) -> list[float]:
 def _normalised(weights: list[float]) -> list[float]:
     total = math.fsum(weights)
     return [weight / total for weight in weights]
+
+
+def forbidden_tokens(
+    sampling: Sampling, output: list[int], end_ids: set[int], bad_words: list[tuple[int, ...]], vocab_size: int
+) -> set[int]:
+    """Return the tokens that may not follow an output."""
+    forbidden: set[int] = set()
+    if sampling.allowed_token_ids is not None:
+        forbidden |= set(range(vocab_size)) - set(sampling.allowed_token_ids)
+    for word in bad_words:
+        if [*word[:-1]] == output[len(output) - len(word) + 1 :] or len(word) == 1:
+            forbidden.add(word[-1])
+    if len(output) < sampling.min_tokens and forbidden | end_ids != set(range(vocab_size)):
+        forbidden |= end_ids
+    return forbidden

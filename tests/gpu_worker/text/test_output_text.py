@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.sampling import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def tokenizer(demo_directory: ModelDirectory) -> ModelTokenizer:
 
 def _pieces(tokenizer: ModelTokenizer, token_ids: list[int], stops: tuple[str, ...], num_replayed: int) -> list[str]:
     """Return the pieces of the tokens that follow a replay, the last piece being the final flush."""
-    output = tokenizer.output_text([], stops)
+    output = tokenizer.output_text([], Sampling(stop=stops))
     output.replay(token_ids[:num_replayed])
     pieces = [output.feed(token_id) for token_id in token_ids[num_replayed:]]
     return [*pieces, "" if output.is_stopped else output.finish()]
@@ -38,7 +39,7 @@ def test_resumed_output_continues_with_exactly_the_missing_text(
 
 
 def test_held_text_is_flushed_at_the_end(tokenizer: ModelTokenizer) -> None:
-    output = tokenizer.output_text([], ("STOP",))
+    output = tokenizer.output_text([], Sampling(stop=("STOP",)))
     pieces = [output.feed(token_id) for token_id in tokenizer.encode_text("no STO")]
     assert "".join(pieces) == "no "
     assert output.finish() == "STO"
@@ -46,7 +47,36 @@ def test_held_text_is_flushed_at_the_end(tokenizer: ModelTokenizer) -> None:
 
 
 def test_unfinished_character_can_complete_a_stop_string(tokenizer: ModelTokenizer) -> None:
-    output = tokenizer.output_text([], ("\ufffd",))
+    output = tokenizer.output_text([], Sampling(stop=("\ufffd",)))
     assert output.feed(tokenizer.encode_text("é")[0]) == ""
     assert output.finish() == ""
     assert output.is_stopped
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    token_ids=st.lists(st.integers(0, 400), min_size=1, max_size=40),
+    min_tokens=st.integers(0, 45),
+    start=st.integers(0, 100),
+    is_included=st.booleans(),
+    split=st.integers(0, 40),
+)
+def test_stop_string_is_looked_for_behind_the_least_tokens_and_may_be_part_of_the_text(
+    tokenizer: ModelTokenizer, token_ids: list[int], min_tokens: int, start: int, is_included: bool, split: int
+) -> None:
+    text = tokenizer.decode(token_ids)
+    stop = text[start : start + 2] or "x"
+    asked = Sampling(stop=(stop,), min_tokens=min_tokens, include_stop_str_in_output=is_included)
+    plain = tokenizer.output_text([], Sampling())
+    pieces = [plain.feed(token_id) for token_id in token_ids]
+    head, tail = "".join(pieces[:min_tokens]), "".join(pieces[min_tokens:])
+    tail += plain.finish()
+    expected = head + tail
+    if stop in tail:
+        expected = head + tail[: tail.index(stop) + (len(stop) if is_included else 0)]
+    whole = tokenizer.output_text([], asked)
+    first = [whole.feed(token_id) for token_id in token_ids]
+    assert "".join(first) + whole.finish() == expected
+    resumed = tokenizer.output_text([], asked)
+    resumed.replay(token_ids[:split])
+    assert [resumed.feed(token_id) for token_id in token_ids[split:]] == first[split:]

@@ -14,6 +14,7 @@ from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
+from shared.sampling import Sampling
 from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
 from tests.gpu_worker.quantization.gguf.vocabularies import (
     TEXTS,
@@ -62,7 +63,7 @@ def test_ids_and_texts_equal_the_original_tokenizer(write: Write, name: str) -> 
             expected = vocabulary.tokenizer.encode(text, add_special_tokens=adds).ids
             assert tokenizer.encode_text(text, add_special_tokens=adds) == expected, text
         decoded = vocabulary.tokenizer.decode(expected, skip_special_tokens=True)
-        output = tokenizer.output_text([], ())
+        output = tokenizer.output_text([], Sampling())
         assert "".join([output.feed(token_id) for token_id in expected]) + output.finish() == decoded
 
 
