@@ -39,6 +39,27 @@ class RouteServices:
     tokenizer: TokenizerClient
     metrics: GatewayMetrics
 
+    async def ask_tokenizer(
+        self, principal: Principal, model: str | None, call: TokenizeCall | DetokenizeCall
+    ) -> TokenizerReply:
+        """Count the call as a request without tokens, and make it. A model may be left out where there is only one.
+
+        Raises:
+            ApiError: The model is unknown, the key's limits are reached, or no worker answers.
+        """
+        models = [name for name in self.fleet.models() if principal.can_use(name)]
+        if model is None:
+            if len(models) != 1:
+                raise ApiError(400, "Name a 'model'.", param="model", code="missing_required_parameter")
+            model = models[0]
+        if model not in models:
+            raise model_not_found(model)
+        lease = await self.limiter.admit(principal, 1, 0)
+        try:
+            return await self.tokenizer.call(model, principal.tenant, call)
+        finally:
+            lease.release()
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRoute:
@@ -151,32 +172,15 @@ class Routes:
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         model, call = parse_tokenize(await request.body(), self._services.config.allow_unknown_parameters)
-        reply = await self._ask_tokenizer(principal, model, call)
+        reply = await self._services.ask_tokenizer(principal, model, call)
         answer = {"count": len(reply.token_ids), "max_model_len": reply.max_model_len, "tokens": reply.token_ids}
         return json_response({**answer, "token_strs": None})
 
     async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         model, call = parse_detokenize(await request.body(), self._services.config.allow_unknown_parameters)
-        reply = await self._ask_tokenizer(principal, model, call)
+        reply = await self._services.ask_tokenizer(principal, model, call)
         return json_response({"prompt": reply.text})
-
-    async def _ask_tokenizer(
-        self, principal: Principal, model: str | None, call: TokenizeCall | DetokenizeCall
-    ) -> TokenizerReply:
-        """Count the call as a request without tokens, and make it. A model may be left out where there is only one."""
-        models = [name for name in self._services.fleet.models() if principal.can_use(name)]
-        if model is None:
-            if len(models) != 1:
-                raise ApiError(400, "Name a 'model'.", param="model", code="missing_required_parameter")
-            model = models[0]
-        if model not in models:
-            raise model_not_found(model)
-        lease = await self._services.limiter.admit(principal, 1, 0)
-        try:
-            return await self._services.tokenizer.call(model, principal.tenant, call)
-        finally:
-            lease.release()
 
     async def _live(self, request: Request, principal: Principal | None) -> Response:
         return json_response({"status": "live"})

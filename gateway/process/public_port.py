@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
 from gateway.api.app import create_app
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
@@ -20,8 +21,12 @@ def public_handler(service: GenerationService, services: RouteServices) -> Entra
     """
     config = services.config
     allow_unknown = config.allow_unknown_parameters
-    endpoints: list[Endpoint] = [ChatEndpoint(allow_unknown), CompletionEndpoint(allow_unknown)]
-    routes: list[KeyRoute] = []
+    endpoints: list[Endpoint] = [
+        ChatEndpoint(allow_unknown),
+        CompletionEndpoint(allow_unknown),
+        MessagesEndpoint(allow_unknown),
+    ]
+    routes: list[KeyRoute] = [count_tokens_route(services)]
     app = create_app(services, endpoints, routes)
     return Entrance(
         service,

@@ -25,6 +25,10 @@ class Kind(enum.Enum):
     MESSAGE = "A message"
     CONTENT_PART = "A part of a message's content"
     PREDICTION = "prediction"
+    ANTHROPIC_MESSAGES = "POST /v1/messages"
+    COUNT_TOKENS = "POST /v1/messages/count_tokens"
+    TURN = "A message of /v1/messages"
+    BLOCK = "A block of a message of /v1/messages"
 
 
 GENERATION = (Kind.CHAT, Kind.COMPLETION)

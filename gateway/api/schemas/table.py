@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from gateway.api.schemas.anthropic_names import ANTHROPIC_NAMES
 from gateway.api.schemas.ignored import IGNORED
 from gateway.api.schemas.refused import REFUSED
 from gateway.api.schemas.row import Kind, Row, Use
@@ -53,4 +54,4 @@ class ParameterTable:
         return ""
 
 
-PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED))
+PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED, *ANTHROPIC_NAMES))

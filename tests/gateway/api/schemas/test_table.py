@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody
+from gateway.anthropic.body import MessageBody as TurnBody
+from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.api.schemas.chat import ChatBody, ContentPart, MessageBody, PredictionBody
 from gateway.api.schemas.completion import CompletionBody
@@ -30,12 +33,21 @@ STRUCTS = {
     Kind.MESSAGE: MessageBody,
     Kind.CONTENT_PART: ContentPart,
     Kind.PREDICTION: PredictionBody,
+    Kind.ANTHROPIC_MESSAGES: MessagesBody,
+    Kind.COUNT_TOKENS: CountTokensBody,
+    Kind.TURN: TurnBody,
+    Kind.BLOCK: BlockBody,
 }
 PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.COMPLETION: parse_completion,
     Kind.TOKENIZE: parse_tokenize,
     Kind.DETOKENIZE: parse_detokenize,
+    Kind.ANTHROPIC_MESSAGES: parse_messages,
+    Kind.COUNT_TOKENS: parse_count_tokens,
+    Kind.TURN: parse_messages,
+    Kind.BLOCK: parse_messages,
 }
+ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
 # Served, and without influence on what is generated.
 CHECKED_ONLY = {"user", "n_predict"}
 
@@ -44,6 +56,8 @@ def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return a body of whose objects one of this kind has these fields."""
     part = {"type": "text", "text": "hello", **(fields if kind is Kind.CONTENT_PART else {})}
     message = {"role": "user", "content": [part], **(fields if kind is Kind.MESSAGE else {})}
+    if kind in ANTHROPIC:
+        return anthropic_body(kind, fields)
     if kind is Kind.COMPLETION:
         return {"model": "m", "prompt": "hello", "seed": 1, **fields}
     if kind is Kind.TOKENIZE:
@@ -56,6 +70,16 @@ def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     if kind is Kind.PREDICTION:
         chat["prediction"] = {"type": "content", "content": "abc", **fields}
     return chat | fields if kind is Kind.CHAT else chat
+
+
+def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
+    block = {"type": "text", "text": "hello", **(fields if kind is Kind.BLOCK else {})}
+    turn = {"role": "user", "content": [block], **(fields if kind is Kind.TURN else {})}
+    prompt: dict[str, Any] = {"model": "m", "messages": [turn]}
+    if kind is not Kind.COUNT_TOKENS:
+        # Without it every request has a seed of its own.
+        prompt |= {"max_tokens": 5, "temperature": 0}
+    return prompt | (fields if kind in (Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS) else {})
 
 
 def parse(kind: Kind, fields: dict[str, Any], allow_unknown: bool = False) -> Any:

@@ -1,0 +1,130 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`, as clients write them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from shared.bounds import (
+    MAX_MESSAGES,
+    MAX_NAME_BYTES,
+    MAX_OUTPUT_TOKENS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOOLS,
+    Probability,
+    StopString,
+)
+
+NULL = Raw(b"null")
+
+ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+\Z")]
+
+
+class SourceBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where a document's content stands; only text in the body itself is read."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    data: str | None = None
+
+
+class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One block of a message: text, thinking, the use of a tool, or a tool's result."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | None = None
+    thinking: str | None = None
+    id: Annotated[str, Meta(max_length=256)] | None = None
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    input: Raw = NULL
+    tool_use_id: Annotated[str, Meta(max_length=256)] | None = None
+    content: Raw = NULL
+    is_error: bool | None = None
+    source: SourceBody | None = None
+    title: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
+
+
+class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn."""
+
+    role: Literal["user", "assistant"]
+    content: str | Blocks
+
+
+class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that the model may use. Types other than `custom` name tools that Anthropic runs."""
+
+    name: ToolName
+    type: Annotated[str, Meta(max_length=64)] | None = None
+    description: str | None = None
+    input_schema: Raw = NULL
+    strict: bool | None = None
+
+    # Read by Anthropic's servers, and without meaning here: prompts are always cached, and tools run at the client.
+    cache_control: Raw = NULL
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
+    allowed_callers: Raw = NULL
+    input_examples: Raw = NULL
+
+
+class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether a tool has to be used."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks before it answers. The budget is checked, and is otherwise the model's own affair."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class FormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text of the answer must look like."""
+
+    type: Literal["json_schema"]
+    schema: Raw
+
+
+class OutputBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of the answer as a whole."""
+
+    format: FormatBody | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both bodies have in common: all that becomes the prompt."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Blocks | None = None
+    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    thinking: ThinkingBody | None = None
+
+
+class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of a message to create."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)]
+    temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    output_config: OutputBody | None = None
+    output_format: FormatBody | None = None
+
+
+class CountTokensBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
+    """The body of a prompt to count."""

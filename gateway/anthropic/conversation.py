@@ -1,0 +1,131 @@
+"""From Anthropic's turns of blocks to the messages of a chat template.
+
+One turn may become several messages: each result of a tool is a message of its own, before the text of its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gateway.anthropic.body import NULL, BlockBody, Blocks, MessageBody, PromptBody
+from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from shared.conversation import ChatMessage, ToolCall
+
+_TEXT_TYPES = frozenset({"text", "document"})
+
+_content_decoder = msgspec.json.Decoder(str | Blocks)
+
+
+def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
+    """Return the conversation, the system prompt first.
+
+    Raises:
+        ApiError: 400; a block has a type that is not served, or lacks what its type needs.
+    """
+    messages: list[ChatMessage] = []
+    if body.system:
+        messages.append(ChatMessage(role="system", content=_text(body.system, "system")))
+    for index, message in enumerate(body.messages):
+        where = f"messages.[{index}].content"
+        messages += _assistant(message, where) if message.role == "assistant" else _user(message, where)
+    return tuple(messages)
+
+
+def ends_with_assistant(body: PromptBody) -> bool:
+    """Tell whether the last turn is the beginning of the answer."""
+    return body.messages[-1].role == "assistant"
+
+
+def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:
+    if isinstance(message.content, str):
+        yield ChatMessage(role="user", content=require_text(where, message.content))
+        return
+    texts: list[str] = []
+    for block, place in _placed(message.content, where):
+        if block.type == "tool_result":
+            yield _tool_result(block, place)
+        else:
+            texts.append(_block_text(block, place))
+    if texts:
+        yield ChatMessage(role="user", content="\n\n".join(texts))
+
+
+def _assistant(message: MessageBody, where: str) -> Iterator[ChatMessage]:
+    if isinstance(message.content, str):
+        yield ChatMessage(role="assistant", content=require_text(where, message.content))
+        return
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for block, place in _placed(message.content, where):
+        if block.type == "tool_use":
+            calls.append(_tool_call(block, place))
+        elif block.type == "thinking":
+            thoughts.append(require_text(f"{place}.thinking", _required(block.thinking, f"{place}.thinking")))
+        elif block.type != "redacted_thinking":
+            texts.append(_block_text(block, place))
+    yield ChatMessage(
+        role="assistant",
+        content="".join(texts),
+        reasoning="".join(thoughts) or None,
+        tool_calls=tuple(calls),
+    )
+
+
+def _tool_call(block: BlockBody, place: str) -> ToolCall:
+    arguments = bytes(block.input).decode()
+    if not arguments.startswith("{"):
+        raise invalid_value(f"{place}.input", f"'{place}.input' must be an object.")
+    return ToolCall(
+        id=require_text(f"{place}.id", _required(block.id, f"{place}.id")),
+        name=require_text(f"{place}.name", _required(block.name, f"{place}.name")),
+        arguments=arguments,
+    )
+
+
+def _tool_result(block: BlockBody, place: str) -> ChatMessage:
+    where = f"{place}.content"
+    text = ""
+    if block.content != NULL:
+        try:
+            text = _text(_content_decoder.decode(block.content), where)
+        except msgspec.ValidationError:
+            raise invalid_value(where, f"'{where}' must be a string or a list of blocks.") from None
+    if block.is_error:
+        text = f"Error: {text}"
+    call_id = _required(block.tool_use_id, f"{place}.tool_use_id")
+    return ChatMessage(role="tool", content=text, tool_call_id=require_text(f"{place}.tool_use_id", call_id))
+
+
+def _text(content: str | list[BlockBody], where: str) -> str:
+    if isinstance(content, str):
+        return require_text(where, content)
+    return "\n\n".join(_block_text(block, place) for block, place in _placed(content, where))
+
+
+def _block_text(block: BlockBody, place: str) -> str:
+    if block.type not in _TEXT_TYPES:
+        known = "text, document, thinking, tool_use and tool_result"
+        raise unsupported_parameter(
+            place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. Supported are {known}."
+        )
+    if block.type == "text":
+        return require_text(f"{place}.text", _required(block.text, f"{place}.text"))
+    if block.source is None or block.source.type != "text" or block.source.data is None:
+        raise unsupported_parameter(f"{place}.source", f"'{place}.source' must be text: {{type: text, data: ...}}.")
+    text = require_text(f"{place}.source.data", block.source.data)
+    return text if block.title is None else f"{require_text(f'{place}.title', block.title)}\n\n{text}"
+
+
+def _placed(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:
+    for index, block in enumerate(blocks):
+        yield block, f"{where}.[{index}]"
+
+
+def _required(value: str | None, name: str) -> str:
+    if value is None:
+        raise invalid_value(name, f"Missing required parameter: '{name}'.")
+    return value

@@ -1,0 +1,48 @@
+"""Anthropic's errors, and the events of its streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.http1.dialect import Dialect
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(fields: dict[str, Any]) -> bytes:
+    """Return an event of a stream; its name is the `type` of its data."""
+    name: str = fields["type"]
+    return b"event: " + name.encode() + b"\ndata: " + _encode(fields) + b"\n\n"
+
+
+def error_fields(error: ApiError) -> dict[str, Any]:
+    """Return an error as the object that its body and its event hold."""
+    kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_body(error: ApiError) -> bytes:
+    """Return the body of an error."""
+    return _encode(error_fields(error))
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return the event of an error in mid-stream."""
+    return event(error_fields(error))
+
+
+ANTHROPIC = Dialect(error_body, error_event, end_of_stream=b"", keep_alive=event({"type": "ping"}))

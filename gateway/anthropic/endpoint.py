@@ -1,0 +1,51 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admission.auth import Principal
+from gateway.anthropic.dialect import ANTHROPIC
+from gateway.anthropic.parsing import parse_count_tokens, parse_messages
+from gateway.anthropic.streamed import StreamedMessage
+from gateway.anthropic.whole import WholeMessage
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.generation import Generation
+
+
+class MessagesEndpoint(Endpoint):
+    """Creates messages."""
+
+    path = "/v1/messages"
+    name = "messages"
+    dialect = ANTHROPIC
+
+    def __init__(self, allow_unknown: bool) -> None:
+        """Leave out unknown parameters where the operator allows it."""
+        self._allow_unknown = allow_unknown
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body."""
+        return parse_messages(body, self._allow_unknown)
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one message."""
+        return WholeMessage(asked)
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Return an answer as the events of one message."""
+        return StreamedMessage(asked, parts)
+
+
+def count_tokens_route(services: RouteServices) -> KeyRoute:
+    """Return the route that counts the tokens of a prompt."""
+
+    async def count(request: Request, principal: Principal) -> Response:
+        model, call = parse_count_tokens(await request.body(), services.config.allow_unknown_parameters)
+        reply = await services.ask_tokenizer(principal, model, call)
+        return json_response({"input_tokens": len(reply.token_ids)})
+
+    return KeyRoute("POST", "/v1/messages/count_tokens", count, ANTHROPIC)

@@ -1,0 +1,113 @@
+"""From the bodies of Anthropic's API to what is to be generated, or counted."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from gateway.anthropic.body import CountTokensBody, FormatBody, MessagesBody, PromptBody
+from gateway.anthropic.conversation import chat_messages, ends_with_assistant
+from gateway.anthropic.tools import template_tools, tool_use
+from gateway.api.schemas.chat import estimate_messages
+from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.row import Kind
+from gateway.generation import Generation, Prompt
+from shared.bounds import MAX_NAME_BYTES
+from shared.conversation import ChatOptions
+from shared.messages import TokenizeCall
+from shared.sampling import Grammar, Sampling
+
+_messages_decoder = msgspec.json.Decoder(MessagesBody)
+_count_decoder = msgspec.json.Decoder(CountTokensBody)
+
+
+def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
+    """Turn the body of a message into what is to be generated; `allow_unknown` is as in `decode_body`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, allow_unknown)
+    return Generation(
+        kind="chat",
+        model=_checked_model(parsed),
+        prompts=(_prompt(parsed),),
+        n=1,
+        sampling=_sampling(parsed),
+        deterministic=parsed.temperature == 0,
+        stream=bool(parsed.stream),
+        tools=tool_use(parsed),
+        may_reason=parsed.thinking is None or parsed.thinking.type != "disabled",
+        includes_reasoning=parsed.thinking is None or parsed.thinking.display != "omitted",
+    )
+
+
+def parse_count_tokens(body: bytes, allow_unknown: bool = False) -> tuple[str, TokenizeCall]:
+    """Return the model, and the call that counts the tokens of a prompt; `allow_unknown` is as in `decode_body`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_count_decoder, Kind.COUNT_TOKENS, body, allow_unknown)
+    tool_use(parsed)
+    prompt = _prompt(parsed)
+    call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
+    return _checked_model(parsed), call
+
+
+def _checked_model(body: PromptBody) -> str:
+    require_text("model", body.model)
+    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
+        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
+    return body.model
+
+
+def _prompt(body: PromptBody) -> Prompt:
+    messages = chat_messages(body)
+    is_continued = ends_with_assistant(body)
+    tools = template_tools(body)
+    options = ChatOptions(
+        tools=tools,
+        variables=_variables(body),
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
+    )
+    tokens = estimate_messages(messages) + (0 if tools is None else estimate_tokens(tools))
+    return Prompt(estimated_tokens=tokens, messages=messages, chat=options)
+
+
+def _variables(body: PromptBody) -> str | None:
+    """Return the template's variables that turn thinking on or off; None leaves it to the template."""
+    variables: dict[str, object] = {}
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        variables["enable_thinking"] = body.thinking.type == "enabled"
+    if isinstance(body, MessagesBody) and body.output_config is not None and body.output_config.effort is not None:
+        # Templates know three steps.
+        effort = body.output_config.effort
+        variables["reasoning_effort"] = effort if effort in ("low", "medium") else "high"
+    return msgspec.json.encode(variables).decode() if variables else None
+
+
+def _sampling(body: MessagesBody) -> Sampling:
+    is_greedy = body.temperature == 0
+    for stop in body.stop_sequences or ():
+        require_text("stop_sequences", stop)
+    return Sampling(
+        max_tokens=body.max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k or 0,
+        seed=0 if is_greedy else secrets.randbits(62),
+        stop=tuple(body.stop_sequences or ()),
+        grammar=_grammar(body),
+    )
+
+
+def _grammar(body: MessagesBody) -> Grammar | None:
+    in_config = None if body.output_config is None else body.output_config.format
+    if in_config is not None and body.output_format is not None:
+        raise invalid_value("output_format", "Give 'output_format' or 'output_config.format', not both.")
+    wanted: FormatBody | None = in_config or body.output_format
+    return None if wanted is None else Grammar(kind="json_schema", source=bytes(wanted.schema).decode())

@@ -1,0 +1,93 @@
+"""The names in the bodies of Anthropic's Messages API, whose structs stand in `gateway/anthropic/body.py`."""
+
+from __future__ import annotations
+
+from gateway.api.schemas.row import Kind, Row, Use
+
+_MESSAGES = (Kind.ANTHROPIC_MESSAGES,)
+_COUNT = (Kind.COUNT_TOKENS,)
+_BOTH = (*_MESSAGES, *_COUNT)
+_TURN = (Kind.TURN,)
+_BLOCK = (Kind.BLOCK,)
+_TOOL = {"name": "f", "input_schema": {"type": "object"}}
+_FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+def _ignored(name: str, note: str, example: object, kinds: tuple[Kind, ...]) -> Row:
+    return Row(name, kinds, note, example, use=Use.IGNORED)
+
+
+def _refused(name: str, instead: str, example: object) -> Row:
+    return Row(name, _BOTH, instead, example, use=Use.REFUSED)
+
+
+ANTHROPIC_NAMES = (
+    Row("model", _BOTH, "The model to use."),
+    Row(
+        "messages",
+        _BOTH,
+        "The conversation. A last turn of the assistant is the beginning of the answer.",
+        holds=Kind.TURN,
+    ),
+    Row(
+        "system",
+        _BOTH,
+        "What goes before the conversation: a text, or a list of blocks.",
+        "Be brief.",
+        holds=Kind.BLOCK,
+    ),
+    Row("tools", _BOTH, "Tools that the model may use.", [_TOOL]),
+    Row("tool_choice", _BOTH, "Whether a tool has to be used; only with `tools`."),
+    Row("thinking", _BOTH, "Whether the model thinks first, where its template can say so.", {"type": "disabled"}),
+    Row("max_tokens", _MESSAGES, "Tokens to generate at most."),
+    Row("temperature", _MESSAGES, "0 takes the most likely token each time.", 0.5),
+    Row("top_p", _MESSAGES, "Draw from the most likely tokens that have this probability together.", 0.9),
+    Row("top_k", _MESSAGES, "Draw from so many most likely tokens.", 40),
+    Row("stop_sequences", _MESSAGES, "Texts before which the answer ends.", ["END"]),
+    Row("stream", _MESSAGES, "Send the answer as server-sent events.", True),
+    Row(
+        "output_config",
+        _MESSAGES,
+        "`format`: a JSON schema of the text; `effort`: how much the model thinks.",
+        {"format": _FORMAT},
+    ),
+    Row("output_format", _MESSAGES, "The same as `format` in `output_config`.", _FORMAT),
+    _ignored("metadata", "Names the end user to Anthropic.", {"user_id": "someone"}, _BOTH),
+    _ignored("service_tier", "There is one tier.", "auto", _BOTH),
+    _ignored("inference_geo", "The queue chooses the worker.", "us", _BOTH),
+    _ignored("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (*_BOTH, *_BLOCK)),
+    *(
+        _ignored(name, "It does not change the prompt.", example, _COUNT)
+        for name, example in (
+            ("max_tokens", 10),
+            ("temperature", 0.5),
+            ("top_p", 0.9),
+            ("top_k", 40),
+            ("stop_sequences", ["END"]),
+            ("stream", True),
+            ("output_config", {"effort": "low"}),
+            ("output_format", _FORMAT),
+        )
+    ),
+    _refused("container", "Tools run at the client.", "c_1"),
+    _refused("mcp_servers", "Ask the servers at the client, and send their tools in 'tools'.", [{"type": "url"}]),
+    _refused("context_management", "Shorten the conversation at the client.", {"edits": []}),
+    Row("role", _TURN, "user or assistant."),
+    Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
+    Row("type", _BLOCK, "text, document, thinking, redacted_thinking, tool_use or tool_result."),
+    Row("text", _BLOCK, "The text of a text block."),
+    Row("thinking", _BLOCK, "What the assistant thought."),
+    Row("id", _BLOCK, "The id of a tool's use."),
+    Row("name", _BLOCK, "The name of the tool that is used."),
+    Row("input", _BLOCK, "The arguments of the tool's use."),
+    Row("tool_use_id", _BLOCK, "The use of a tool whose result this is."),
+    Row("content", _BLOCK, "The result: a text, or a list of blocks.", holds=Kind.BLOCK),
+    Row("is_error", _BLOCK, "The tool failed: the model is told `Error: ` before the result."),
+    Row("source", _BLOCK, "Where a document stands: `{type: text, data: ...}`."),
+    Row("title", _BLOCK, "The title of a document, put before its text."),
+    _ignored("citations", "No answer cites.", {"enabled": False}, _BLOCK),
+    _ignored("signature", "Proves to Anthropic that thinking is its own; thinking is taken as it is.", "abc", _BLOCK),
+    _ignored("data", "Thinking that only Anthropic can read.", "abc", _BLOCK),
+    _ignored("context", "What a document is about; it is not put into the prompt by Anthropic either.", "x", _BLOCK),
+    _ignored("caller", "Who used a tool: always the model.", {"type": "direct"}, _BLOCK),
+)

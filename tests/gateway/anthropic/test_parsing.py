@@ -1,0 +1,190 @@
+"""Bodies of the Messages API become conversations, tools and sampling, or 400s that name the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.anthropic.parsing import parse_count_tokens, parse_messages
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from shared.conversation import ChatMessage, ChatOptions, ToolCall
+from shared.formats import ToolChoice
+
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+
+
+def parsed(**fields: Any) -> Generation:
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]} | fields
+    return parse_messages(json.dumps(body).encode())
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parsed(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def messages_of(generation: Generation) -> tuple[ChatMessage, ...]:
+    messages = generation.prompts[0].messages
+    assert messages is not None
+    return messages
+
+
+def options_of(generation: Generation) -> ChatOptions:
+    options = generation.prompts[0].chat
+    assert options is not None
+    return options
+
+
+def test_conversation_with_thinking_and_tools_keeps_its_order() -> None:
+    generation = parsed(
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "user", "content": "1+2?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Add.", "signature": "x"},
+                    {"type": "text", "text": "I add."},
+                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+                    {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "3"}]},
+                    {"type": "tool_result", "tool_use_id": "t2", "content": "bad", "is_error": True},
+                    {"type": "text", "text": "Well?"},
+                ],
+            },
+        ],
+    )
+    calls = (ToolCall(id="t1", name="add", arguments='{"a": 1}'), ToolCall(id="t2", name="add", arguments="{}"))
+    assert messages_of(generation) == (
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content="1+2?"),
+        ChatMessage(role="assistant", content="I add.", reasoning="Add.", tool_calls=calls),
+        ChatMessage(role="tool", content="3", tool_call_id="t1"),
+        ChatMessage(role="tool", content="Error: bad", tool_call_id="t2"),
+        ChatMessage(role="user", content="Well?"),
+    )
+    assert options_of(generation).add_generation_prompt
+
+
+def test_last_turn_of_the_assistant_is_continued() -> None:
+    options = options_of(
+        parsed(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I think"}])
+    )
+    assert options.continue_final_message
+    assert not options.add_generation_prompt
+
+
+def test_tools_reach_the_template_in_openais_form() -> None:
+    generation = parsed(tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    function = {"name": "add", "description": "Adds.", "parameters": TOOL["input_schema"]}
+    assert json.loads(options_of(generation).tools or "") == [{"type": "function", "function": function}]
+    assert generation.tools is not None
+    assert (generation.tools.choice, generation.tools.is_parallel) == (ToolChoice("required"), False)
+    assert [tool.name for tool in generation.tools.tools] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ToolChoice("auto")),
+        ({"type": "auto"}, ToolChoice("auto")),
+        ({"type": "none"}, ToolChoice("none")),
+        ({"type": "tool", "name": "add"}, ToolChoice("named", "add")),
+    ],
+)
+def test_tool_choice_is_understood(choice: dict[str, Any] | None, expected: ToolChoice) -> None:
+    use = parsed(tools=[TOOL], tool_choice=choice).tools
+    assert use is not None
+    assert use.choice == expected
+    assert bool(use.tools) is (expected.mode != "none")
+
+
+def test_thinking_decides_the_templates_variable() -> None:
+    assert options_of(parsed()).variables is None
+    assert options_of(parsed(thinking={"type": "adaptive"})).variables is None
+    enabled = parsed(thinking={"type": "enabled", "budget_tokens": 1024})
+    assert json.loads(options_of(enabled).variables or "") == {"enable_thinking": True}
+    disabled = parsed(thinking={"type": "disabled"}, output_config={"effort": "max"})
+    assert json.loads(options_of(disabled).variables or "") == {"enable_thinking": False, "reasoning_effort": "high"}
+    assert not disabled.may_reason
+
+
+def test_sampling_is_what_the_body_says() -> None:
+    generation = parsed(
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        stop_sequences=["END"],
+        output_format={
+            "type": "json_schema",
+            "schema": {"type": "object"},
+        },
+    )
+    sampling = generation.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0, 0.5, 7)
+    assert (sampling.stop, sampling.seed) == (("END",), 0)
+    assert sampling.grammar is not None
+    assert json.loads(sampling.grammar.source) == {"type": "object"}
+    assert generation.deterministic
+    assert parsed().sampling.temperature == 1.0
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.[0].content.[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.[0].content.[0].text"),
+        ({"messages": [{"role": "user", "content": "a\0b"}]}, "messages.[0].content"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": 5}]}
+                ]
+            },
+            "messages.[0].content.[0].input",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+            "messages.[0].content.[0].tool_use_id",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools.[1].name"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.[0].name"),
+        ({"tools": [{"name": "a", "input_schema": []}]}, "tools.[0].input_schema"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"model": "é" * 100}, "model"),
+        ({"stop_sequences": ["\0"]}, "stop_sequences"),
+    ],
+)
+def test_wrong_value_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_tokens_of_a_whole_body_can_be_counted() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "max_tokens": 5}
+    model, call = parse_count_tokens(json.dumps(body).encode())
+    assert model == "m"
+    assert call.messages == (ChatMessage(role="user", content="hi"),)
+    assert call.chat is not None
+    assert "add" in (call.chat.tools or "")
