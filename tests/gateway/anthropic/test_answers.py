@@ -1,0 +1,198 @@
+"""Messages, whole and streamed: what clients get of text, thinking and calls, and how errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from gateway.admission.auth import Principal
+from gateway.anthropic.dialect import ANTHROPIC
+from gateway.anthropic.streamed import StreamedMessage
+from gateway.anthropic.whole import WholeMessage
+from gateway.api.answer import Answer, ResponseHead
+from gateway.api.endpoint import Asked, StreamParts
+from gateway.errors import ApiError
+from gateway.generation import Generation, OutputReading, Prompt
+from gateway.http1.body import BodyBudget, RequestBody
+from gateway.http1.exchange import Exchange
+from gateway.http1.flush import Flusher
+from gateway.http1.head import parse_head
+from shared.messages import Delta, Finish, Usage
+from shared.sampling import Sampling
+from tests.gateway.api.scripted_reader import ScriptedReader
+from tests.gateway.api.test_streamed import LIMITS, Channel, KeepingTransport
+
+READING = OutputReading(ScriptedReader)
+USAGE = Usage(7, 5, 2)
+PIECES = ["R:Let me", "R: think.", "C:I will", "C: add.", "S:add", 'A:{"a":', "A:1}", "S:sub", "A:{}"]
+
+
+class Case:
+    """A message on a transport that keeps what it is given."""
+
+    def __init__(self, *, stream: bool, reading: OutputReading | None = READING) -> None:
+        self.transport = KeepingTransport()
+        request = parse_head(b"POST /v1/messages HTTP/1.1\r\nHost: t\r\n\r\n")
+        exchange = Exchange(Channel(self.transport), request, RequestBody(lambda: None, BodyBudget(1 << 20, 1)))
+        prompt = Prompt(1, messages=())
+        generation = Generation(
+            "chat", "m", (prompt,), 1, Sampling(), deterministic=False, stream=stream, reading=reading
+        )
+        asked = Asked(exchange, generation, ResponseHead("req_1", 0.0, ANTHROPIC), Principal("k", "t"))
+        self.answer: Answer = WholeMessage(asked)
+        if stream:
+            flusher = Flusher(asyncio.get_running_loop())
+            self.answer = StreamedMessage(asked, StreamParts(flusher, LIMITS, 0.0))
+        self.deliver(Delta("r", 0, 0, prompt_tokens=7))
+
+    def deliver(self, delta: Delta) -> None:
+        self.answer.sinks[0].deliver(delta)
+
+    def say(self, pieces: list[str], finish: Finish | None = None) -> None:
+        for position, piece in enumerate(pieces):
+            self.deliver(Delta("r", 0, position, (position,), piece))
+        if finish is not None:
+            self.deliver(Delta("r", 0, len(pieces), finish=finish))
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self.transport.writes)
+
+    def body(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self.sent.partition(b"\r\n\r\n")[2])
+        return body
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the data of all events, whose names agree with it."""
+        found = []
+        for line in self.sent.split(b"\n\n"):
+            name, has_data, data = line.rpartition(b"event: ")[2].partition(b"\ndata: ")
+            if has_data:
+                found.append(json.loads(data))
+                assert found[-1]["type"] == name.decode()
+        return found
+
+
+def assembled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the blocks of a stream together as a client does."""
+    blocks: list[dict[str, Any]] = []
+    inputs: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(event["content_block"])
+            inputs.append("")
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            if delta["type"] == "input_json_delta":
+                inputs[-1] += delta["partial_json"]
+            else:
+                blocks[-1][delta["type"].removesuffix("_delta")] += delta[delta["type"].removesuffix("_delta")]
+        elif event["type"] == "content_block_stop" and inputs[-1]:
+            blocks[-1]["input"] = json.loads(inputs[-1])
+    return blocks
+
+
+async def streamed(pieces: list[str], finish: Finish, reading: OutputReading | None = READING) -> list[dict[str, Any]]:
+    case = Case(stream=True, reading=reading)
+    case.say(pieces, finish)
+    await asyncio.sleep(0)
+    return case.events()
+
+
+async def whole(pieces: list[str], finish: Finish, reading: OutputReading | None = READING) -> dict[str, Any]:
+    case = Case(stream=False, reading=reading)
+    case.say(pieces, finish)
+    return case.body()
+
+
+async def test_whole_message_has_its_blocks_in_order() -> None:
+    message = await whole(PIECES, Finish("stop", USAGE))
+    ids = [block.pop("id") for block in message["content"] if block["type"] == "tool_use"]
+    assert len(set(ids)) == 2
+    assert all(call_id.startswith("toolu_") for call_id in ids)
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "Let me think.", "signature": ""},
+        {"type": "text", "text": "I will add."},
+        {"type": "tool_use", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "name": "sub", "input": {}},
+    ]
+    assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "m")
+    assert message["id"].startswith("msg_")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+    assert message["usage"] == {
+        "input_tokens": 5,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 2,
+        "output_tokens": 5,
+    }
+
+
+async def test_stream_says_what_the_whole_message_says() -> None:
+    events = await streamed(PIECES, Finish("stop", USAGE))
+    message = await whole(PIECES, Finish("stop", USAGE))
+    started = events[0]["message"]
+    assert [event["type"] for event in (events[0], *events[-2:])] == ["message_start", "message_delta", "message_stop"]
+    assert (started["content"], started["stop_reason"], started["usage"]["input_tokens"]) == ([], None, 7)
+    for block in message["content"] + (blocks := assembled(events)):
+        block.pop("id", None)
+    assert blocks == message["content"]
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert events[-2]["usage"] == message["usage"]
+    opened = [event["index"] for event in events if event["type"] == "content_block_start"]
+    closed = [event["index"] for event in events if event["type"] == "content_block_stop"]
+    assert opened == closed == [0, 1, 2, 3]
+
+
+async def test_why_a_message_stopped_is_told() -> None:
+    ends = [
+        (Finish("stop", USAGE), ["C:x"], ("end_turn", None)),
+        (Finish("stop", USAGE, stop="END"), ["C:x"], ("stop_sequence", "END")),
+        (Finish("stop", USAGE, stop=5), ["C:x"], ("end_turn", None)),
+        (Finish("length", USAGE), ["C:x"], ("max_tokens", None)),
+        (Finish("length", USAGE), ["S:add", "A:{"], ("max_tokens", None)),
+    ]
+    for finish, pieces, expected in ends:
+        message = await whole(pieces, finish)
+        assert (message["stop_reason"], message["stop_sequence"]) == expected
+        delta = (await streamed(pieces, finish))[-2]["delta"]
+        assert (delta["stop_reason"], delta["stop_sequence"]) == expected
+
+
+async def test_call_that_is_cut_off_shows_what_there_is() -> None:
+    pieces = ["S:add", 'A:{"a": "x']
+    assert (await whole(pieces, Finish("length", USAGE)))["content"][0]["input"] == {}
+    texts = [
+        event["delta"]["partial_json"]
+        for event in await streamed(pieces, Finish("length", USAGE))
+        if "delta" in event and "partial_json" in event["delta"]
+    ]
+    assert texts == ['{"a": "x']
+
+
+async def test_answer_without_reading_is_text() -> None:
+    message = await whole(["C:<b>", "S:"], Finish("stop", USAGE), None)
+    assert message["content"] == [{"type": "text", "text": "C:<b>S:"}]
+    assert assembled(await streamed(["C:<b>", "S:"], Finish("stop", USAGE), None)) == message["content"]
+
+
+async def test_first_output_is_written_at_once() -> None:
+    case = Case(stream=True)
+    case.say(["C:a"])
+    assert [event["type"] for event in case.events()] == ["message_start", "content_block_start", "content_block_delta"]
+
+
+async def test_failure_before_and_in_the_stream_is_told_in_anthropics_form() -> None:
+    error = ApiError(503, "Full.", retry_after_s=2)
+    for case in (Case(stream=False), Case(stream=True)):
+        case.answer.fail(error)
+        assert case.sent.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 2" in case.sent
+        assert case.body() == {"type": "error", "error": {"type": "overloaded_error", "message": "Full."}}
+    case = Case(stream=True)
+    case.say(["C:a"])
+    case.answer.fail(ApiError(500, "Broken."))
+    assert case.events()[-1] == {"type": "error", "error": {"type": "api_error", "message": "Broken."}}
+    assert b"[DONE]" not in case.sent
