@@ -30,7 +30,8 @@ from shared.bounds import (
 class Grammar(Struct, frozen=True, kw_only=True):
     """What the output must look like.
 
-    `source` is a JSON schema, a regular expression, or a grammar in Lark's syntax as llguidance reads it.
+    `source` is a JSON schema, a regular expression, a grammar in Lark's syntax as llguidance reads it, or one in GBNF,
+    the notation of llama.cpp.
 
     Only the worker, which has rendered the prompt, knows whether the prompt has opened the model's reasoning.
     `in_reasoning` is the body of the rule `start` for that case. It takes the place of the first line of `source`,
@@ -40,7 +41,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
     schema is refused. Without `strict` such a `oneOf` is read as `anyOf`.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
     source: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
     strict: bool = True
     in_reasoning: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)] = ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.sampling import Grammar
-from shared.structured_output.errors import GrammarError, LlguidanceMissingError
-from shared.structured_output.grammar_text import grammar_text
+from shared.structured_output.endless import refuse_endless
+from shared.structured_output.errors import LlguidanceMissingError
+from shared.structured_output.grammar_text import decode_schema, grammar_text
+from shared.structured_output.problems import named_problem, refuse_old_keywords
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -33,7 +35,7 @@ def parser_limits() -> LLParserLimits:
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Refuse a grammar that cannot be compiled, or of which a part would be ignored.
+    """Refuse a grammar that cannot be compiled, of which a part would be ignored, or that no finite text matches.
 
     It takes milliseconds for a usual grammar. It cannot be interrupted: for input of strangers, run it in a process
     with a limit of time.
@@ -45,14 +47,14 @@ def check_grammar(grammar: Grammar) -> None:
     limits = parser_limits()
     from llguidance import LLMatcher
 
+    schema = None
+    if grammar.kind == "json_schema":
+        schema = decode_schema(grammar.source)
+        refuse_old_keywords(schema)
     for form in {grammar, grammar.begun_in_reasoning()}:
         # A warning says that something was ignored: that is refused like an error.
         _, problems = LLMatcher.validate_grammar_with_warnings(grammar_text(form), limits=limits)
         for problem in problems:
             if grammar.strict or not problem.startswith(_ONE_OF_AS_ANY_OF):
-                raise GrammarError(_first_line(problem))
-
-
-def _first_line(problem: str) -> str:
-    lines = problem.strip().splitlines()
-    return lines[0][:512] if lines else "It cannot be compiled."
+                raise named_problem(problem, schema)
+    refuse_endless(schema)

@@ -10,6 +10,7 @@ import msgspec
 from shared.sampling import Grammar
 from shared.structured_output.bounds import check_lark, check_regex, check_schema, check_size
 from shared.structured_output.errors import GrammarError
+from shared.structured_output.gbnf_lark import gbnf_as_lark
 
 # One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
 WHITESPACE = r"[ \t]|\r?\n[ \t]{0,80}"
@@ -21,7 +22,7 @@ def grammar_text(grammar: Grammar) -> str:
     Equal grammars have equal texts, on the gateway and on every worker.
 
     Raises:
-        GrammarError: The grammar is larger than allowed, or its schema is not JSON.
+        GrammarError: The grammar is larger than allowed, its schema is not JSON, or it is not GBNF.
     """
     if grammar.kind == "json_schema":
         check_size(grammar.source, "The schema")
@@ -29,8 +30,13 @@ def grammar_text(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         check_regex(grammar.source)
         return _encode({"lark_grammar": f"start: /{_escaped(grammar.source)}/"})
-    check_lark(grammar.source)
-    return _encode({"lark_grammar": grammar.source})
+    if grammar.kind == "gbnf":
+        check_size(grammar.source, "The grammar")
+        lark = gbnf_as_lark(grammar.source)
+    else:
+        lark = grammar.source
+    check_lark(lark)
+    return _encode({"lark_grammar": lark})
 
 
 def decode_schema(source: str) -> Any:

@@ -24,6 +24,7 @@ def schema_grammar(schema: Any, is_strict: bool = True) -> Grammar:
         Grammar(kind="regex", source=r"a/b\/c\d{3}"),
         Grammar(kind="regex", source="a\nb"),
         Grammar(kind="lark", source='start: "a" | b\nb: %json {"type": "integer"}'),
+        Grammar(kind="gbnf", source='root ::= "(" root? ")"'),
     ],
 )
 def test_grammar_that_can_be_compiled_is_accepted(grammar: Grammar) -> None:
@@ -33,21 +34,78 @@ def test_grammar_that_can_be_compiled_is_accepted(grammar: Grammar) -> None:
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        (schema_grammar({"not": {"type": "string"}}), '"not"'),
-        (schema_grammar({"x-guidance": {"lenient": True}, "not": {}}), '"not"'),
+        (schema_grammar({"not": {"type": "string"}}), "'not' is not supported"),
+        (schema_grammar({"x-guidance": {"lenient": True}, "not": {}}), "'not' is not supported"),
         (schema_grammar({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),
         (schema_grammar([]), "an object or a boolean"),
         (Grammar(kind="json_schema", source="{"), "not valid JSON"),
-        (Grammar(kind="regex", source="["), "regex"),
+        (Grammar(kind="regex", source="["), "regular expression"),
+        (Grammar(kind="gbnf", source="root ::= other"), "'other' is not defined"),
         (Grammar(kind="lark", source="start: b"), "b"),
         (Grammar(kind="lark", source='start: b\nb: "a"', in_reasoning="c b"), "c"),
-        (Grammar(kind="lark", source='start: %json {"x-guidance": {"lenient": true}, "not": {}}'), '"not"'),
+        (
+            Grammar(kind="lark", source='start: %json {"x-guidance": {"lenient": true}, "not": {}}'),
+            "'not' is not supported",
+        ),
     ],
 )
 def test_grammar_that_would_be_ignored_in_part_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
     with pytest.raises(GrammarError) as refused:
         check_grammar(grammar)
     assert reason in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "reason"),
+    [
+        ({"properties": {"a": {"not": {}}}}, ".properties.a", "'not' is not supported."),
+        ({"properties": {"not": {"type": "array", "uniqueItems": True}}}, ".properties.not", "'uniqueItems' is"),
+        ({"anyOf": [{}, {"type": "string", "format": "semver"}]}, ".anyOf.[1]", "the format 'semver'"),
+        ({"items": {"$ref": "https://example.com/x.json"}}, ".items", "'https://example.com/x.json' is not followed"),
+        ({"items": {"$ref": "#/$defs/none"}}, ".items", "which does not exist"),
+        ({"$defs": {"a": {"oneOf": [{}, {}]}}, "$ref": "#/$defs/a"}, ".$defs.a", "'oneOf' is only supported where"),
+        ({"type": "integer", "divisibleBy": 3}, "", "'divisibleBy' is not supported"),
+        ({"pattern": "(?=a)b", "type": "string"}, "", "look-around"),
+        ({"pattern": r"\bword", "type": "string"}, "", "edge of a word"),
+    ],
+)
+def test_refusal_of_a_schema_names_the_keyword_and_its_place(schema: Any, path: str, reason: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        check_grammar(schema_grammar(schema))
+    assert refused.value.path == path
+    assert reason in refused.value.reason
+
+
+CYCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}, "value": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        CYCLE,
+        {"$ref": "#"},
+        {**NODE, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"anyOf": [{"$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
+    ],
+)
+def test_schema_of_endless_documents_only_is_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError, match="finite length"):
+        check_grammar(schema_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**NODE, "required": ["value"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+        {"$ref": "#/components/a", "components": {"a": {"type": "integer"}}},
+    ],
+)
+def test_recursive_schema_with_finite_documents_is_accepted(schema: Any) -> None:
+    check_grammar(schema_grammar(schema))
 
 
 def test_overlapping_one_of_without_strict_is_read_as_any_of() -> None:
