@@ -2,7 +2,7 @@
 
 The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
-results, dead letters and records of progress make room by dropping the oldest.
+results, dead letters, responses and records of progress make room by dropping the oldest.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ INTERACTIVE_STREAM = "HR_INTERACTIVE"
 RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
 PROGRESS_STREAM = "HR_PROGRESS"
+RESPONSES_STREAM = "HR_RESPONSES"
 
 _STREAM_EXISTS = 10058
 
@@ -56,12 +57,14 @@ class StreamLimits:
     dead_max_msgs_per_subject: int = 1000
     progress_max_bytes: int = 64 << 20
     progress_max_age_s: float = 86400.0
+    responses_max_bytes: int = 1 << 30
+    responses_max_age_s: float = 7 * 86400.0
     ack_wait_s: float = 10.0
     batch_max_deliver: int = 5
 
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
-    """Return the configurations of the streams of interactive requests, results, dead letters and progress."""
+    """Return the configurations of the streams of requests, results, dead letters, progress and responses."""
     return [*_queue_configs(limits), *_record_configs(limits)]
 
 
@@ -118,6 +121,14 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             "hr.progress.*.*",
             max_bytes=limits.progress_max_bytes,
             max_age=limits.progress_max_age_s,
+            max_msgs_per_subject=1,
+        ),
+        # What one tenant may keep of it is the gateways' business, who write it (`gateway.responses.log`).
+        _record_config(
+            RESPONSES_STREAM,
+            "hr.response.*.*.*",
+            max_bytes=limits.responses_max_bytes,
+            max_age=limits.responses_max_age_s,
             max_msgs_per_subject=1,
         ),
     ]

@@ -5,6 +5,7 @@ hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
+hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
@@ -119,6 +120,16 @@ def progress_subject(tenant: str, request_id: str) -> str:
 def result_subject(tenant: str, request_id: str) -> str:
     """Subject under which a batch result is stored."""
     return f"hr.result.{encode_name(tenant)}.{encode_name(request_id)}"
+
+
+def response_subject(tenant: str, response_id: str, piece: int | None = None) -> str:
+    """Subject of a piece of what is kept of a response; without a number, the filter of all of them."""
+    return f"hr.response.{encode_name(tenant)}.{encode_name(response_id)}.{'*' if piece is None else piece}"
+
+
+def responses_filter(tenant: str) -> str:
+    """Subject filter of what is kept of all responses of a tenant."""
+    return f"hr.response.{encode_name(tenant)}.>"
 
 
 def reply_prefix(tenant: str) -> str:

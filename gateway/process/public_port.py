@@ -11,9 +11,12 @@ from gateway.api.generation_service import GenerationService
 from gateway.api.paths import KnownPaths
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.http1.asgi import AsgiHandler
+from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.log import ResponseLog
+from gateway.responses.stored import StoredResponses
 
 
-def public_handler(service: GenerationService, services: RouteServices) -> Entrance:
+def public_handler(service: GenerationService, services: RouteServices, responses: ResponseLog) -> Entrance:
     """Return what answers every request on the public port.
 
     Raises:
@@ -25,8 +28,9 @@ def public_handler(service: GenerationService, services: RouteServices) -> Entra
         ChatEndpoint(allow_unknown),
         CompletionEndpoint(allow_unknown),
         MessagesEndpoint(allow_unknown),
+        ResponsesEndpoint(responses, allow_unknown),
     ]
-    routes: list[KeyRoute] = [count_tokens_route(services)]
+    routes: list[KeyRoute] = [count_tokens_route(services), *StoredResponses(responses).routes()]
     app = create_app(services, endpoints, routes)
     return Entrance(
         service,

@@ -19,6 +19,7 @@ class Kind(enum.Enum):
 
     CHAT = "POST /v1/chat/completions"
     COMPLETION = "POST /v1/completions"
+    RESPONSE = "POST /v1/responses"
     TOKENIZE = "POST /tokenize"
     DETOKENIZE = "POST /detokenize"
     STREAM_OPTIONS = "stream_options"

@@ -1,6 +1,7 @@
 """What becomes of each name that a client may write: served, ignored because it changes nothing here, or refused.
 
-`served.py`, `ignored.py` and `refused.py` hold the rows; from them come the decoding of bodies, the page
+`served.py`, `ignored.py` and `refused.py` hold the rows of OpenAI's first endpoints, and files like `response_names.py`
+those of one other endpoint each; from them come the decoding of bodies, the page
 `ops/docs/parameters.md` and the tests. A name that is in no row is refused too, unless its value is null.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from gateway.api.schemas.anthropic_names import ANTHROPIC_NAMES
 from gateway.api.schemas.ignored import IGNORED
 from gateway.api.schemas.refused import REFUSED
+from gateway.api.schemas.response_names import RESPONSE_NAMES
 from gateway.api.schemas.row import Kind, Row, Use
 from gateway.api.schemas.served import SERVED
 
@@ -54,4 +56,4 @@ class ParameterTable:
         return ""
 
 
-PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED, *ANTHROPIC_NAMES))
+PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED, *ANTHROPIC_NAMES, *RESPONSE_NAMES))

@@ -30,6 +30,9 @@ JOBS = {
             "hr.gateway.g",
             "hr.probe.w",
             "hr.dead.m.interactive.t",
+            "hr.response.t.r.0",
+            "$JS.API.STREAM.MSG.GET.HR_RESPONSES",
+            "$JS.API.STREAM.PURGE.HR_RESPONSES",
         ],
         "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
     },
@@ -63,14 +66,18 @@ FORBIDDEN = {
             "$JS.API.STREAM.MSG.GET.HR_DEAD", "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.NAMES",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "hr.reply.t.x",
             "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.API.STREAM.MSG.DELETE.HR_DEAD",
+            "$JS.API.STREAM.PURGE.HR_RESULTS", "$JS.API.STREAM.PURGE.HR_DEAD", "$JS.API.STREAM.DELETE.HR_RESPONSES",
+            "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c",
         ],
         "subscribe": [
-            "hr.req.>", "hr.result.>", "hr.dead.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>", "$JS.ACK.>", ">",
+            "hr.req.>", "hr.response.>", "hr.result.>", "hr.dead.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>",
+            "$JS.ACK.>", ">",
         ],
     },
     "worker": {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.batch.t", "hr.cancel.m", "hr.gateway.g", "_INBOX_gateway.x",
+            "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c", "$JS.API.CONSUMER.DURABLE.CREATE.HR_RESPONSES.c",
             "$JS.API.STREAM.DELETE.HR_BATCH_default", "$JS.API.STREAM.UPDATE.HR_INTERACTIVE",
             "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.STREAM.MSG.GET.HR_INTERACTIVE",
             "$JS.API.STREAM.MSG.DELETE.HR_INTERACTIVE", "$JS.API.CONSUMER.INFO.HR_RESULTS.c", "$JS.API.STREAM.LIST",
@@ -79,7 +86,7 @@ FORBIDDEN = {
             "$JS.API.STREAM.MSG.GET.HR_RESULTS", "$JS.API.STREAM.MSG.GET.HR_DEAD", "$JS.API.STREAM.MSG.DELETE.HR_DEAD",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.CONSUMER.CREATE.HR_RESULTS.c",
             "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "$JS.API.CONSUMER.MSG.NEXT.HR_RESULTS.c", "_INBOX.x", "_INBOX_batch.x",
-            "_INBOX_admin.x", "hr.stored.t.r",
+            "_INBOX_admin.x", "hr.stored.t.r", "hr.response.t.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES",
         ],
         "subscribe": ["hr.tok.>", "hr.req.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", "_INBOX.>", ">"],
     },
@@ -87,6 +94,7 @@ FORBIDDEN = {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
             "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
+            "hr.response.default.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES", "$JS.API.STREAM.PURGE.HR_RESPONSES",
             "hr.req.m.batch.t", "hr.req.m.batch.*", "hr.reply.default.x", "hr.result.default.r", "hr.stored.default.r",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.DIRECT.GET.HR_RESULTS", "$JS.API.INFO",
             "$JS.API.STREAM.INFO.HR_BATCH_default", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.MSG.GET.HR_RESULTS",
@@ -102,7 +110,7 @@ FORBIDDEN = {
     },
     "admin": {
         "publish": ["hr.req.m.interactive", "hr.tok.g", "hr.cancel.m", "hr.result.t.r", "hr.dead.m.batch.t"],
-        "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", ">"],
+        "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "hr.dead.>", "hr.response.>", "_INBOX_gateway.>", ">"],
     },
 }  # fmt: skip
 

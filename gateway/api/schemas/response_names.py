@@ -1,0 +1,73 @@
+"""What becomes of the parameters of `POST /v1/responses`. The served ones are fields of `gateway.responses.body`."""
+
+from __future__ import annotations
+
+from gateway.api.schemas.row import Kind, Row, Use
+
+_RESPONSE = (Kind.RESPONSE,)
+
+
+def _served(name: str, note: str, example: object = None) -> Row:
+    return Row(name, _RESPONSE, note, example)
+
+
+def _ignored(name: str, note: str, example: object) -> Row:
+    return Row(name, _RESPONSE, note, example, use=Use.IGNORED)
+
+
+def _refused(name: str, instead: str, example: object, without_effect: tuple[object, ...] = ()) -> Row:
+    return Row(name, _RESPONSE, instead, example, without_effect, use=Use.REFUSED)
+
+
+RESPONSE_NAMES = (
+    _served("model", "The model to use."),
+    _served("input", "A text, or a list of items: messages, calls of functions and their results, reasoning."),
+    _served("instructions", "A system message before the conversation; not kept for the next response.", "Be brief."),
+    _served("previous_response_id", "Go on with the conversation of a stored response."),
+    _served("store", "Keep the response for a week, so that it can be read and continued; true if left out.", False),
+    _served("background", "Answer at once, and compute the response as a job of the batch lane.", True),
+    _served("stream", "Send the response as typed server-sent events.", True),
+    _served("include", "More output: log probabilities, reasoning to give back.", ["reasoning.encrypted_content"]),
+    _served("metadata", "Up to 16 texts that the response repeats.", {"task": "a"}),
+    _served("tools", "Functions that the model may call."),
+    _served("tool_choice", "Whether functions are called: `auto`, `none`, `required`, or which."),
+    _served("parallel_tool_calls", "Allow several calls in one response.", False),
+    _served("text", "The format of the text: `text.format`."),
+    _served("reasoning", "How much the model thinks: `reasoning.effort`.", {"effort": "low"}),
+    _served("max_output_tokens", "Tokens to generate at most, reasoning included.", 3),
+    _served("temperature", "0 takes the most likely token each time.", 0.5),
+    _served("top_p", "Draw from the most likely tokens that have this probability together.", 0.9),
+    _served("top_k", "Draw from so many most likely tokens; 0 and -1 keep all.", 40),
+    _served("min_p", "Drop tokens less likely than this times the most likely one.", 0.1),
+    _served("top_logprobs", "Report the log probability of each token, and of so many likely alternatives.", 2),
+    _served("stop", "A text, or a list of texts, before which the answer ends.", ["END"]),
+    _served("seed", "The same seed and request give the same answer.", 42),
+    _served("presence_penalty", "Subtracted from the logit of each token that the answer has.", 0.5),
+    _served("frequency_penalty", "The same, times the number of its occurrences.", 0.5),
+    _served("repetition_penalty", "Divides positive logits of tokens in prompt and answer.", 1.1),
+    _served("ignore_eos", "Go on after the end-of-sequence token.", True),
+    _served("priority", "Larger runs earlier among the requests that wait.", 5),
+    _served("timeout", "Seconds until the answer must be complete.", 60.0),
+    _served("user", "The end user, repeated in the response.", "someone"),
+    _served("safety_identifier", "Repeated in the response.", "someone"),
+    _served("prompt_cache_key", "Repeated in the response. Prompts are cached by their content.", "a"),
+    _served("max_tool_calls", "Repeated in the response. It limits built-in tools, of which there are none.", 3),
+    _ignored("prompt_cache_retention", "The cache keeps what is used, for as long as it has room.", "24h"),
+    _ignored("prompt_cache_options", "The cache keeps what is used, for as long as it has room.", {"ttl": "30m"}),
+    _ignored("service_tier", "There is one tier.", "auto"),
+    _ignored("client_metadata", "Codex's notes about itself.", {"session": "a"}),
+    _ignored("stream_options", "Streams are never padded, and always end with usage.", {"include_obfuscation": False}),
+    _refused("truncation", "Shorten the conversation before it is too long.", "auto", ("disabled",)),
+    _refused("conversation", "Use 'previous_response_id'.", "conv_1"),
+    _refused("context_management", "Shorten the conversation before it is too long.", [{"type": "compaction"}], ([],)),
+    _refused("prompt", "Send the prompt itself as 'instructions' and 'input'.", {"id": "pmpt_1"}),
+    _refused("moderation", "Leave it out.", {"model": "omni-moderation-latest"}),
+    _refused("background_options", "Leave it out.", {"completion_window": "2h"}, ({},)),
+    _refused("modalities", "This server writes text only.", ["audio"], (["text"],)),
+    _refused("messages", "Name the list 'input'.", []),
+    _refused("max_tokens", "Use 'max_output_tokens'.", 5),
+    _refused("max_completion_tokens", "Use 'max_output_tokens'.", 5),
+    _refused("response_format", "Use 'text.format'.", {"type": "json_object"}),
+    _refused("reasoning_effort", "Use 'reasoning.effort'.", "low"),
+    _refused("n", "Ask several times.", 2, (1,)),
+)

@@ -1,0 +1,185 @@
+"""Answers to `POST /v1/responses`: whole, or as a stream of typed events.
+
+One object is the answer and the sink of its only sequence. A response that is to be stored is stored before the client
+is told that it is complete, so that what a client has seen complete can be read by every gateway.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from gateway.api.answer import Answer, Outcome
+from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.event_answer import EventAnswer
+from gateway.api.logprobs import chat_logprobs
+from gateway.api.read_choice import ReadChoice
+from gateway.errors import ApiError
+from gateway.generation import PLAIN_READING, Generation
+from gateway.responses.draft import ResponseError, ResponseGeneration, ResponseUsage, Status, response_fields
+from gateway.responses.events import EventWriter
+from gateway.responses.output import EventSink, ResponseOutput, no_events
+from shared.background_tasks import BackgroundTasks
+from shared.messages import Finish
+
+Keep = Callable[[ResponseGeneration, dict[str, Any]], Awaitable[bool]]
+"""Stores a response; says whether it is stored."""
+
+
+class ResponseChoice(ReadChoice):
+    """Sink of the only sequence: what is read goes into the output."""
+
+    def __init__(self, answer: ResponseAnswer, generation: Generation, output: ResponseOutput) -> None:
+        """Read into `output`."""
+        super().__init__(answer, 0, generation.reading or PLAIN_READING)
+        self._response = answer
+        self._output = output
+
+    def content(self, text: str) -> None:
+        """Add to a message."""
+        logprobs = self.take_logprobs()
+        self._output.content(text, chat_logprobs(logprobs)["content"] if logprobs else None)
+
+    def reasoning(self, text: str) -> None:
+        """Add to a reasoning item. Log probabilities are those of messages alone."""
+        self.take_logprobs()
+        self._output.reasoning(text)
+
+    def call_started(self, index: int, name: str) -> None:
+        """Begin a call."""
+        self.take_logprobs()
+        self._output.call_started(name)
+
+    def call_arguments(self, index: int, text: str) -> None:
+        """Add to a call."""
+        self.take_logprobs()
+        self._output.call_arguments(text)
+
+    def delivered(self, finish: Finish | None) -> None:
+        """End the open item with the sequence."""
+        if finish is not None:
+            self._output.finish(is_complete=finish.reason != "length")
+        self._response.delivered()
+
+
+class ResponseAnswer(Answer):
+    """What both kinds of answers have in common."""
+
+    def prepare(self, asked: Asked, keep: Keep, emit: EventSink) -> None:
+        """Answer `asked` with events to `emit`, and store the response with `keep`."""
+        generation = asked.generation
+        assert isinstance(generation, ResponseGeneration)
+        self._generation = generation
+        self._draft = generation.draft
+        self._keep = keep
+        self._tasks = BackgroundTasks()
+        self._output = ResponseOutput(self._draft.id, emit, has_encrypted_reasoning=self._draft.has_encrypted_reasoning)
+        self.sinks = (ResponseChoice(self, generation, self._output),)
+
+    def delivered(self) -> None:
+        """Learn that a delta has been read."""
+
+    def finish_choice(self, index: int, finish: Finish) -> None:
+        """Store the response, then complete the answer."""
+        if not self.done.done():
+            self.usage.add(index, finish.usage)
+            self._tasks.spawn(self._conclude("incomplete" if finish.reason == "length" else "completed"))
+
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._output.close()
+
+    async def _conclude(self, status: Status) -> None:
+        response = self._response(status)
+        if self._draft.is_stored:
+            response["store"] = await self._keep(self._generation, response)
+        if not self.done.done():
+            self._send(response)
+            self.end(Outcome.COMPLETED)
+
+    def _response(self, status: Status, error: ResponseError | None = None) -> dict[str, Any]:
+        usage = ResponseUsage(
+            input_tokens=self.usage.prompt_tokens,
+            output_tokens=self.usage.completion_tokens,
+            cached_tokens=self.usage.cached_tokens,
+            reasoning_tokens=self.usage.reasoning_tokens,
+        )
+        return response_fields(
+            self._draft,
+            status,
+            self._output.items,
+            usage=usage if status in ("completed", "incomplete") else None,
+            error=error,
+            completed_at=int(time.time()) if status == "completed" else None,
+        )
+
+    def _complete(self) -> None:
+        raise AssertionError("a response is complete once it is stored")
+
+    @abstractmethod
+    def _send(self, response: dict[str, Any]) -> None:
+        """Send the complete response."""
+
+
+class WholeResponse(ResponseAnswer):
+    """A response as one JSON body."""
+
+    def __init__(self, asked: Asked, keep: Keep) -> None:
+        """Answer `asked`, and store the response with `keep`."""
+        super().__init__(asked.exchange, asked.generation, asked.head)
+        self.prepare(asked, keep, no_events)
+
+    def _send(self, response: dict[str, Any]) -> None:
+        headers = self._head.headers([(b"content-type", b"application/json")])
+        self._exchange.respond(200, headers, msgspec.json.encode(response))
+
+    def _report(self, error: ApiError) -> None:
+        self._respond_error(error)
+
+
+class StreamedResponse(ResponseAnswer, EventAnswer):
+    """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
+
+    def __init__(self, asked: Asked, keep: Keep, parts: StreamParts) -> None:
+        """Answer `asked`, and store the response with `keep`."""
+        EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
+        self._events = EventWriter(self._stream.send)
+        self._opened, self._head_delay_s = parts.now, parts.limits.head_delay_s
+        self._has_written = False
+        self.prepare(asked, keep, self._emit)
+
+    def delivered(self) -> None:
+        """Write the first output at once."""
+        if not self._has_written and self._events.num_events:
+            self._has_written = True
+            self._stream.flush()
+
+    def tick(self, now: float) -> None:
+        """Begin the stream where the first output takes long; react to silence and slowness. `now` is loop time."""
+        if not (self.done.done() or self._events.num_events) and now - self._opened > self._head_delay_s:
+            self._begin()
+        super().tick(now)
+
+    def _emit(self, kind: str, fields: dict[str, Any]) -> None:
+        if not self._events.num_events:
+            self._begin()
+        self._events.emit(kind, fields)
+
+    def _begin(self) -> None:
+        self._events.begin(self._response("in_progress"))
+
+    def _send(self, response: dict[str, Any]) -> None:
+        self._events.end(response)
+        self._stream.end()
+
+    def _report(self, error: ApiError) -> None:
+        if not self._events.num_events:
+            super()._report(error)
+            return
+        code = error.code or ("invalid_prompt" if error.status < 500 else "server_error")
+        self._send(self._response("failed", ResponseError(code, error.message)))

@@ -1,0 +1,119 @@
+"""The body of `POST /v1/responses`, and the items of a conversation as clients and this server write them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from shared.bounds import (
+    MAX_MESSAGES,
+    MAX_NAME_BYTES,
+    MAX_OUTPUT_TOKENS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOOLS,
+    NumLogprobs,
+    Penalty,
+    Priority,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    Temperature,
+    TimeoutSeconds,
+)
+
+NULL = Raw(b"null")
+
+Name = Annotated[str, Meta(max_length=256)]
+ShortText = Annotated[str, Meta(max_length=512)]
+ResponseId = Annotated[str, Meta(max_length=128)]
+
+
+class PartBody(Struct, kw_only=True, omit_defaults=True):
+    """One part of an item: text of some kind, or something that is not served and refused by its type."""
+
+    type: Name
+    text: str | None = None
+    refusal: str | None = None
+
+
+Parts = Annotated[list[PartBody], Meta(max_length=MAX_MESSAGES)]
+
+
+class ItemBody(Struct, kw_only=True, omit_defaults=True):
+    """One item of a conversation; its type says which of the fields it has."""
+
+    type: Name | None = None
+    id: ResponseId | None = None
+    status: Name | None = None
+    role: Name | None = None
+    content: str | Parts | None = None
+    call_id: Name | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+    summary: Parts | None = None
+    encrypted_content: str | None = None
+
+
+Items = Annotated[list[ItemBody], Meta(max_length=MAX_MESSAGES)]
+
+
+class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model is to think. Clients may ask for a summary; there is none, the reasoning itself is sent."""
+
+    effort: Name | None = None
+    summary: Name | None = None
+    generate_summary: Name | None = None
+
+
+class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text is to look like."""
+
+    format: Raw = NULL
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The whole body. None always means: left out."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    input: str | Items | None = None
+    instructions: str | None = None
+    previous_response_id: ResponseId | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    include: Annotated[list[Name], Meta(max_length=32)] | None = None
+    metadata: Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)] | None = None
+
+    tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Raw = NULL
+    parallel_tool_calls: bool | None = None
+    text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
+
+    max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_logprobs: NumLogprobs | None = None
+
+    # Of this server and of vLLM, as for chat completions.
+    seed: Seed | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool | None = None
+    priority: Priority | None = None
+    timeout: TimeoutSeconds | None = None
+
+    # Without influence on the answer, and repeated in the response.
+    user: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None

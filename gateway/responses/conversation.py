@@ -1,0 +1,147 @@
+"""From the items of a conversation to the messages that a chat template gets.
+
+What an assistant thought, said and called stands in several items, and in one message. So those that follow one another
+become one message, in this order; anything out of order begins the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.responses.body import ItemBody, PartBody
+from gateway.responses.reasoning_content import decode_reasoning
+from shared.conversation import ChatMessage, ToolCall
+
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def to_messages(items: Sequence[ItemBody], num_earlier: int = 0) -> tuple[ChatMessage, ...]:
+    """Return the messages of a conversation, of which the first `num_earlier` items are from earlier requests.
+
+    Raises:
+        ApiError: 400; `param` names the item that is not served or not complete.
+    """
+    return _Conversation(num_earlier).read(items)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """An assistant's message that is being put together."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> ChatMessage:
+        return ChatMessage(
+            role="assistant",
+            content="".join(self.content),
+            reasoning="".join(self.reasoning) or None,
+            tool_calls=tuple(self.calls),
+        )
+
+
+class _Conversation:
+    def __init__(self, num_earlier: int) -> None:
+        self._num_earlier = num_earlier
+        self._messages: list[ChatMessage] = []
+        self._turn: _Turn | None = None
+        self._names: dict[str, str] = {}
+
+    def read(self, items: Sequence[ItemBody]) -> tuple[ChatMessage, ...]:
+        for index, item in enumerate(items):
+            self._add(item, f"input.[{index - self._num_earlier}]")
+        self._end_turn()
+        return tuple(self._messages)
+
+    def _add(self, item: ItemBody, where: str) -> None:
+        kind = item.type or "message"
+        if kind == "message":
+            self._add_message(item, where)
+        elif kind == "function_call":
+            self._add_call(item, where)
+        elif kind == "function_call_output":
+            self._add_call_output(item, where)
+        elif kind == "reasoning":
+            self._add_reasoning(item, where)
+        else:
+            message = f"'{where}' is of type '{kind[:64]}', which this server does not serve."
+            raise unsupported_parameter(f"{where}.type", message)
+
+    def _add_message(self, item: ItemBody, where: str) -> None:
+        if item.role not in _ROLES:
+            raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(_ROLES)}.")
+        text = _text(item.content, f"{where}.content")
+        if item.role != "assistant":
+            self._end_turn()
+            self._messages.append(ChatMessage(role=item.role, content=text))
+            return
+        turn = self._turn
+        if turn is None or turn.content or turn.calls:
+            turn = self._new_turn()
+        turn.content.append(text)
+
+    def _add_reasoning(self, item: ItemBody, where: str) -> None:
+        turn = self._turn
+        if turn is None or turn.content or turn.calls:
+            turn = self._new_turn()
+        if item.content:
+            turn.reasoning.append(_text(item.content, f"{where}.content"))
+        elif (text := decode_reasoning(item.encrypted_content)) is not None:
+            turn.reasoning.append(require_text(f"{where}.encrypted_content", text))
+        elif item.summary:
+            turn.reasoning.append(_text(item.summary, f"{where}.summary"))
+
+    def _add_call(self, item: ItemBody, where: str) -> None:
+        call_id = _required(item.call_id, f"{where}.call_id")
+        name = _required(item.name, f"{where}.name")
+        arguments = require_text(f"{where}.arguments", item.arguments or "{}")
+        self._names[call_id] = name
+        turn = self._turn or self._new_turn()
+        turn.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
+
+    def _add_call_output(self, item: ItemBody, where: str) -> None:
+        call_id = _required(item.call_id, f"{where}.call_id")
+        text = _text(item.output, f"{where}.output")
+        self._end_turn()
+        name = item.name or self._names.get(call_id)
+        self._messages.append(ChatMessage(role="tool", content=text, name=name, tool_call_id=call_id))
+
+    def _new_turn(self) -> _Turn:
+        self._end_turn()
+        self._turn = _Turn()
+        return self._turn
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._messages.append(self._turn.message())
+            self._turn = None
+
+
+def _required(value: str | None, where: str) -> str:
+    if not value:
+        raise invalid_value(where, f"'{where}' is required.")
+    return require_text(where, value)
+
+
+def _text(content: str | list[PartBody] | None, where: str) -> str:
+    if content is None:
+        raise invalid_value(where, f"'{where}' is required: a string or a list of text parts.")
+    if isinstance(content, str):
+        return require_text(where, content)
+    return require_text(where, "".join(_part_text(part, f"{where}.[{i}]") for i, part in enumerate(content)))
+
+
+def _part_text(part: PartBody, where: str) -> str:
+    if part.type == "refusal":
+        return part.refusal or ""
+    if part.type not in _TEXT_PARTS:
+        message = f"'{where}' is of type '{part.type[:64]}'; only text is served."
+        raise unsupported_parameter(f"{where}.type", message)
+    if part.text is None:
+        raise invalid_value(f"{where}.text", f"'{where}' is a text part without 'text'.")
+    return part.text

@@ -1,0 +1,68 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from gateway.admission.auth import Principal
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.responses.answers import StreamedResponse, WholeResponse
+from gateway.responses.body import ItemBody
+from gateway.responses.draft import ResponseGeneration
+from gateway.responses.events import RESPONSES
+from gateway.responses.history import History
+from gateway.responses.log import ResponseLog, ResponseLogError
+from gateway.responses.record import ResponseRecord
+from gateway.responses.request import own_items, parse_body, to_generation
+from shared.log_limit import LogLimit
+
+_log = logging.getLogger(__name__)
+
+
+class ResponsesEndpoint(Endpoint):
+    """Reads the conversation that a request continues, and stores what becomes of it."""
+
+    path = "/v1/responses"
+    name = "responses"
+    dialect = RESPONSES
+
+    def __init__(self, log: ResponseLog, allow_unknown: bool = False) -> None:
+        """Read and store in `log`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+        self._allow_unknown = allow_unknown
+        self._log = log
+        self._history = History(log)
+        self._log_limit = LogLimit(_log)
+
+    async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
+        """Parse the body, and read what it refers to."""
+        request = parse_body(body, self._allow_unknown)
+        principal.check_model(request.model)
+        history: list[ItemBody] = []
+        ancestors: tuple[str, ...] = ()
+        if request.previous_response_id is not None:
+            history, ancestors = await self._history.before(principal, request.previous_response_id)
+        items = await self._history.resolved(principal, own_items(request))
+        return to_generation(request, history, items, ancestors)
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one JSON body."""
+        return WholeResponse(asked, partial(self._keep, asked.principal))
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Return an answer as a stream of typed events."""
+        return StreamedResponse(asked, partial(self._keep, asked.principal), parts)
+
+    async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
+        record = ResponseRecord(principal.tenant, generation.model, generation.draft, msgspec.json.encode(response))
+        try:
+            await self._log.put(record)
+        except ResponseLogError as error:
+            # The client has a right to what was computed for it, and is told that it is not stored.
+            self._log_limit.warning(principal.tenant, "response not stored: %s", error)
+            return False
+        return True

@@ -1,0 +1,66 @@
+"""Typed events of a streamed response, in order: each has its type twice, as OpenAI's, and the number of its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.http1.dialect import Dialect
+from gateway.responses.draft import Status
+
+_END_EVENTS: dict[Status, str] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "failed": "response.failed",
+    # OpenAI's API has no event of its own for it.
+    "cancelled": "response.failed",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class EventWriter:
+    """Numbers events and writes them as bytes.
+
+    Attributes:
+        num_events: Events so far, which is the number of the next one.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], starting_after: int = -1) -> None:
+        """Pass events to `write`, but for those whose number is not above `starting_after`."""
+        self._write = write
+        self._starting_after = starting_after
+        self.num_events = 0
+
+    def emit(self, kind: str, fields: dict[str, Any]) -> None:
+        """Write one event."""
+        number = self.num_events
+        self.num_events += 1
+        if number > self._starting_after:
+            self._write(encode_event(kind, fields, number))
+
+    def begin(self, response: dict[str, Any]) -> None:
+        """Write the events that begin the stream of a response that is in progress."""
+        self.emit("response.created", {"response": response})
+        self.emit("response.in_progress", {"response": response})
+
+    def end(self, response: dict[str, Any]) -> None:
+        """Write the event that ends the stream, with the whole response."""
+        self.emit(_END_EVENTS[response["status"]], {"response": response})
+
+
+def encode_event(kind: str, fields: dict[str, Any], number: int) -> bytes:
+    """Return the bytes of one event."""
+    data = _encode({"type": kind, **fields, "sequence_number": number})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _error_event(error: ApiError) -> bytes:
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    return encode_event("error", fields, 0)
+
+
+RESPONSES = Dialect(ApiError.body, _error_event, b"", b": keep-alive\n\n")
+"""Errors are OpenAI's; in a stream they are events of their own, and the last event ends it."""

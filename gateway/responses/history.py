@@ -1,0 +1,79 @@
+"""The conversation before a request: the responses that it continues, and the items that it refers to by their ids."""
+
+from __future__ import annotations
+
+from gateway.admission.auth import Principal
+from gateway.api.schemas.refusals import invalid_value
+from gateway.errors import ApiError
+from gateway.responses.body import ItemBody
+from gateway.responses.item_ids import is_response_id, response_of
+from gateway.responses.log import ResponseLog
+from gateway.responses.record import ResponseRecord, turn_of
+
+MAX_ANCESTORS = 1000
+_MAX_REFERENCES = 1000
+
+
+class History:
+    """Reads conversations from the log. Keeps nothing."""
+
+    def __init__(self, log: ResponseLog) -> None:
+        """Read from `log`."""
+        self._log = log
+
+    async def before(self, principal: Principal, response_id: str) -> tuple[list[ItemBody], tuple[str, ...]]:
+        """Return the items of the conversation that ends with a response, and the ids of its responses, oldest first.
+
+        Raises:
+            ApiError: 400 when a response is not there any more, or not complete.
+        """
+        last = await self._previous(principal, response_id)
+        ancestors = (*last.draft.ancestors, response_id)
+        if len(ancestors) > MAX_ANCESTORS:
+            message = f"The conversation has {len(ancestors)} responses; at most {MAX_ANCESTORS} are allowed."
+            raise invalid_value("previous_response_id", message)
+        found = await self._log.get_all(principal.tenant, last.draft.ancestors)
+        items: list[ItemBody] = []
+        for ancestor, record in zip(ancestors, [*found, last], strict=True):
+            if record is None:
+                raise _not_found(ancestor)
+            items += turn_of(record)
+        return items, ancestors
+
+    async def resolved(self, principal: Principal, items: list[ItemBody]) -> list[ItemBody]:
+        """Return items with those that are references replaced by what they refer to.
+
+        Raises:
+            ApiError: 400 when an item is not there.
+        """
+        places = {index: item.id or "" for index, item in enumerate(items) if item.type == "item_reference"}
+        if not places:
+            return items
+        if len(places) > _MAX_REFERENCES:
+            message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
+            raise invalid_value("input", message)
+        ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
+        records = await self._log.get_all(principal.tenant, ids)
+        known = {item.id: item for record in records if record is not None for item in turn_of(record)}
+        resolved = list(items)
+        for index, item_id in places.items():
+            if item_id not in known:
+                where = f"input.[{index}].id"
+                raise ApiError(404, f"Item with id '{item_id}' not found.", param=where, code="item_not_found")
+            resolved[index] = known[item_id]
+        return resolved
+
+    async def _previous(self, principal: Principal, response_id: str) -> ResponseRecord:
+        record = await self._log.get(principal.tenant, response_id) if is_response_id(response_id) else None
+        if record is None or not principal.can_use(record.model):
+            raise _not_found(response_id)
+        return record
+
+
+def _not_found(response_id: str) -> ApiError:
+    return ApiError(
+        400,
+        f"Previous response with id '{response_id}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )

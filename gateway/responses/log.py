@@ -1,0 +1,165 @@
+"""The log of responses: durable, shared by all gateways, each tenant for itself, and bounded in age and size.
+
+A record lies in the stream `HR_RESPONSES` in pieces of at most `PIECE_BYTES`, the first of which says how many they are
+and is written last: a response is there once its first piece is. So a record may be larger than a message of NATS, and
+the number of a tenant's pieces bounds their bytes. Of more than `TENANT_PIECES` the oldest are dropped, those of that
+tenant alone; age and total size are bounds of the stream. A response of which a piece is gone is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+import msgspec
+from nats.js.errors import APIError, NotFoundError
+
+from gateway.errors import ApiError
+from gateway.responses.record import ResponseRecord, decode_record
+from shared.background_tasks import BackgroundTasks
+from shared.direct_client import DirectClient
+from shared.errors import HeadraceError
+from shared.log_limit import LogLimit
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import RESPONSES_STREAM
+from shared.subjects import response_subject, responses_filter
+
+PIECE_BYTES = 16 << 10
+TENANT_PIECES = 32_768
+# A tenant may exceed its bound by so many pieces for each gateway.
+PIECES_BETWEEN_PURGES = 256
+# Of one record, and of all that a conversation continues.
+_MAX_PIECES = 2048
+_CONCURRENT_CALLS = 32
+_TIMEOUT_S = 3.0
+_ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
+
+class ResponseLogError(HeadraceError):
+    """A record could not be written."""
+
+
+class _FirstPiece(msgspec.Struct, frozen=True, array_like=True):
+    num_pieces: int
+    data: bytes
+
+
+class ResponseLog:
+    """Reads and writes records. Keeps nothing but the count of pieces since the last purge."""
+
+    def __init__(self, nats: DirectClient) -> None:
+        """Work over an open connection."""
+        self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self._calls = asyncio.Semaphore(_CONCURRENT_CALLS)
+        self._written: Counter[str] = Counter()
+        self._tasks = BackgroundTasks()
+        self._log_limit = LogLimit(_log)
+
+    async def put(self, record: ResponseRecord) -> None:
+        """Store a response; it is on the disk when this returns.
+
+        Raises:
+            ResponseLogError: It is too large, or NATS does not take it.
+        """
+        payload = msgspec.msgpack.encode(record)
+        pieces = [payload[start : start + PIECE_BYTES] for start in range(0, len(payload), PIECE_BYTES)]
+        if len(pieces) > _MAX_PIECES:
+            raise ResponseLogError(f"a record of {len(payload)} bytes is larger than {_MAX_PIECES * PIECE_BYTES}")
+        first = msgspec.msgpack.encode(_FirstPiece(len(pieces), pieces[0]))
+        tenant, response_id = record.tenant, record.draft.id
+        try:
+            await self._publish_all(tenant, response_id, pieces[1:])
+            await self._js.publish(response_subject(tenant, response_id, 0), first)
+        except _ERRORS as error:
+            raise ResponseLogError(f"NATS does not store the response: {error!r}") from error
+        self._bound(tenant, len(pieces))
+
+    async def get(self, tenant: str, response_id: str) -> ResponseRecord | None:
+        """Return a response of a tenant, or None if there is none.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        first = await self._piece(response_subject(tenant, response_id, 0))
+        if first is None:
+            return None
+        try:
+            head = msgspec.msgpack.decode(first, type=_FirstPiece)
+            rest = await asyncio.gather(
+                *(self._piece(response_subject(tenant, response_id, piece)) for piece in range(1, head.num_pieces))
+            )
+            present = [piece for piece in rest if piece is not None]
+            if len(present) < len(rest):
+                return None
+            record = decode_record(b"".join((head.data, *present)))
+        except msgspec.MsgspecError as error:
+            self._log_limit.warning(tenant, "a response in the log cannot be read: %s", error)
+            return None
+        return record if (record.tenant, record.draft.id) == (tenant, response_id) else None
+
+    async def get_all(self, tenant: str, response_ids: Sequence[str]) -> list[ResponseRecord | None]:
+        """Return several responses, None for each that is not there.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        return list(await asyncio.gather(*(self.get(tenant, response_id) for response_id in response_ids)))
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Forget a response.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        async with self._calls:
+            await _answered(self._js.purge_stream(RESPONSES_STREAM, subject=response_subject(tenant, response_id)))
+
+    async def close(self) -> None:
+        """Wait for purges under way."""
+        await self._tasks.wait()
+
+    async def _publish_all(self, tenant: str, response_id: str, pieces: Sequence[bytes]) -> None:
+        async def publish(number: int, piece: bytes) -> None:
+            async with self._calls:
+                await self._js.publish(response_subject(tenant, response_id, number), piece)
+
+        await asyncio.gather(*(publish(number, piece) for number, piece in enumerate(pieces, start=1)))
+
+    async def _piece(self, subject: str) -> bytes | None:
+        async with self._calls:
+            # The leader's own: what a gateway has just written, every other one finds.
+            try:
+                message = await _answered(self._js.get_last_msg(RESPONSES_STREAM, subject))
+            except NotFoundError:
+                return None
+        return message.data or b""
+
+    def _bound(self, tenant: str, num_pieces: int) -> None:
+        self._written[tenant] += num_pieces
+        if self._written[tenant] >= PIECES_BETWEEN_PURGES:
+            del self._written[tenant]
+            self._tasks.spawn(self._purge(tenant), f"purge of responses of {tenant}")
+
+    async def _purge(self, tenant: str) -> None:
+        try:
+            await self._js.purge_stream(RESPONSES_STREAM, subject=responses_filter(tenant), keep=TENANT_PIECES)
+        except _ERRORS as error:
+            self._log_limit.warning(tenant, "old responses not dropped: %r", error)
+
+
+async def _answered(call: Awaitable[Result]) -> Result:
+    """Return what a call to JetStream returns, or say that the log cannot be read now."""
+    try:
+        return await call
+    except NotFoundError:
+        raise
+    except _ERRORS as error:
+        message = "The log of responses cannot be read at the moment. Try again shortly."
+        raise ApiError(503, message, code="response_log_unavailable", retry_after_s=2.0) from error

@@ -1,0 +1,207 @@
+"""The items of a response while the model writes them: what has been said so far, and the events that tell it.
+
+One item is open at a time. Text goes on in a message, thoughts in a reasoning item, and each call of a tool is an item.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from gateway.responses.item_ids import output_item_id
+from gateway.responses.reasoning_content import encode_reasoning
+
+Fields = dict[str, Any]
+
+
+class EventSink(Protocol):
+    """Whoever tells a client of events; without a stream nobody does."""
+
+    def __call__(self, kind: str, fields: Fields) -> None:
+        """Tell of one event. `fields` are those that its type has of its own."""
+
+
+def no_events(kind: str, fields: Fields) -> None:
+    """Tell nobody."""
+
+
+class ResponseOutput:
+    """The output of one response.
+
+    Attributes:
+        items: The finished items, as JSON objects.
+    """
+
+    def __init__(self, response_id: str, emit: EventSink = no_events, *, has_encrypted_reasoning: bool = False) -> None:
+        """Begin without items; events go to `emit`."""
+        self._response_id = response_id
+        self._emit = emit
+        self._has_encrypted_reasoning = has_encrypted_reasoning
+        self._open: _OpenItem | None = None
+        self.items: list[Fields] = []
+
+    def content(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        """Take more of the answer itself."""
+        item = self._open if isinstance(self._open, _Message) else self._begin(_Message)
+        item.add(text, logprobs)
+
+    def reasoning(self, text: str) -> None:
+        """Take more of what the model thinks."""
+        item = self._open if isinstance(self._open, _Reasoning) else self._begin(_Reasoning)
+        item.add(text)
+
+    def call_started(self, name: str) -> None:
+        """Take the begin of a call."""
+        self._begin(_Call, name)
+
+    def call_arguments(self, text: str) -> None:
+        """Take more of the arguments of the call that began last."""
+        assert isinstance(self._open, _Call), "arguments follow the start of their call"
+        self._open.add(text)
+
+    def close(self) -> None:
+        """Tell of no more events."""
+        self._emit = no_events
+        if self._open is not None:
+            self._open.emit = no_events
+
+    def finish(self, *, is_complete: bool = True) -> None:
+        """End the open item. An answer without anything has an empty message."""
+        if self._open is None and not self.items:
+            self._begin(_Message)
+        self._end("completed" if is_complete else "incomplete")
+
+    def _begin(self, kind: type[_OpenItem], name: str = "") -> _OpenItem:
+        self._end("completed")
+        index = len(self.items)
+        item_id = output_item_id(kind.prefix, self._response_id, index)
+        self._open = kind(item_id, index, self._emit, name)
+        if isinstance(self._open, _Reasoning):
+            self._open.has_encrypted_content = self._has_encrypted_reasoning
+        self._open.begin()
+        return self._open
+
+    def _end(self, status: str) -> None:
+        if self._open is not None:
+            self.items.append(self._open.end(status))
+            self._open = None
+
+
+class _OpenItem:
+    """An item that is being written. Its kinds differ in their parts and in the names of their events."""
+
+    prefix: str
+
+    def __init__(self, item_id: str, index: int, emit: EventSink, name: str) -> None:
+        self._id = item_id
+        self._index = index
+        self.emit = emit
+        self._name = name
+        self._texts: list[str] = []
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._texts)
+
+    def begin(self) -> None:
+        self.emit("response.output_item.added", {"output_index": self._index, "item": self.fields("in_progress")})
+
+    def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        raise NotImplementedError
+
+    def end(self, status: str) -> Fields:
+        fields = self.fields(status)
+        self.emit("response.output_item.done", {"output_index": self._index, "item": fields})
+        return fields
+
+    def fields(self, status: str) -> Fields:
+        raise NotImplementedError
+
+    def _place(self) -> Fields:
+        return {"item_id": self._id, "output_index": self._index, "content_index": 0}
+
+
+class _Message(_OpenItem):
+    prefix = "msg"
+
+    def __init__(self, item_id: str, index: int, emit: EventSink, name: str) -> None:
+        super().__init__(item_id, index, emit, name)
+        self._logprobs: list[Fields] = []
+
+    def begin(self) -> None:
+        super().begin()
+        self.emit("response.content_part.added", self._place() | {"part": self._part("")})
+
+    def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        self._texts.append(text)
+        self._logprobs += logprobs or ()
+        self.emit("response.output_text.delta", self._place() | {"delta": text, "logprobs": logprobs or []})
+
+    def end(self, status: str) -> Fields:
+        text, place = self._text, self._place()
+        self.emit("response.output_text.done", place | {"text": text, "logprobs": self._logprobs})
+        self.emit("response.content_part.done", place | {"part": self._part(text)})
+        return super().end(status)
+
+    def fields(self, status: str) -> Fields:
+        content = [] if status == "in_progress" else [self._part(self._text)]
+        return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _part(self, text: str) -> Fields:
+        return {"type": "output_text", "annotations": [], "logprobs": self._logprobs, "text": text}
+
+
+class _Reasoning(_OpenItem):
+    prefix = "rs"
+    has_encrypted_content = False
+
+    def begin(self) -> None:
+        super().begin()
+        self.emit("response.content_part.added", self._place() | {"part": self._part("")})
+
+    def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        self._texts.append(text)
+        self.emit("response.reasoning_text.delta", self._place() | {"delta": text})
+
+    def end(self, status: str) -> Fields:
+        text, place = self._text, self._place()
+        self.emit("response.reasoning_text.done", place | {"text": text})
+        self.emit("response.content_part.done", place | {"part": self._part(text)})
+        return super().end(status)
+
+    def fields(self, status: str) -> Fields:
+        is_open = status == "in_progress"
+        return {
+            "id": self._id,
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": [] if is_open else [self._part(self._text)],
+            "encrypted_content": encode_reasoning(self._text) if self.has_encrypted_content and not is_open else None,
+        }
+
+    def _part(self, text: str) -> Fields:
+        return {"type": "reasoning_text", "text": text}
+
+
+class _Call(_OpenItem):
+    prefix = "fc"
+
+    def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
+        self._texts.append(text)
+        place = {"item_id": self._id, "output_index": self._index}
+        self.emit("response.function_call_arguments.delta", place | {"delta": text})
+
+    def end(self, status: str) -> Fields:
+        place = {"item_id": self._id, "output_index": self._index, "name": self._name}
+        self.emit("response.function_call_arguments.done", place | {"arguments": self._text})
+        return super().end(status)
+
+    def fields(self, status: str) -> Fields:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "status": status,
+            "call_id": f"call_{self._id.removeprefix('fc_')}",
+            "name": self._name,
+            "arguments": "" if status == "in_progress" else self._text,
+        }

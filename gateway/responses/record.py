@@ -1,0 +1,47 @@
+"""What is kept of a response, as it lies in the log."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from gateway.responses.body import ItemBody
+from gateway.responses.draft import ResponseDraft
+
+
+class ResponseRecord(Struct, frozen=True, array_like=True, tag="response_1"):
+    """One response.
+
+    Attributes:
+        tenant: Whose it is; compared with who asks, besides being part of the subject.
+        model: Which it was asked of.
+        draft: The response without its output, and the items of its request.
+        response: JSON of the whole response.
+    """
+
+    tenant: str
+    model: str
+    draft: ResponseDraft
+    response: bytes
+
+
+class _Output(Struct):
+    output: list[ItemBody] = []
+
+
+_decode_record = msgspec.msgpack.Decoder(ResponseRecord).decode
+_decode_output = msgspec.json.Decoder(_Output).decode
+
+
+def decode_record(payload: bytes) -> ResponseRecord:
+    """Read a record.
+
+    Raises:
+        msgspec.MsgspecError: It is none, or of another version.
+    """
+    return _decode_record(payload)
+
+
+def turn_of(record: ResponseRecord) -> list[ItemBody]:
+    """Return what a response has added to its conversation: the items of its request, then those of its output."""
+    return [*record.draft.input, *_decode_output(record.response).output]

@@ -1,0 +1,187 @@
+"""From the body of `POST /v1/responses` to what is to be generated, once the conversation before it has been read."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from gateway.api.schemas.chat import estimate_messages
+from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.row import Kind
+from gateway.generation import Prompt
+from gateway.responses.body import NULL, ItemBody, ResponseBody
+from gateway.responses.conversation import to_messages
+from gateway.responses.draft import ResponseDraft, ResponseGeneration
+from gateway.responses.item_ids import input_item_id, new_response_id
+from shared.bounds import MAX_NAME_BYTES
+from shared.conversation import ChatMessage
+from shared.sampling import Sampling
+
+_LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED_REASONING = "reasoning.encrypted_content"
+# The others are about tools that there are not, so there is nothing that they could include.
+_INCLUDABLE = (
+    _LOGPROBS,
+    _ENCRYPTED_REASONING,
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+)
+_COPIED = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+)
+_ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+_decoder = msgspec.json.Decoder(ResponseBody)
+
+
+def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
+    """Return the body of a request, checked as far as it can be by itself; `allow_unknown` is as in `decode_body`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    body = decode_body(_decoder, Kind.RESPONSE, data, allow_unknown)
+    require_text("model", body.model)
+    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
+        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
+    for value in body.include or ():
+        if value not in _INCLUDABLE:
+            raise invalid_value("include", f"'include' has '{value[:64]}'; allowed are {', '.join(_INCLUDABLE)}.")
+    if body.input is None and body.previous_response_id is None:
+        raise invalid_value("input", "Missing required parameter: 'input'.")
+    _check_tools(body)
+    return body
+
+
+def to_generation(
+    body: ResponseBody, history: Sequence[ItemBody], items: Sequence[ItemBody], ancestors: tuple[str, ...]
+) -> ResponseGeneration:
+    """Return what is to be generated.
+
+    Args:
+        body: The request.
+        history: Items of the conversation that it continues.
+        items: Its own.
+        ancestors: Ids of the responses in `history`, the oldest first.
+
+    Raises:
+        ApiError: 400; an item is not complete or not served.
+    """
+    messages = to_messages([*history, *items], num_earlier=len(history))
+    if body.instructions:
+        # Those of earlier requests are no part of the conversation.
+        system = ChatMessage(role="system", content=require_text("instructions", body.instructions))
+        messages = (system, *messages)
+    if not messages:
+        raise invalid_value("input", "'input' must not be empty.")
+    return ResponseGeneration(
+        kind="chat",
+        model=body.model,
+        prompts=(Prompt(estimated_tokens=estimate_messages(messages), messages=messages),),
+        n=1,
+        sampling=_sampling(body),
+        deterministic=body.temperature == 0 or body.seed is not None,
+        stream=bool(body.stream),
+        priority=body.priority or 0,
+        timeout_s=body.timeout,
+        draft=_draft(body, items, ancestors),
+    )
+
+
+def own_items(body: ResponseBody) -> list[ItemBody]:
+    """Return the items of a request; a text is a message of the user."""
+    if isinstance(body.input, str):
+        return [ItemBody(type="message", role="user", content=body.input)]
+    return list(body.input or ())
+
+
+def _draft(body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, ...]) -> ResponseDraft:
+    response_id = new_response_id()
+    return ResponseDraft(
+        id=response_id,
+        created_at=int(time.time()),
+        parameters=_parameters(body),
+        input=[_identified(item, response_id, index) for index, item in enumerate(items)],
+        ancestors=ancestors,
+        is_stored=body.store is not False,
+        is_background=bool(body.background),
+        has_encrypted_reasoning=_ENCRYPTED_REASONING in (body.include or ()),
+    )
+
+
+def _identified(item: ItemBody, response_id: str, index: int) -> ItemBody:
+    kind = item.type or "message"
+    item_id = item.id or input_item_id(_ITEM_PREFIXES.get(kind, "msg"), response_id, index)
+    return msgspec.structs.replace(item, type=kind, id=item_id, status=item.status or "completed")
+
+
+def _parameters(body: ResponseBody) -> dict[str, Any]:
+    """Return what a response repeats of its request, with the defaults that were in force."""
+    reasoning, text = body.reasoning, body.text
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": (text and text.verbosity) or "medium"},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _sampling(body: ResponseBody) -> Sampling:
+    values: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
+    seed = body.seed
+    if seed is None:
+        # A random one, so that the request can move to another worker; greedy requests look equal if they are.
+        seed = 0 if body.temperature == 0 else secrets.randbits(62)
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    has_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
+    return Sampling(
+        max_tokens=body.max_output_tokens,
+        top_k=max(0, body.top_k or 0),
+        seed=seed,
+        stop=tuple(require_text("stop", string) for string in stop),
+        logprobs=(body.top_logprobs or 0) if has_logprobs else None,
+        **values,
+    )
+
+
+def _check_tools(body: ResponseBody) -> None:
+    """Refuse what is not served yet."""
+    if body.tools:
+        raise unsupported_parameter("tools")
+    if not _is_text(body.text.format if body.text else NULL):
+        raise unsupported_parameter("text.format")
+
+
+def _is_text(raw: Raw) -> bool:
+    return raw is NULL or msgspec.json.decode(raw) in (None, {"type": "text"})

@@ -1,0 +1,93 @@
+"""The routes of responses that are stored: read one, list the items of its request, delete it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admission.auth import Principal
+from gateway.api.routes import KeyRoute, json_response
+from gateway.api.schemas.refusals import invalid_value
+from gateway.errors import ApiError
+from gateway.responses.body import ItemBody
+from gateway.responses.item_ids import is_response_id
+from gateway.responses.log import ResponseLog
+from gateway.responses.record import ResponseRecord
+
+_PATH = "/v1/responses/{response_id}"
+_DEFAULT_ITEMS = 20
+_MAX_ITEMS = 100
+
+
+class StoredResponses:
+    """Handles the routes. Keeps nothing."""
+
+    def __init__(self, log: ResponseLog) -> None:
+        """Read from `log`."""
+        self._log = log
+
+    def routes(self) -> list[KeyRoute]:
+        """Return the routes; each is for those who have a key, and finds the responses of their tenant alone."""
+        return [
+            KeyRoute("GET", _PATH, self._retrieve),
+            KeyRoute("DELETE", _PATH, self._delete),
+            KeyRoute("GET", f"{_PATH}/input_items", self._list_input),
+        ]
+
+    async def _retrieve(self, request: Request, principal: Principal) -> Response:
+        record = await self._find(request, principal)
+        return Response(record.response, media_type="application/json")
+
+    async def _delete(self, request: Request, principal: Principal) -> Response:
+        record = await self._find(request, principal)
+        await self._log.delete(principal.tenant, record.draft.id)
+        return json_response({"id": record.draft.id, "object": "response", "deleted": True})
+
+    async def _list_input(self, request: Request, principal: Principal) -> Response:
+        record = await self._find(request, principal)
+        query = request.query_params
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
+        limit = _number(query.get("limit"), "limit", _DEFAULT_ITEMS, 1, _MAX_ITEMS)
+        items = [_listed(item) for item in record.draft.input]
+        if order == "desc":
+            items.reverse()
+        after = query.get("after")
+        if after is not None:
+            position = next((i for i, item in enumerate(items) if item["id"] == after), None)
+            if position is None:
+                raise invalid_value("after", f"There is no item with id '{after[:128]}'.")
+            items = items[position + 1 :]
+        page = items[:limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        return json_response({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
+
+    async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
+        response_id: str = request.path_params["response_id"]
+        record = await self._log.get(principal.tenant, response_id) if is_response_id(response_id) else None
+        if record is None or not principal.can_use(record.model):
+            message = f"Response with id '{response_id[:128]}' not found."
+            raise ApiError(404, message, param="id", code="response_not_found")
+        return record
+
+
+def _listed(item: ItemBody) -> dict[str, Any]:
+    """Return an item as it is listed: its content is a list of parts."""
+    fields: dict[str, Any] = msgspec.to_builtins(item)
+    if isinstance(item.content, str):
+        is_own = item.role == "assistant"
+        part = {"type": "output_text" if is_own else "input_text", "text": item.content}
+        fields["content"] = [part | {"annotations": []} if is_own else part]
+    return fields
+
+
+def _number(text: str | None, name: str, default: int, least: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+        raise invalid_value(name, f"'{name}' must be a whole number from {least} to {most}.")
+    return int(text)
