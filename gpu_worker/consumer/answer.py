@@ -7,6 +7,7 @@ completed it are dropped.
 from __future__ import annotations
 
 from gpu_worker.consumer.held_request import HeldRequest, Prelude
+from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -18,9 +19,10 @@ _NOTHING = Prelude()
 class AnswerWriter:
     """Writes deltas. Advances the text of held requests and their preludes; nothing else."""
 
-    def __init__(self, tokenizer: ModelTokenizer) -> None:
-        """Write with this tokenizer's text."""
+    def __init__(self, tokenizer: ModelTokenizer, pooled: PooledAnswers) -> None:
+        """Write with this tokenizer's text, and vectors as `pooled` makes them."""
         self._tokenizer = tokenizer
+        self._pooled = pooled
 
     def delta(self, held: HeldRequest, event: SequenceEvent) -> Delta:
         """Return the delta of one event.
@@ -82,6 +84,10 @@ class AnswerWriter:
         usage = Usage(
             sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens, num_accepted, num_rejected
         )
+        pooling = held.request.pooling
+        if pooling is not None and reason == "length":
+            # Its prompt is computed, which is all that was wanted.
+            return Finish("stop", usage, vector=self._pooled.vector(pooling, sequence))
         return Finish(reason, usage, event.error, stop=_stop(held, event, reason))
 
     def _prelude(self, held: HeldRequest, event: SequenceEvent, *, is_due: bool) -> Prelude:

@@ -143,7 +143,7 @@ class BatchLane:
         held.parts.append(delta.text)
         held.num_output_tokens = delta.seq + len(delta.token_ids)
         if delta.finish is not None:
-            usage = delta.finish.usage
+            usage, held.vector = delta.finish.usage, delta.finish.vector
             num_output = delta.seq + len(delta.token_ids) if usage is None else usage.completion_tokens
             self._end(held, delta.finish.reason, num_output=num_output, error=delta.finish.error)
 
@@ -228,6 +228,7 @@ class BatchLane:
             worker=self._worker,
             created=request.created,
             completed=time.time(),
+            vector=held.vector,
         )
 
     def _refuse_unreadable(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.messages import Heartbeat
+from shared.pooling import Task
 
 INTERVAL_S = 0.25
 
@@ -29,6 +30,7 @@ class HeartbeatSource:
     block_size: int
     max_model_len: int
     max_prompt_characters: int = 0
+    tasks: tuple[Task, ...] = ("generate",)
     is_draining: bool = False
     started: float = field(default_factory=time.time)
 
@@ -66,4 +68,5 @@ class HeartbeatSource:
             spec_decode_num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
             last_pulled=last_pulled,
             max_prompt_characters=self.max_prompt_characters,
+            tasks=self.tasks,
         )

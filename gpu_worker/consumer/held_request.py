@@ -38,6 +38,7 @@ class HeldRequest:
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
+        vector: Its answer, when that is numbers and is delivered as a whole.
         num_output_tokens: Generated tokens delivered, to the outbox or to `parts`, those of earlier attempts included.
             The engine may know more already.
         num_earlier_tokens: Those of earlier attempts.
@@ -54,6 +55,7 @@ class HeldRequest:
     num_blocks: int = 0
     is_plain: bool = False
     parts: list[str] = field(default_factory=list)
+    vector: bytes | None = None
     num_output_tokens: int = 0
     num_earlier_tokens: int = 0
     num_recorded_tokens: int = 0

@@ -7,27 +7,41 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from gpu_worker.consumer.held_request import Prelude
+from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.prompt_encoder import PromptText
+from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.messages import Request, TokenLogprob
+from shared.sampling import Sampling
 
 Prompt = PromptText | list[int]
+
+# How a sequence is sampled that only has its prompt computed.
+_NOTHING = Sampling(max_tokens=0)
 
 
 class RequestReader:
     """Reads requests for one model. Keeps no state of its own."""
 
-    def __init__(self, model: str, directory: ModelDirectory, max_model_len: int, tokenizer: ModelTokenizer) -> None:
+    def __init__(
+        self,
+        model: str,
+        directory: ModelDirectory,
+        max_model_len: int,
+        tokenizer: ModelTokenizer,
+        pooled: PooledAnswers,
+    ) -> None:
         """Read for the model served under the name `model`."""
         self._model = model
         self._eos_token_ids = directory.eos_token_ids
         self._max_model_len = max_model_len
         self._tokenizer = tokenizer
+        self._pooled = pooled
 
     def prompt(self, request: Request) -> Prompt:
         """Check a request and return its prompt; a list holds token ids.
@@ -39,6 +53,7 @@ class RequestReader:
             raise BadRequestError(f"This worker serves {self._model!r}, not {request.model[:64]!r}.", "model")
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
+        self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
         self._check_ids(request.sampling.stop_token_ids, "stop_token_ids")
@@ -51,6 +66,9 @@ class RequestReader:
             if not request.token_ids:
                 raise BadRequestError("The prompt has no tokens.", "prompt")
             return list(request.token_ids)
+        if request.pooling is not None and request.pooling.query is not None:
+            assert request.text is not None
+            return ScoredText(request.pooling.query, request.text, request.pooling.instruction)
         prompt = request.messages if request.text is None else request.text
         assert prompt is not None
         return prompt
@@ -76,12 +94,13 @@ class RequestReader:
         """
         self._check_ids(prompt_ids, "prompt" if request.messages is None else "messages")
         now = time.monotonic()
-        max_tokens = request.sampling.max_tokens
+        sampling = request.sampling if request.pooling is None else _NOTHING
+        max_tokens = sampling.max_tokens
         return Sequence(
             id=sequence_id,
             token_ids=[*prompt_ids, *request.emitted],
             num_prompt_tokens=len(prompt_ids),
-            sampling=request.sampling,
+            sampling=sampling,
             max_tokens=self._max_model_len if max_tokens is None else max_tokens,
             eos_token_ids=self._eos_token_ids,
             lane=request.lane,
@@ -92,6 +111,7 @@ class RequestReader:
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),
             bad_words=self._bad_words(request),
+            pooling=self._pooled.plan(request),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:

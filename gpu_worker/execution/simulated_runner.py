@@ -7,10 +7,14 @@ load can be measured on any machine. Imports no torch.
 from __future__ import annotations
 
 import math
+import random
 import time
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Values
+from hashlib import sha256
 
+from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 
 DEFAULT_GROWTH = 0.005
@@ -38,13 +42,18 @@ class SimulatedRunner:
         sleep: Callable[[float], None] = time.sleep,
         *,
         growth: float = DEFAULT_GROWTH,
+        hidden_size: int = 1,
     ) -> None:
-        """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait."""
+        """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait.
+
+        Vectors have `hidden_size` numbers, and depend on the prompt only.
+        """
         assert step_ms >= 0
         assert growth >= 0
         assert len(token_ids) > 0
         self._step_s = step_ms / 1000
         self._growth = growth
+        self._hidden_size = hidden_size
         self._clock = clock
         self._sleep = sleep
         self._due = -math.inf
@@ -60,6 +69,8 @@ class SimulatedRunner:
 
     def _sample(self, item: ScheduledSequence) -> SampledTokens:
         sequence = item.sequence
+        if sequence.pooling is not None:
+            return self._pooled(item, sequence.pooling)
         sampling = sequence.sampling
         sampled = _NO_TOKENS
         if item.samples:
@@ -70,6 +81,15 @@ class SimulatedRunner:
         if sampling.logprobs is None and sampling.prompt_logprobs is None:
             return sampled
         return self._with_logprobs(item, sampled)
+
+    def _pooled(self, item: ScheduledSequence, plan: PoolingPlan) -> SampledTokens:
+        """Report all of the answer when the prompt is complete."""
+        token_ids = item.sequence.token_ids
+        if item.start + item.num_tokens < len(token_ids):
+            return _NO_TOKENS
+        width = {"hidden": self._hidden_size, "classes": 1}.get(str(plan.readout), len(plan.readout))
+        numbers = random.Random(sha256(array("q", token_ids).tobytes()).digest())
+        return SampledTokens(pooled=array("f", [numbers.uniform(-1.0, 1.0) for _ in range(width)]).tobytes())
 
     def _with_logprobs(self, item: ScheduledSequence, sampled: SampledTokens) -> SampledTokens:
         """Report every token as equally likely."""

@@ -14,6 +14,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
+from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
@@ -22,6 +23,7 @@ from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.start.engine_setup import EngineSetup
 from gpu_worker.text.model_directory import ModelDirectory
+from gpu_worker.text.model_tasks import ModelTasks, Unserved
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
@@ -54,6 +56,7 @@ class Worker:
         setup: EngineSetup,
         directory: ModelDirectory,
         tokenizer: ModelTokenizer,
+        model_tasks: ModelTasks,
         limits: StreamLimits,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
@@ -62,10 +65,13 @@ class Worker:
         self.has_failed = tasks.has_failed
         self._engine = EngineThread(setup.engine, relay.deliver)
         sizes = setup.scheduler
-        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len)
+        pooled = PooledAnswers(model_tasks)
+        score = model_tasks.score
+        score_form = None if isinstance(score, Unserved) else score
+        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, score_form)
         held = HeldRequests()
         capacity = PullCapacity(held, sizes)
-        reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer)
+        reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer, pooled)
         intake = Intake(reader, self._encoder, self._engine, held, capacity)
         outbox = Outbox(nats, identity.worker, tasks)
         source = HeartbeatSource(
@@ -77,6 +83,7 @@ class Worker:
             sizes.block_size,
             sizes.max_model_len,
             self._encoder.max_characters,
+            model_tasks.names,
         )
         self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(
@@ -84,7 +91,7 @@ class Worker:
             engine=self._engine,
             source=source,
             capacity=capacity,
-            writer=AnswerWriter(tokenizer),
+            writer=AnswerWriter(tokenizer, pooled),
             outbox=outbox,
             interactive=InteractiveLane(intake, self._engine, held, outbox),
             batch=self._batch_lane(identity, nats, limits, intake, held, outbox),

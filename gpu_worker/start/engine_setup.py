@@ -52,7 +52,12 @@ def build_engine(
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
     if config.simulate is not None:
-        runner: ModelRunner = SimulatedRunner(config.simulate, tokenizer.plain_token_ids, growth=config.simulate_growth)
+        runner: ModelRunner = SimulatedRunner(
+            config.simulate,
+            tokenizer.plain_token_ids,
+            growth=config.simulate_growth,
+            hidden_size=directory.hidden_size,
+        )
         max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
         scheduler = _scheduler_config(
             config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS

@@ -26,6 +26,7 @@ from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.model_tasks import ModelTasks, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
@@ -79,13 +80,14 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     directory = read_model_directory(config.model)
     tokenizer = ModelTokenizer(directory)
     check_vocabulary(tokenizer, directory)
+    model_tasks = read_model_tasks(directory, tokenizer)
     setup = build_engine(config, directory, tokenizer, start_up)
     _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, identity, directory, tokenizer, setup))
+        return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup))
 
 
 async def _run(
@@ -93,6 +95,7 @@ async def _run(
     identity: Identity,
     directory: ModelDirectory,
     tokenizer: ModelTokenizer,
+    model_tasks: ModelTasks,
     setup: EngineSetup,
 ) -> int:
     stopping = _stop_signals()
@@ -108,7 +111,7 @@ async def _run(
         on_reconnect=events.back,
         on_close=events.closed,
     )
-    worker = Worker(identity, nats, setup, directory, tokenizer, StreamLimits())
+    worker = Worker(identity, nats, setup, directory, tokenizer, model_tasks, StreamLimits())
     events.consumer = worker.consumer
     try:
         if await _start(worker, stopping):

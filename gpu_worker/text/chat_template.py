@@ -45,19 +45,31 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError("HEADRACE_MODEL", f"the chat template has a syntax error: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._texts = frozenset(node.value for node in environment.parse(source).find_all(nodes.Const))
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """Return the prompt of a conversation.
+    def has_text(self, text: str) -> bool:
+        """Say whether the template's own code names this text, as it names a role that it knows."""
+        return text in self._texts
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt of a conversation; `variables` are more variables of the template.
 
         Raises:
             BadRequestError: The template refuses the messages, fails on them, or makes too much of them.
         """
         parts: list[str] = []
         size = 0
-        variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": None}
+        values = {"documents": None, **(variables or {}), **given, **self._special_tokens}
         try:
             with self._environment.rendering():
-                for part in self._template.generate(**self._special_tokens, **variables, tools=None, documents=None):
+                for part in self._template.generate(values):
                     parts.append(part)
                     size += len(part)
                     if size > MAX_RENDERED_CHARACTERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -24,6 +24,8 @@ class ModelDirectory:
         path: The directory, or the file.
         vocab_size: Token ids the model can produce: `0 ... vocab_size - 1`.
         max_model_len: Context length the model was made for, in tokens.
+        hidden_size: Numbers of a hidden vector.
+        pooling_type: What a GGUF file says of its pooling, as in `ModelFacts`.
         eos_token_ids: Tokens that end a sequence.
         bos_token_id: Token that stands for an empty prompt, if the model names one.
         tokenizer_config: Content of `tokenizer_config.json`, or what it would be; empty when there is none.
@@ -35,6 +37,8 @@ class ModelDirectory:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     tokenizer_config: dict[str, Any]
+    hidden_size: int
+    pooling_type: int | None = None
 
     def read_tokenizer(self) -> bytes:
         """Read the tokenizer, in the form of `tokenizer.json`.
@@ -62,9 +66,9 @@ def read_model_directory(path: Path) -> ModelDirectory:
     if not path.is_dir():
         problem = f"{path} is no directory of a model in Hugging Face's format, and no .gguf file"
         raise ConfigError("HEADRACE_MODEL", problem)
-    config = _read_json(path / "config.json", required=True)
+    config = read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config
-    generation = _read_json(path / "generation_config.json")
+    generation = read_json(path / "generation_config.json")
     if not (path / "tokenizer.json").is_file():
         raise ConfigError("HEADRACE_MODEL", f"{path} has no tokenizer.json; convert the tokenizer to the fast format")
     bos = _token_ids(generation.get("bos_token_id"), text_config.get("bos_token_id"))
@@ -74,7 +78,8 @@ def read_model_directory(path: Path) -> ModelDirectory:
         max_model_len=_positive(path, text_config, "max_position_embeddings"),
         eos_token_ids=frozenset(_token_ids(generation.get("eos_token_id"), text_config.get("eos_token_id"))),
         bos_token_id=bos[0] if bos else None,
-        tokenizer_config=_read_json(path / "tokenizer_config.json"),
+        tokenizer_config=read_json(path / "tokenizer_config.json"),
+        hidden_size=_positive(path, text_config, "hidden_size"),
     )
 
 
@@ -88,16 +93,32 @@ def _read_gguf(path: Path) -> ModelDirectory:
             eos_token_ids=end_token_ids(file.metadata),
             bos_token_id=token_id(file.metadata, "bos"),
             tokenizer_config=tokenizer_config(file.metadata),
+            hidden_size=facts.hidden_size,
+            pooling_type=facts.pooling_type,
         )
 
 
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+@overload
+def read_json(path: Path, *, required: bool = False) -> dict[str, Any]: ...
+
+
+@overload
+def read_json(path: Path, *, kind: type[list[Any]], required: bool = False) -> list[dict[str, Any]]: ...
+
+
+def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> Any:
+    """Read a file that holds an object, or a list of objects; an empty one where it is missing.
+
+    Raises:
+        ConfigError: It is required and missing, or holds something else.
+    """
+    expected = dict[str, Any] if kind is dict else list[dict[str, Any]]
     if not path.is_file():
         if required:
             raise ConfigError("HEADRACE_MODEL", f"{path} is missing")
-        return {}
+        return kind()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=expected)
     except msgspec.DecodeError as error:
         raise ConfigError("HEADRACE_MODEL", f"{path} is not usable: {error}") from error
 

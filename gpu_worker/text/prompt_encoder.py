@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.infill import InfillPrompt
+from gpu_worker.text.model_tasks import ScoreForm
+from gpu_worker.text.score_prompt import ScoredText, score_prompt
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError, prompt_too_long
@@ -24,7 +26,7 @@ MIN_CALL_CHARACTERS = 256 << 10
 MAX_WAITING_CALL_BYTES = 8 << 20
 MAX_CALL_WAIT_S = 4.0
 
-PromptText = str | InfillPrompt | tuple[ChatMessage, ...]
+PromptText = str | InfillPrompt | ScoredText | tuple[ChatMessage, ...]
 
 
 class PromptEncoder:
@@ -37,8 +39,9 @@ class PromptEncoder:
         calls: Where calls of `/tokenize` are answered.
     """
 
-    def __init__(self, tokenizer: ModelTokenizer, max_model_len: int) -> None:
-        """Encode with this tokenizer, for a model whose context holds `max_model_len` tokens."""
+    def __init__(self, tokenizer: ModelTokenizer, max_model_len: int, score: ScoreForm | None = None) -> None:
+        """Encode with this tokenizer, for a model whose context holds `max_model_len` tokens and that scores so."""
+        self._score = score
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self.max_characters = max_model_len * tokenizer.max_token_bytes
@@ -77,6 +80,9 @@ class PromptEncoder:
         Raises:
             BadRequestError: The prompt cannot be encoded.
         """
+        if isinstance(prompt, ScoredText):
+            assert self._score is not None, "the request was not checked"
+            return score_prompt(self._tokenizer, self._score, prompt)
         if isinstance(prompt, str):
             return self._tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens)
         if isinstance(prompt, InfillPrompt):
@@ -131,6 +137,8 @@ def num_characters(prompt: PromptText) -> int:
     """Return the length of all texts in a prompt."""
     if isinstance(prompt, InfillPrompt):
         return len(prompt.prefix) + len(prompt.suffix)
+    if isinstance(prompt, ScoredText):
+        return prompt.num_characters
     return len(prompt) if isinstance(prompt, str) else sum(map(_size, prompt))
 
 

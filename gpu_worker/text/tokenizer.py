@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -106,8 +106,29 @@ class ModelTokenizer:
         runs = [tuple(self._encode(space + word.lstrip(), False)) for word in words for space in ("", " ")]
         return tuple(dict.fromkeys(run for run in runs if run))
 
-    def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the token ids of a conversation, by the model's chat template.
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts, joined as the tokenizer's files say."""
+        encodings = self._tokenizer.encode_batch_fast([(first, second)])
+        ids: list[int] = encodings[0].ids
+        return ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Say whether conversations can be encoded."""
+        return self._template is not None
+
+    def has_chat_roles(self, *roles: str) -> bool:
+        """Say whether the chat template names all of these roles."""
+        return self._template is not None and all(map(self._template.has_text, roles))
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a conversation, by the model's chat template and more variables for it.
 
         Raises:
             BadRequestError: The model has no chat template, or it refuses the messages.
@@ -120,7 +141,7 @@ class ModelTokenizer:
         # A mark that nobody can guess splits each spelled special token; the halves are encoded apart.
         mark = secrets.token_hex(12)
         plain = [{key: self._break_up(value, mark) for key, value in _fields(message).items()} for message in messages]
-        text = self._template.render(plain, add_generation_prompt=add_generation_prompt)
+        text = self._template.render(plain, add_generation_prompt=add_generation_prompt, variables=variables)
         token_ids: list[int] = []
         for part in text.split(mark):
             token_ids += self._encode(part, add_special_tokens=False)

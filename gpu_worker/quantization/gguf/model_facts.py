@@ -26,11 +26,15 @@ class ModelFacts:
         architecture: As GGUF calls it; the prefix of the metadata's keys.
         vocab_size: Rows of the embedding.
         context_length: Tokens, before any scaling that the rotary embedding has.
+        hidden_size: Columns of the embedding.
+        pooling_type: As llama.cpp numbers them, 1 mean, 2 first and 3 last token; None where nothing is said.
     """
 
     architecture: str
     vocab_size: int
     context_length: int
+    hidden_size: int
+    pooling_type: int | None
 
 
 def model_facts(file: GGUFFile) -> ModelFacts:
@@ -54,4 +58,6 @@ def model_facts(file: GGUFFile) -> ModelFacts:
     if num_tokens > vocab_size:
         raise metadata.error(TOKENS, f"has {num_tokens} tokens, but token_embd.weight {vocab_size} rows")
     context_length = metadata.integer(f"{architecture}.context_length", maximum=_MAX_LEN)
-    return ModelFacts(architecture, vocab_size, context_length)
+    pooling = f"{architecture}.pooling_type"
+    pooling_type = metadata.integer(pooling, minimum=-1) if pooling in metadata else None
+    return ModelFacts(architecture, vocab_size, context_length, embedding.shape[1], pooling_type)

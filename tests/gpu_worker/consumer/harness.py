@@ -19,6 +19,7 @@ from gpu_worker.start.assembly import Identity, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.messages import Cancel, Delta, Frame, Heartbeat, Request, encode
 from shared.nats_connection import connect
@@ -28,6 +29,7 @@ from shared.subjects import cancel_subject, frame_subject, request_subject, work
 
 DEMO_MODEL = Path(ops.__file__).parent / "demo_model" / "model"
 TOKENIZER = ModelTokenizer(read_model_directory(DEMO_MODEL))
+TASKS = read_model_tasks(read_model_directory(DEMO_MODEL), TOKENIZER)
 
 # Those who have a batch queue.
 TENANTS = ("default", "acme", "mallory", "t")
@@ -185,7 +187,8 @@ async def start_worker(url: str, model: str, limits: StreamLimits | None = None,
         holder[0].worker.consumer.reconnected()
 
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
-    worker = Worker(Identity(name, model, "revision"), nats, setup, directory, TOKENIZER, limits or StreamLimits())
+    identity = Identity(name, model, "revision")
+    worker = Worker(identity, nats, setup, directory, TOKENIZER, TASKS, limits or StreamLimits())
     running = RunningWorker(worker, nats, name)
     holder.append(running)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.core.sequence import Sequence
@@ -14,10 +15,11 @@ from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.model_directory import read_model_directory
 from shared.messages import Delta, FinishReason, Request
 from shared.sampling import Sampling
-from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TASKS, TOKENIZER
 
 MESSAGE = QueuedMessage("subject", b"", "ack", 1, 1, 0)
-READER = RequestReader("m", read_model_directory(DEMO_MODEL), 2048, TOKENIZER)
+POOLED = PooledAnswers(TASKS)
+READER = RequestReader("m", read_model_directory(DEMO_MODEL), 2048, TOKENIZER, POOLED)
 PROMPT = "x = é"
 
 
@@ -35,7 +37,7 @@ def written(
 ) -> list[Delta]:
     """Write the answer of a sequence whose steps brought `sizes` tokens, until it has ended."""
     held, sequence = held_request(sampling, token_ids[:num_emitted], echo=echo)
-    writer, deltas, place = AnswerWriter(TOKENIZER), list[Delta](), num_emitted
+    writer, deltas, place = AnswerWriter(TOKENIZER, POOLED), list[Delta](), num_emitted
     while not deltas or deltas[-1].finish is None:
         size = sizes[len(deltas) % len(sizes)]
         new = tuple(token_ids[place : place + size])
@@ -78,7 +80,7 @@ def test_guesses_behind_a_stop_string_do_not_count_as_accepted() -> None:
     token_ids = TOKENIZER.encode_text("one two three four five six")
     held, sequence = held_request(Sampling(stop=("two",)), [], echo=False)
     sequence.num_drafted_tokens, sequence.num_accepted_tokens = len(token_ids) + 2, len(token_ids) - 1
-    finish = AnswerWriter(TOKENIZER).delta(held, SequenceEvent(sequence, tuple(token_ids), 0)).finish
+    finish = AnswerWriter(TOKENIZER, POOLED).delta(held, SequenceEvent(sequence, tuple(token_ids), 0)).finish
     assert finish is not None
     assert finish.usage is not None
     usage = finish.usage
@@ -97,6 +99,6 @@ def test_end_names_the_stop_that_ended_the_text() -> None:
     for sampling, reason, stop in ends:
         held, sequence = held_request(sampling, [], echo=False)
         event = SequenceEvent(sequence, tuple(token_ids), 0, reason)
-        finish = AnswerWriter(TOKENIZER).delta(held, event).finish
+        finish = AnswerWriter(TOKENIZER, POOLED).delta(held, event).finish
         assert finish is not None
         assert finish.stop == stop

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import ops
+from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
@@ -26,7 +28,8 @@ def reader() -> RequestReader:
     """Reads for a model that has fewer tokens than its tokenizer."""
     whole = read_model_directory(Path(ops.__file__).parent / "demo_model" / "model")
     directory = dataclasses.replace(whole, vocab_size=SIZE)
-    return RequestReader("m", directory, 2048, ModelTokenizer(directory))
+    tokenizer = ModelTokenizer(directory)
+    return RequestReader("m", directory, 2048, tokenizer, PooledAnswers(read_model_tasks(directory, tokenizer)))
 
 
 def request(**fields: Any) -> Request:

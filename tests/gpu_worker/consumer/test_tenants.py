@@ -6,11 +6,19 @@ import logging
 
 import pytest
 
+from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.prefix_cache import PrefixCache
 from shared.sampling import Sampling
-from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, read_model_directory
+from tests.gpu_worker.consumer.harness import (
+    DEMO_MODEL,
+    TASKS,
+    TOKENIZER,
+    RunningWorker,
+    TestGateway,
+    read_model_directory,
+)
 
 LONG = "x = 1\n" * 200
 
@@ -26,7 +34,7 @@ async def test_prefix_that_another_tenant_computed_is_no_hit(worker: RunningWork
 
 
 def test_tenant_is_in_the_hash_of_every_block(gateway: TestGateway) -> None:
-    reader = RequestReader(gateway.model, read_model_directory(DEMO_MODEL), 2048, TOKENIZER)
+    reader = RequestReader(gateway.model, read_model_directory(DEMO_MODEL), 2048, TOKENIZER, PooledAnswers(TASKS))
     prompt_ids = TOKENIZER.encode_text(LONG)
     digests = []
     for tenant in ("one", "other"):

@@ -1,0 +1,109 @@
+"""Requests with pooling: whether this model can answer them, what the engine computes, and the answer made of that."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.core.pooling import PoolingPlan
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, Unserved
+from shared.errors import BadRequestError
+from shared.messages import Request
+from shared.pooling import Pooling
+
+_SHORTEST_LENGTH = 1e-12
+
+
+class PooledAnswers:
+    """Answers for one model. Keeps no state of its own."""
+
+    def __init__(self, tasks: ModelTasks) -> None:
+        """Answer as the model's files say."""
+        self._tasks = tasks
+
+    def check(self, request: Request) -> None:
+        """Refuse a request for what the model cannot do.
+
+        Raises:
+            BadRequestError: It names the field and the reason.
+        """
+        pooling = request.pooling
+        if pooling is None:
+            if not self._tasks.generates:
+                raise BadRequestError(f"This model generates no text: it can {self._names()}.", "model")
+            return
+        generating = (
+            request.emitted,
+            request.echo,
+            request.prediction,
+            request.suffix,
+            request.return_prompt_token_ids,
+        )
+        if any(generating):
+            raise BadRequestError("'pooling' does not go with what says how text is generated.", "pooling")
+        if pooling.task == "embed":
+            self._check_embedding(pooling)
+        else:
+            self._check_score(request, pooling)
+
+    def plan(self, request: Request) -> PoolingPlan | None:
+        """Return what the engine computes for a request that was checked; None for one that generates."""
+        if request.pooling is None:
+            return None
+        if request.pooling.task == "score":
+            return self._score().plan
+        return PoolingPlan(self._embedding().rows)
+
+    def vector(self, pooling: Pooling, sequence: Sequence) -> bytes:
+        """Return the answer to a request whose prompt is computed: numbers of 32 bits, little end first."""
+        parts = [np.frombuffer(part, dtype=np.float32) for part in sequence.pooled]
+        values: npt.NDArray[np.float64] = np.stack(parts).astype(np.float64).sum(axis=0)
+        if pooling.task == "score":
+            answer = np.array([self._activated(values)])
+        else:
+            answer = self._embedded(pooling, values, sequence.num_prompt_tokens)
+        return answer.astype("<f4").tobytes()
+
+    def _embedded(self, pooling: Pooling, values: npt.NDArray[np.float64], num_tokens: int) -> npt.NDArray[np.float64]:
+        form = self._embedding()
+        if form.rows == "mean":
+            values = values / num_tokens
+        values = values[: pooling.dimensions]
+        normalizes = form.normalizes if pooling.normalize is None else pooling.normalize
+        return values / max(float(np.linalg.norm(values)), _SHORTEST_LENGTH) if normalizes else values
+
+    def _activated(self, values: npt.NDArray[np.float64]) -> float:
+        logit = float(values[-1] - values[0]) if len(values) > 1 else float(values[0])
+        # The sigmoid, in a form that no number overflows.
+        return logit if self._score().activation == "identity" else 0.5 + 0.5 * math.tanh(logit / 2)
+
+    def _check_embedding(self, pooling: Pooling) -> None:
+        form = self._tasks.embedding
+        if isinstance(form, Unserved):
+            raise BadRequestError(f"This model makes no embeddings: {form.reason}.", "model")
+        if pooling.query is not None or pooling.instruction is not None:
+            raise BadRequestError("'query' and 'instruction' go with the task 'score'.", "pooling")
+        form.check_dimensions(pooling.dimensions)
+
+    def _check_score(self, request: Request, pooling: Pooling) -> None:
+        form = self._tasks.score
+        if isinstance(form, Unserved):
+            raise BadRequestError(f"This model scores no texts: {form.reason}.", "model")
+        if pooling.query is None or request.text is None:
+            raise BadRequestError("A score needs 'query' and 'text'.", "query")
+        if pooling.dimensions is not None or pooling.normalize is not None:
+            raise BadRequestError("'dimensions' and 'normalize' go with the task 'embed'.", "dimensions")
+
+    def _embedding(self) -> EmbeddingForm:
+        assert isinstance(self._tasks.embedding, EmbeddingForm), "the request was not checked"
+        return self._tasks.embedding
+
+    def _score(self) -> ScoreForm:
+        assert isinstance(self._tasks.score, ScoreForm), "the request was not checked"
+        return self._tasks.score
+
+    def _names(self) -> str:
+        return " and ".join(self._tasks.names)

@@ -1,0 +1,213 @@
+"""What a model can do with a prompt besides generating, as its own files say: make a vector of it, or score it.
+
+Vectors are made as sentence-transformers does, by `modules.json` and the pooling's own `config.json`. A decoder
+without these files gives the normalised vector of its last token. Scores come from a head of one class, or from the
+logits of two tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpu_worker.core.pooling import PoolingPlan, Rows
+from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.text.model_directory import ModelDirectory, read_json
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import BadRequestError
+from shared.pooling import Task
+
+_LAYERS, _CLASSES = "Model", "ForSequenceClassification"
+_ROWS: dict[str, Rows] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+_FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
+_GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
+_YES, _NO = "yes", "no"
+
+Activation = Literal["sigmoid", "identity"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingForm:
+    """How vectors are made.
+
+    Attributes:
+        rows: Which tokens' hidden vectors count.
+        normalizes: Vectors have length 1, unless the request says otherwise.
+        size: Numbers of a vector.
+        sizes: Smaller sizes that the model was trained for; empty where its files name none, and any is allowed.
+    """
+
+    rows: Rows
+    normalizes: bool
+    size: int
+    sizes: tuple[int, ...] = ()
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Refuse a size that vectors cannot be cut to.
+
+        Raises:
+            BadRequestError: It names the sizes that are allowed.
+        """
+        if dimensions is None or dimensions == self.size:
+            return
+        if dimensions > self.size or (self.sizes and dimensions not in self.sizes):
+            allowed = f"{', '.join(map(str, self.sizes))} or {self.size}" if self.sizes else f"1 to {self.size}"
+            message = f"'dimensions' is {dimensions}; this model's vectors can have {allowed}."
+            raise BadRequestError(message, "dimensions")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreForm:
+    """How a text's score is made.
+
+    Attributes:
+        plan: What the engine computes: the logit of the one class, of the token for yes, or of those for no and yes.
+        activation: What makes the score of the logit, or of the difference of the two.
+    """
+
+    plan: PoolingPlan
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """Why a model cannot do something; a sentence for the client."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTasks:
+    """What a model can do."""
+
+    generates: bool
+    embedding: EmbeddingForm | Unserved
+    score: ScoreForm | Unserved
+
+    @property
+    def names(self) -> tuple[Task, ...]:
+        """Return the names under which heartbeats tell them."""
+        tasks: list[Task] = ["generate"] if self.generates else []
+        if isinstance(self.embedding, EmbeddingForm):
+            tasks.append("embed")
+        if isinstance(self.score, ScoreForm):
+            tasks.append("score")
+        return tuple(tasks)
+
+
+def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> ModelTasks:
+    """Read what a model can do.
+
+    Raises:
+        ConfigError: A file is not usable.
+    """
+    if find_gguf(directory.path) is not None:
+        return ModelTasks(True, _gguf_embedding(directory), _token_score(tokenizer, None))
+    config = read_json(directory.path / "config.json", required=True)
+    architecture = str((config.get("architectures") or [""])[0])
+    modules = _Modules.read(directory.path)
+    if architecture.endswith(_CLASSES):
+        no_vectors = Unserved("its head scores texts, and its vectors were not made to be compared")
+        return ModelTasks(False, no_vectors, _class_score(config))
+    embedding = _embedding(directory, config, modules)
+    if architecture.endswith(_LAYERS):
+        return ModelTasks(False, embedding, Unserved("it has no head that scores"))
+    if modules is not None and "LogitScore" not in modules.paths:
+        return ModelTasks(True, embedding, Unserved("its files say that it makes vectors"))
+    return ModelTasks(True, embedding, _token_score(tokenizer, modules))
+
+
+@dataclass(frozen=True, slots=True)
+class _Modules:
+    """The modules of sentence-transformers, in order: class to the folder with its configuration."""
+
+    paths: dict[str, Path]
+
+    @classmethod
+    def read(cls, directory: Path) -> _Modules | None:
+        entries = read_json(directory / "modules.json", kind=list)
+        if not entries:
+            return None
+        # A folder of the model's own, whatever the file says.
+        folders = {_class_name(entry.get("type")): Path(str(entry.get("path", ""))).name for entry in entries}
+        return cls({name: directory / folder for name, folder in folders.items()})
+
+    def config(self, name: str) -> dict[str, Any]:
+        return read_json(self.paths[name] / "config.json")
+
+
+def _class_name(path: object) -> str:
+    return str(path).rsplit(".", 1)[-1]
+
+
+def _embedding(directory: ModelDirectory, config: dict[str, Any], modules: _Modules | None) -> EmbeddingForm | Unserved:
+    sizes = tuple(size for size in config.get("matryoshka_dimensions") or () if isinstance(size, int))
+    if modules is None:
+        return EmbeddingForm("last", True, directory.hidden_size, sizes)
+    others = [name for name in modules.paths if name not in ("Transformer", "Pooling", "Normalize")]
+    if others:
+        return Unserved(f"its modules.json names {others[0]}, which is not served")
+    if "Pooling" not in modules.paths:
+        return Unserved("its modules.json names no pooling")
+    modes = _pooling_modes(modules.config("Pooling"))
+    rows = _ROWS.get(modes[0]) if len(modes) == 1 else None
+    if rows is None:
+        given = ", ".join(modes) or "none"
+        return Unserved(f"its pooling is {given}; served is one of {', '.join(_ROWS)}")
+    return EmbeddingForm(rows, "Normalize" in modules.paths, directory.hidden_size, sizes)
+
+
+def _gguf_embedding(directory: ModelDirectory) -> EmbeddingForm | Unserved:
+    rows: Rows | None = "last" if directory.pooling_type is None else _GGUF_ROWS.get(directory.pooling_type)
+    if rows is None:
+        return Unserved(f"its file says pooling type {directory.pooling_type}, which is not served")
+    return EmbeddingForm(rows, True, directory.hidden_size)
+
+
+def _pooling_modes(config: dict[str, Any]) -> list[str]:
+    mode = config.get("pooling_mode")
+    if isinstance(mode, str):
+        return [mode]
+    return [_FLAGS.get(name, name) for name, value in config.items() if name.startswith("pooling_mode_") and value]
+
+
+def _class_score(config: dict[str, Any]) -> ScoreForm | Unserved:
+    labels = config.get("id2label")
+    num_classes = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    if num_classes != 1:
+        return Unserved(f"its head has {num_classes} classes, and a score needs exactly one")
+    name = _activation_name(config)
+    if name not in ("sigmoid", "identity"):
+        return Unserved(f"its score ends with {name}; served are sigmoid and identity")
+    return ScoreForm(PoolingPlan("last", "classes"), "identity" if name == "identity" else "sigmoid")
+
+
+def _activation_name(config: dict[str, Any]) -> str:
+    """Return what sentence-transformers would apply to one class, unless the files say otherwise the sigmoid."""
+    settings = config.get("sentence_transformers")
+    newer = settings.get("activation_fn") if isinstance(settings, dict) else None
+    return _class_name(newer or config.get("sbert_ce_default_activation_function") or "Sigmoid").lower()
+
+
+def _token_score(tokenizer: ModelTokenizer, modules: _Modules | None) -> ScoreForm | Unserved:
+    if modules is not None:
+        score = modules.config("LogitScore")
+        ids = (score.get("false_token_id"), score.get("true_token_id"))
+        known = tuple(token for token in ids if isinstance(token, int) and 0 <= token < tokenizer.vocab_size)
+        if not isinstance(ids[1], int) or len(known) < 2 - (ids[0] is None):
+            return Unserved("its LogitScore names no tokens of the model")
+        return ScoreForm(PoolingPlan("last", known), "sigmoid")
+    if not tokenizer.has_chat_template:
+        return Unserved("it has no chat template to ask it by, and no head that scores")
+    yes, no = (_first_token(tokenizer, word) for word in (_YES, _NO))
+    if yes is None or yes == no or no is None:
+        return Unserved("its answers yes and no begin with the same token")
+    return ScoreForm(PoolingPlan("last", (no, yes)), "sigmoid")
+
+
+def _first_token(tokenizer: ModelTokenizer, word: str) -> int | None:
+    with contextlib.suppress(BadRequestError):
+        return tokenizer.encode_text(word, add_special_tokens=False)[0]
+    return None

@@ -1,0 +1,154 @@
+"""What a model's own files say that it can do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.core.pooling import PoolingPlan
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
+from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, Unserved, read_model_tasks
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import BadRequestError, ConfigError
+
+Tasks = Callable[..., ModelTasks]
+ST = "sentence_transformers.models"
+
+
+@pytest.fixture
+def tasks_of(tmp_path: Path, demo_directory: ModelDirectory) -> Tasks:
+    """Read the tasks of the demo model with other files beside it; `config` changes fields of its `config.json`."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_directory.path / name, tmp_path)
+
+    def read(files: dict[str, Any] | None = None, **config: Any) -> ModelTasks:
+        fields = json.loads((tmp_path / "config.json").read_bytes())
+        for path, content in {"config.json": fields | config, **(files or {})}.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_text(json.dumps(content))
+        directory = read_model_directory(tmp_path)
+        return read_model_tasks(directory, ModelTokenizer(directory))
+
+    return read
+
+
+def modules(*names: str, pooling: dict[str, Any] | None = None) -> dict[str, Any]:
+    entries = [{"idx": i, "path": f"{i}_{name}" if i else "", "type": f"{ST}.{name}"} for i, name in enumerate(names)]
+    return {"modules.json": entries, "1_Pooling/config.json": pooling or {}}
+
+
+def test_decoder_without_files_gives_the_normalised_last_vector_and_scores_by_two_tokens(tasks_of: Tasks) -> None:
+    tasks = tasks_of()
+    assert tasks.names == ("generate", "embed", "score")
+    assert tasks.embedding == EmbeddingForm("last", True, 256)
+    # The first tokens of "no" and "yes".
+    assert tasks.score == ScoreForm(PoolingPlan("last", (1063, 92)), "sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "rows"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, "mean"),
+        ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ],
+)
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_modules_say_how_vectors_are_made(
+    tasks_of: Tasks, pooling: dict[str, Any], rows: str, normalizes: bool
+) -> None:
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+    tasks = tasks_of(modules(*names, pooling=pooling))
+    assert tasks.embedding == EmbeddingForm(rows, normalizes, 256)  # type: ignore[arg-type]
+    assert tasks.names == ("generate", "embed")
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (modules("Transformer", "Pooling", "Dense"), "names Dense, which is not served"),
+        (modules("Transformer"), "names no pooling"),
+        (modules("Transformer", "Pooling", pooling={"pooling_mode_max_tokens": True}), "pooling is pooling_mode_max"),
+        (modules("Transformer", "Pooling", pooling={"pooling_mode": "cls+mean"}), r"pooling is cls\+mean"),
+        (modules("Transformer", "Pooling"), "pooling is none"),
+    ],
+)
+def test_pooling_that_is_not_served_says_why(tasks_of: Tasks, files: dict[str, Any], reason: str) -> None:
+    embedding = tasks_of(files).embedding
+    assert isinstance(embedding, Unserved)
+    assert re.search(reason, embedding.reason)
+
+
+def test_layers_alone_only_make_vectors(tasks_of: Tasks) -> None:
+    assert tasks_of(architectures=["Qwen3Model"]).names == ("embed",)
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({"id2label": {"0": "relevant"}}, "sigmoid"),
+        ({"num_labels": 1}, "sigmoid"),
+        ({"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "identity"),
+    ],
+)
+def test_head_of_one_class_only_scores(tasks_of: Tasks, config: dict[str, Any], activation: str) -> None:
+    tasks = tasks_of(architectures=["LlamaForSequenceClassification"], **config)
+    assert tasks.names == ("score",)
+    assert tasks.score == ScoreForm(PoolingPlan("last", "classes"), activation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"id2label": {"0": "a", "1": "b"}}, {"num_labels": 1, "sentence_transformers": {"activation_fn": "x.Tanh"}}],
+)
+def test_head_that_gives_no_single_score_is_not_served(tasks_of: Tasks, config: dict[str, Any]) -> None:
+    assert tasks_of(architectures=["LlamaForSequenceClassification"], **config).names == ()
+
+
+@pytest.mark.parametrize(
+    ("score", "tokens"),
+    [
+        ({"true_token_id": 7, "false_token_id": 3}, (3, 7)),
+        ({"true_token_id": 7, "false_token_id": None}, (7,)),
+        ({"true_token_id": 7, "false_token_id": 4096}, None),
+        ({}, None),
+    ],
+)
+def test_logit_score_names_the_tokens(tasks_of: Tasks, score: dict[str, Any], tokens: tuple[int, ...] | None) -> None:
+    files = modules("Transformer", "LogitScore") | {"1_LogitScore/config.json": score}
+    tasks = tasks_of(files)
+    assert tasks.names == (("generate", "score") if tokens else ("generate",))
+    if tokens:
+        assert tasks.score == ScoreForm(PoolingPlan("last", tokens), "sigmoid")
+
+
+def test_file_that_is_not_what_it_should_be_is_named(tasks_of: Tasks) -> None:
+    with pytest.raises(ConfigError, match=r"modules\.json is not usable"):
+        tasks_of({"modules.json": {"type": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dimensions", "allowed"),
+    [((), 257, "1 to 256"), ((64, 128), 100, "64, 128 or 256"), ((64, 128), 300, "64, 128 or 256")],
+)
+def test_dimensions_that_vectors_do_not_have_are_refused(sizes: tuple[int, ...], dimensions: int, allowed: str) -> None:
+    form = EmbeddingForm("last", True, 256, sizes)
+    for size in (None, 256, *(sizes or (1, 255))):
+        form.check_dimensions(size)
+    with pytest.raises(BadRequestError, match=f"'dimensions' is {dimensions}; .* can have {allowed}") as caught:
+        form.check_dimensions(dimensions)
+    assert caught.value.param == "dimensions"
+
+
+def test_matryoshka_sizes_are_read(tasks_of: Tasks) -> None:
+    embedding = tasks_of(matryoshka_dimensions=[64, 128]).embedding
+    assert isinstance(embedding, EmbeddingForm)
+    assert embedding.sizes == (64, 128)
