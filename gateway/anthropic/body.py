@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
+from gateway.api.schemas.raw import null
 from shared.bounds import (
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -16,8 +17,6 @@ from shared.bounds import (
     Probability,
     StopString,
 )
-
-NULL = Raw(b"null")
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+\Z")]
 
@@ -37,9 +36,9 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: str | None = None
     id: Annotated[str, Meta(max_length=256)] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
-    input: Raw = NULL
+    input: Raw = field(default_factory=null)
     tool_use_id: Annotated[str, Meta(max_length=256)] | None = None
-    content: Raw = NULL
+    content: Raw = field(default_factory=null)
     is_error: bool | None = None
     source: SourceBody | None = None
     title: Annotated[str, Meta(max_length=1024)] | None = None
@@ -61,15 +60,15 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     name: ToolName
     type: Annotated[str, Meta(max_length=64)] | None = None
     description: str | None = None
-    input_schema: Raw = NULL
+    input_schema: Raw = field(default_factory=null)
     strict: bool | None = None
 
     # Read by Anthropic's servers, and without meaning here: prompts are always cached, and tools run at the client.
-    cache_control: Raw = NULL
+    cache_control: Raw = field(default_factory=null)
     defer_loading: bool | None = None
     eager_input_streaming: bool | None = None
-    allowed_callers: Raw = NULL
-    input_examples: Raw = NULL
+    allowed_callers: Raw = field(default_factory=null)
+    input_examples: Raw = field(default_factory=null)
 
 
 class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gateway.anthropic.body import NULL, BlockBody, Blocks, MessageBody, PromptBody
+from gateway.anthropic.body import BlockBody, Blocks, MessageBody, PromptBody
 from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.raw import NULL
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from shared.conversation import ChatMessage, ToolCall
 

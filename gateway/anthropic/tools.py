@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.anthropic.body import NULL, PromptBody, ToolBody, ToolChoiceBody
+from gateway.anthropic.body import PromptBody, ToolBody, ToolChoiceBody
 from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.raw import NULL
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.generation import ToolUse
 from shared.formats import Tool, ToolChoice

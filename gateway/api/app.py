@@ -33,11 +33,23 @@ class PublicApp:
     paths: tuple[str, ...]
 
 
-def create_app(services: RouteServices, endpoints: Iterable[Endpoint], more: Iterable[KeyRoute] = ()) -> PublicApp:
-    """Return the application for everything on the public port but POST on these endpoints; `more` are other APIs'."""
+def create_app(
+    services: RouteServices,
+    endpoints: Iterable[Endpoint],
+    more: Iterable[KeyRoute] = (),
+    open_routes: Iterable[Route] = (),
+) -> PublicApp:
+    """Return the application for everything on the public port but POST on these endpoints.
+
+    Args:
+        services: What the routes work with.
+        endpoints: Answered ahead of the application.
+        more: Routes of other APIs.
+        open_routes: Routes for everyone.
+    """
     posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
     routes = Routes(services)
-    every = [*routes.public(), *map(routes.with_key, more), *posts]
+    every = [*routes.public(), *map(routes.with_key, more), *open_routes, *posts]
     return PublicApp(build_app(every), tuple(route.path for route in every))
 
 

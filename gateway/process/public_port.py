@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
-from gateway.api.app import create_app
+from gateway.api.app import PublicApp, create_app
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.entrance import Entrance
@@ -11,6 +11,7 @@ from gateway.api.generation_service import GenerationService
 from gateway.api.paths import KnownPaths
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.http1.asgi import AsgiHandler
+from gateway.openapi.route import OPENAPI_ROUTE
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.log import ResponseLog
 from gateway.responses.stored import StoredResponses
@@ -23,15 +24,7 @@ def public_handler(service: GenerationService, services: RouteServices, response
         ConfigError: A setting of the APIs is wrong.
     """
     config = services.config
-    allow_unknown = config.allow_unknown_parameters
-    endpoints: list[Endpoint] = [
-        ChatEndpoint(allow_unknown),
-        CompletionEndpoint(allow_unknown),
-        MessagesEndpoint(allow_unknown),
-        ResponsesEndpoint(responses, allow_unknown),
-    ]
-    routes: list[KeyRoute] = [count_tokens_route(services), *StoredResponses(responses).routes()]
-    app = create_app(services, endpoints, routes)
+    app, endpoints = public_app(services, responses)
     return Entrance(
         service,
         endpoints,
@@ -39,3 +32,16 @@ def public_handler(service: GenerationService, services: RouteServices, response
         KnownPaths(app.paths),
         CrossOrigin(config.cors_origins or ""),
     )
+
+
+def public_app(services: RouteServices, responses: ResponseLog) -> tuple[PublicApp, list[Endpoint]]:
+    """Return the application, and the endpoints that are answered ahead of it."""
+    allow_unknown = services.config.allow_unknown_parameters
+    endpoints: list[Endpoint] = [
+        ChatEndpoint(allow_unknown),
+        CompletionEndpoint(allow_unknown),
+        MessagesEndpoint(allow_unknown),
+        ResponsesEndpoint(responses, allow_unknown),
+    ]
+    routes: list[KeyRoute] = [count_tokens_route(services), *StoredResponses(responses).routes()]
+    return create_app(services, endpoints, routes, [OPENAPI_ROUTE]), endpoints

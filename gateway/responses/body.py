@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
+from gateway.api.schemas.raw import null
 from shared.bounds import (
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -23,8 +24,6 @@ from shared.bounds import (
     Temperature,
     TimeoutSeconds,
 )
-
-NULL = Raw(b"null")
 
 Name = Annotated[str, Meta(max_length=256)]
 ShortText = Annotated[str, Meta(max_length=512)]
@@ -72,7 +71,7 @@ class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the text is to look like."""
 
-    format: Raw = NULL
+    format: Raw = field(default_factory=null)
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -90,7 +89,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)] | None = None
 
     tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Raw = NULL
+    tool_choice: Raw = field(default_factory=null)
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None

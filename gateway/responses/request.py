@@ -12,10 +12,11 @@ from msgspec import Raw
 
 from gateway.api.schemas.chat import estimate_messages
 from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.raw import NULL
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.api.schemas.row import Kind
 from gateway.generation import Prompt
-from gateway.responses.body import NULL, ItemBody, ResponseBody
+from gateway.responses.body import ItemBody, ResponseBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.item_ids import input_item_id, new_response_id

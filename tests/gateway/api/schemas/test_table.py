@@ -11,37 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody
-from gateway.anthropic.body import MessageBody as TurnBody
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas import parse_chat, parse_completion, parse_detokenize, parse_tokenize
-from gateway.api.schemas.chat import ChatBody, ContentPart, MessageBody, PredictionBody
-from gateway.api.schemas.completion import CompletionBody
 from gateway.api.schemas.page import parameters_page
-from gateway.api.schemas.parameters import StreamOptions
 from gateway.api.schemas.row import Kind, Row, Use
 from gateway.api.schemas.table import PARAMETERS, ParameterTable
-from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from gateway.errors import ApiError
-from gateway.responses.body import ResponseBody
+from gateway.openapi.operations import BODIES
 from gateway.responses.request import own_items, parse_body, to_generation
 
 PAGE = Path(__file__).parents[4] / "ops/docs/parameters.md"
-STRUCTS = {
-    Kind.CHAT: ChatBody,
-    Kind.COMPLETION: CompletionBody,
-    Kind.RESPONSE: ResponseBody,
-    Kind.TOKENIZE: TokenizeBody,
-    Kind.DETOKENIZE: DetokenizeBody,
-    Kind.STREAM_OPTIONS: StreamOptions,
-    Kind.MESSAGE: MessageBody,
-    Kind.CONTENT_PART: ContentPart,
-    Kind.PREDICTION: PredictionBody,
-    Kind.ANTHROPIC_MESSAGES: MessagesBody,
-    Kind.COUNT_TOKENS: CountTokensBody,
-    Kind.TURN: TurnBody,
-    Kind.BLOCK: BlockBody,
-}
 
 
 def parse_response(body: bytes, allow_unknown: bool) -> Any:
@@ -122,8 +101,8 @@ def rows(use: Use) -> list[Any]:
 @pytest.mark.parametrize("kind", Kind)
 def test_served_names_are_the_fields_of_the_body(kind: Kind) -> None:
     served = {name for name, row in PARAMETERS.rows(kind).items() if row.use is Use.SERVED}
-    assert served == set(STRUCTS[kind].__struct_fields__)
-    assert msgspec.inspect.type_info(STRUCTS[kind]).forbid_unknown_fields  # type: ignore[attr-defined]
+    assert served == set(BODIES[kind].__struct_fields__)
+    assert msgspec.inspect.type_info(BODIES[kind]).forbid_unknown_fields  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("kind", "row"), rows(Use.SERVED))

@@ -1,0 +1,107 @@
+"""Builds the OpenAPI document: `python -m gateway.openapi.document > ops/docs/openapi.json`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway.api.schemas.row import Use
+from gateway.api.schemas.table import PARAMETERS
+from gateway.openapi.operations import BODIES, OPERATIONS, Operation
+
+_TITLE = "Headrace"
+_DESCRIPTION = """The public port of a gateway. Errors have the same four keys everywhere; 429 and 503 say in
+`Retry-After` when to come back. `/v1` may be left out of paths. `ops/docs/parameters.md` says of each parameter what
+becomes of it."""
+_REFERENCE = "#/components/schemas/{name}"
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
+
+Json = dict[str, Any]
+
+
+def document() -> Json:
+    """Return the whole document."""
+    types = [*BODIES.values(), *_answers()]
+    references, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas = dict(zip(types, references, strict=True))
+    _describe_parameters(schemas, components)
+    paths: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": _TITLE, "version": "1", "description": " ".join(_DESCRIPTION.split())},
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def document_bytes() -> bytes:
+    """Return the document as JSON for people and programs."""
+    return msgspec.json.format(msgspec.json.encode(document()), indent=1) + b"\n"
+
+
+def _answers() -> list[type[Struct]]:
+    found = [each for op in OPERATIONS for each in (op.answer, op.event, op.error) if each is not None]
+    return list(dict.fromkeys(found))
+
+
+def _describe_parameters(schemas: dict[type[Struct], Json], components: Json) -> None:
+    """Put into the schemas of bodies what the table says of each name."""
+    for kind, struct in BODIES.items():
+        schema = components[schemas[struct]["$ref"].rpartition("/")[2]]
+        for name, row in PARAMETERS.rows(kind).items():
+            if row.use is Use.SERVED:
+                field = schema["properties"][name]
+                # Beside a reference a description is allowed since 3.1.
+                schema["properties"][name] = {"description": row.note} | field
+            elif row.use is Use.IGNORED:
+                schema["properties"][name] = {"description": f"Ignored: {row.note}"}
+
+
+def _operation(operation: Operation, schemas: dict[type[Struct], Json]) -> Json:
+    content: Json = {"application/json": {"schema": schemas[operation.answer]}}
+    if operation.event is not None:
+        content["text/event-stream"] = {"schema": schemas[operation.event]}
+    error = {"description": "An error.", "content": {"application/json": {"schema": schemas[operation.error]}}}
+    described: Json = {
+        "summary": operation.summary,
+        "operationId": _name(operation),
+        "security": [{"bearer": []}, {"key": []}] if operation.has_key else [],
+        "responses": {"200": {"description": _first_line(operation.answer), "content": content}, "default": error},
+    }
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schemas[operation.body]}},
+        }
+    names = _PATH_PARAMETER.findall(operation.path)
+    if names:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    return described
+
+
+def _name(operation: Operation) -> str:
+    words = re.sub(r"[^a-z]+", "_", operation.path.removeprefix("/v1")).strip("_")
+    return f"{operation.method}_{words}"
+
+
+def _first_line(struct: type[Struct]) -> str:
+    return (inspect.getdoc(struct) or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document_bytes().decode())

@@ -1,0 +1,109 @@
+"""Every operation of the public port: what is sent to it, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody
+from gateway.anthropic.body import MessageBody as TurnBody
+from gateway.api.schemas.chat import ChatBody, ContentPart, MessageBody, PredictionBody
+from gateway.api.schemas.completion import CompletionBody
+from gateway.api.schemas.parameters import StreamOptions
+from gateway.api.schemas.row import Kind
+from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
+from gateway.openapi.other_answers import (
+    AnthropicError,
+    AnthropicEvent,
+    AnthropicMessage,
+    DetokenizeAnswer,
+    ErrorAnswer,
+    LiveAnswer,
+    ModelAnswer,
+    ModelList,
+    ReadyAnswer,
+    TokenCount,
+    TokenizeAnswer,
+    VersionAnswer,
+)
+from gateway.openapi.response_answers import DeletedResponse, InputItemList, ResponseAnswer, ResponseEvent
+from gateway.responses.body import ResponseBody
+
+# The struct that reads each object of the table of parameters.
+BODIES: dict[Kind, type[Struct]] = {
+    Kind.CHAT: ChatBody,
+    Kind.COMPLETION: CompletionBody,
+    Kind.RESPONSE: ResponseBody,
+    Kind.TOKENIZE: TokenizeBody,
+    Kind.DETOKENIZE: DetokenizeBody,
+    Kind.STREAM_OPTIONS: StreamOptions,
+    Kind.MESSAGE: MessageBody,
+    Kind.CONTENT_PART: ContentPart,
+    Kind.PREDICTION: PredictionBody,
+    Kind.ANTHROPIC_MESSAGES: MessagesBody,
+    Kind.COUNT_TOKENS: CountTokensBody,
+    Kind.TURN: TurnBody,
+    Kind.BLOCK: BlockBody,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Attributes:
+        answer: Of status 200, as JSON.
+        event: The data of each event, where the answer may be streamed.
+        error: Of any other status.
+        has_key: Only those who have a key may call it.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answer: type[Struct]
+    body: type[Struct] | None = None
+    event: type[Struct] | None = None
+    error: type[Struct] = ErrorAnswer
+    has_key: bool = True
+
+
+OPERATIONS = (
+    Operation("post", "/v1/chat/completions", "Answer a conversation.", ChatCompletion, ChatBody, ChatCompletionChunk),
+    Operation("post", "/v1/completions", "Continue a text.", Completion, CompletionBody, Completion),
+    Operation(
+        "post", "/v1/responses", "Answer a conversation and keep it.", ResponseAnswer, ResponseBody, ResponseEvent
+    ),
+    Operation("get", "/v1/responses/{response_id}", "Show a response.", ResponseAnswer, event=ResponseEvent),
+    Operation("delete", "/v1/responses/{response_id}", "Forget a response.", DeletedResponse),
+    Operation("get", "/v1/responses/{response_id}/input_items", "List what a response was asked.", InputItemList),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's form.",
+        AnthropicMessage,
+        MessagesBody,
+        AnthropicEvent,
+        AnthropicError,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation.",
+        TokenCount,
+        CountTokensBody,
+        error=AnthropicError,
+    ),
+    Operation("get", "/v1/models", "List the models.", ModelList),
+    Operation("get", "/v1/models/{model}", "Show one model.", ModelAnswer),
+    Operation("post", "/tokenize", "Turn a text or a conversation into token ids.", TokenizeAnswer, TokenizeBody),
+    Operation("post", "/detokenize", "Turn token ids into text.", DetokenizeAnswer, DetokenizeBody),
+    Operation("get", "/health/live", "Say that the process answers.", LiveAnswer, has_key=False),
+    Operation("get", "/health/ready", "Say whether requests can be served.", ReadyAnswer, has_key=False),
+    Operation("get", "/health", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("get", "/ping", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("post", "/ping", "The same as /health/ready.", ReadyAnswer, has_key=False),
+    Operation("get", "/version", "Say which version this is.", VersionAnswer, has_key=False),
+)

@@ -1,0 +1,112 @@
+"""What the gateway answers to bodies made from its own description is what the description says.
+
+The bodies come from the schemas by a fixed seed. None may make the gateway fail, and each answer keeps to its schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import jsonschema
+import pytest
+
+from gateway.openapi.document import document
+from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker
+from tests.gateway.openapi.bodies import Bodies
+
+DOCUMENT = document()
+COMPONENTS = DOCUMENT["components"]["schemas"]
+# Left to chance, few requests would be answered at all: every second one has a prompt that is right.
+PROMPTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
+        yield gateway
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that can be read alone: its references lead into itself."""
+    text = json.dumps(schema | {"$defs": COMPONENTS}).replace("#/components/schemas/", "#/$defs/")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def bodies(path: str, count: int) -> list[dict[str, Any]]:
+    """Return bodies made from the schema of a path, always the same."""
+    schema = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    made = Bodies(COMPONENTS, seed=7)
+    return [made.body(schema) for _ in range(count)]
+
+
+def data_of(stream: str) -> list[Any]:
+    """Return the data of all events."""
+    lines = [line.removeprefix("data: ") for line in stream.split("\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def check(path: str, answer: httpx2.Response) -> bool:
+    """Compare an answer with its schema; return whether it was a success."""
+    responses = DOCUMENT["paths"][path]["post"]["responses"]
+    error = jsonschema.Draft202012Validator(closed(responses["default"]["content"]["application/json"]["schema"]))
+    assert answer.status_code < 500 or answer.status_code == 503, answer.text
+    if answer.status_code != 200:
+        error.validate(answer.json())
+        return False
+    kind = answer.headers["content-type"].partition(";")[0]
+    validator = jsonschema.Draft202012Validator(closed(responses["200"]["content"][kind]["schema"]))
+    for item in data_of(answer.text) if kind == "text/event-stream" else [answer.json()]:
+        (error if "error" in item and kind == "text/event-stream" else validator).validate(item)
+    return True
+
+
+async def ask_all(gateway: GatewayProcess, nats_url: str, path: str, count: int) -> int:
+    """Ask with all bodies, and return how many were answered with success."""
+    num_answered = 0
+    limits = httpx2.Limits(max_connections=16)
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    async with known_worker(nats_url, gateway) as worker:
+        serving = asyncio.create_task(worker.serve())
+        async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=30) as http:
+
+            async def ask(number: int, body: dict[str, Any]) -> bool:
+                body["model"] = worker.model
+                if number % 2:
+                    body |= PROMPTS[path]
+                for name in ("max_tokens", "max_completion_tokens"):
+                    if isinstance(body.get(name), int):
+                        body[name] %= 20
+                if "timeout" in body:
+                    body["timeout"] = 5
+                return check(path, await http.post(gateway.url + path, json=body))
+
+            made = list(enumerate(bodies(path, count)))
+            for start in range(0, len(made), 64):
+                num_answered += sum(await asyncio.gather(*(ask(*each) for each in made[start : start + 64])))
+        serving.cancel()
+    assert "Traceback" not in gateway.log
+    return num_answered
+
+
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_answers_keep_to_the_description(gateway: GatewayProcess, nats_url: str, path: str) -> None:
+    assert await ask_all(gateway, nats_url, path, 25) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+async def test_many_answers_keep_to_the_description(gateway: GatewayProcess, nats_url: str, path: str) -> None:
+    assert await ask_all(gateway, nats_url, path, 1_700) > 100
