@@ -64,8 +64,9 @@ class AnswerWriter:
         output = held.output
         assert output is not None
         num_tokens = len(event.token_ids)
-        # The token that ended the sequence has no text.
-        num_read = num_tokens - 1 if event.finish == "stop" and num_tokens else num_tokens
+        # A stop token has no text; the last token of a complete grammar has.
+        is_stopped = event.finish == "stop" and num_tokens and event.token_ids[-1] in event.sequence.stop_ids
+        num_read = num_tokens - 1 if is_stopped else num_tokens
         parts = []
         for index in range(num_read):
             parts.append(output.feed(event.token_ids[index]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Protocol
 
+from gpu_worker.consumer.constraint_source import ConstraintSource
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
+from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
@@ -43,6 +46,7 @@ class Intake:
         self,
         reader: RequestReader,
         encoder: PromptEncoder,
+        constraints: ConstraintSource,
         engine: EngineThread,
         held: HeldRequests,
         capacity: PullCapacity,
@@ -50,6 +54,7 @@ class Intake:
         """Admit to `engine` what is in `held`."""
         self._reader = reader
         self._encoder = encoder
+        self._constraints = constraints
         self._engine = engine
         self._held = held
         self._capacity = capacity
@@ -60,9 +65,10 @@ class Intake:
         try:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
-            if is_short and not prediction and not held.probation:
+            is_plain = not prediction and not held.probation and held.request.sampling.grammar is None
+            if is_short and is_plain:
                 prompt_ids = prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt)
-                self._admit(held, lane, self._reader.truncated(held.request, prompt_ids), [])
+                self._admit(held, lane, self._reader.truncated(held.request, prompt_ids), [], None)
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
                 self._tasks.spawn(encoding, f"encode {held.key}")
@@ -74,10 +80,12 @@ class Intake:
             prompt_ids = prompt if isinstance(prompt, list) else await self._encode(held, prompt)
             prompt_ids = self._reader.truncated(held.request, prompt_ids)
             prediction_ids = await self._encode(held, prediction, add_special_tokens=False) if prediction else []
+            is_wanted = partial(self._held.is_current, held)
+            constraint = await self._constraints.constraint(held.request, is_wanted)
             if held.probation and self._held.is_current(held):
                 await lane.announce(held, len(prompt_ids))
             if self._held.is_current(held):
-                self._admit(held, lane, prompt_ids, prediction_ids)
+                self._admit(held, lane, prompt_ids, prediction_ids, constraint)
         except Exception as error:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
@@ -98,9 +106,17 @@ class Intake:
         _log.error("request not admitted", extra=log_fields(held.request), exc_info=error)
         lane.fail(held, "the worker could not read the request")
 
-    def _admit(self, held: HeldRequest, lane: Lane, prompt_ids: list[int], prediction_ids: list[int]) -> None:
+    def _admit(
+        self,
+        held: HeldRequest,
+        lane: Lane,
+        prompt_ids: list[int],
+        prediction_ids: list[int],
+        constraint: OutputConstraint | None,
+    ) -> None:
         request, reader = held.request, self._reader
         sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
+        sequence.constraint = constraint
         # Before any text is made of the tokens: of a million that takes longer than a worker may be silent.
         self._check_length(sequence, "prompt" if request.messages is None else "messages")
         num_left = sequence.max_tokens - len(request.emitted)

@@ -11,6 +11,8 @@ Moves sequences between the waiting queues and the running set; it never ends on
 - When running sequences outgrow the pool, the last in that order is preempted: its blocks go back (findable as long
   as nobody reuses them), and it waits again at its old place and is recomputed.
 - Drafts get what is left of the budget and of the blocks after all this, for one step: they delay and preempt nobody.
+- A sequence that needs its last token is left out of the steps behind one that samples for it; others go on, but batch
+  work does not go on alone while people's sequences wait so.
 - Nobody is preempted while a step is in flight: it may be computing for the victim, and what it ends may make the
   room. Planning stops there until the step has landed; sequences that were given blocks or admitted by then keep them.
 """
@@ -68,6 +70,8 @@ class Planner:
         prompts = running.ordered_catching_up("interactive")
         num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
+        if self._in_flight and not num_interactive and running.awaits_people:
+            return None
         num_more_tokens = max(0, num_tokens - num_interactive)
         allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
         batch_decodes: list[Sequence] = []
@@ -246,7 +250,7 @@ class Planner:
 
     def _decodes(self, step: int, sequences: Iterable[Sequence]) -> list[ScheduledSequence]:
         """Schedule decodes. The hot loop of planning: no properties, no calls but the one that makes the item."""
-        scheduled, last = [], []
+        scheduled, landing = [], []
         for sequence in sequences:
             start = sequence.num_computed_tokens
             scheduled.append(ScheduledSequence(sequence, start, 1, True))
@@ -254,9 +258,9 @@ class Planner:
             sequence.num_pending_tokens += 1
             sequence.last_step = step
             # Token `start` is the last so far, and the one being sampled comes after it.
-            if start + 2 >= sequence.max_num_tokens:
-                last.append(sequence)
-        for sequence in last:
+            if start + 2 >= sequence.max_num_tokens or sequence.constraint is not None:
+                landing.append(sequence)
+        for sequence in landing:
             self._running.reclassify(sequence)
         return scheduled
 

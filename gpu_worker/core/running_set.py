@@ -2,7 +2,8 @@
 
 A *decoding* sequence has exactly one token to compute and samples after it, so it costs one token of every step's
 budget. Sequences are *catching up* with a prompt, a prompt recomputed after preemption, several tokens accepted at
-once. A *landing* sequence needs nothing more: a step in flight computes the last that it may have, and ends it.
+once. A *landing* sequence needs nothing of a step behind those in flight: these compute the last token that it may
+have, or one that has to land before the next can be planned.
 A batch sequence that no step names for a while is paused: it keeps its blocks, its slot and its side.
 """
 
@@ -69,6 +70,11 @@ class RunningSet:
         departed, self.departed = self.departed, []
         return list(dict.fromkeys(departed)) if departed else departed
 
+    @property
+    def awaits_people(self) -> bool:
+        """Say whether a sequence of people goes on when its last token has landed."""
+        return any(sequence.needs_last_token and sequence.lane == "interactive" for sequence in self.landing.values())
+
     def first_decoding_batch(self, count: int) -> list[Sequence]:
         """Return so many batch sequences that decode, best first."""
         return nsmallest(count, self.decoding["batch"].values(), key=_order)
@@ -99,6 +105,6 @@ class RunningSet:
 
     def _side(self, sequence: Sequence) -> dict[str, Sequence]:
         num_uncomputed, wants_token = sequence.num_uncomputed_tokens, sequence.wants_token
-        if num_uncomputed == 0 or (sequence.num_pending_tokens and not wants_token):
+        if num_uncomputed == 0 or (sequence.num_pending_tokens and (sequence.needs_last_token or not wants_token)):
             return self.landing
         return (self.decoding if num_uncomputed == 1 and wants_token else self.catching_up)[sequence.lane]

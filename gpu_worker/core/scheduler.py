@@ -29,7 +29,7 @@ from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
 from gpu_worker.core.step_time import StepTimeModel
-from gpu_worker.core.stopping import extend, finish_reason
+from gpu_worker.core.stopping import extend, finish_reason, refusal
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import Lane
@@ -206,6 +206,7 @@ class Scheduler:
                 and not item.num_draft_tokens
                 and num_before + 1 < sequence.max_num_tokens
                 and new[0] not in sequence.stop_ids
+                and sequence.constraint is None
             ):
                 token_ids.append(new[0])
                 sequence.num_pending_tokens -= 1
@@ -329,7 +330,7 @@ class Scheduler:
         count, finish = extend(sequence, new)
         if item.num_draft_tokens:
             accepted = sampled.accepted[:count]
-            num_computed += min(len(accepted), count - 1)
+            num_computed += min(len(accepted), max(0, count - 1))
             sequence.num_computed_tokens = num_computed
             self._record_drafts(sequence, sampled.num_drafted, accepted)
         if not item.samples and num_computed == len(sequence.token_ids):
@@ -341,11 +342,12 @@ class Scheduler:
             sequence.pooled.append(sampled.pooled)
         if finish is not None:
             self._finish(sequence)
-        elif count > 1:
+        elif count > 1 or sequence.needs_last_token:
             self._running.reclassify(sequence)
         if not count and finish is None and not prompt_logprobs:
             return None
-        return SequenceEvent(sequence, new[:count], num_before, finish, sampled.logprobs[:count], prompt_logprobs)
+        logprobs, error = sampled.logprobs[:count], refusal(sequence)
+        return SequenceEvent(sequence, new[:count], num_before, finish, logprobs, prompt_logprobs, error)
 
     def _apply_error(self, item: ScheduledSequence, sampled: SampledTokens, error: str) -> SequenceEvent:
         """End a sequence behind the tokens that it got before the error, unless these end it already.
@@ -360,9 +362,8 @@ class Scheduler:
             self._blocks.hide(sequence)
         self._finish(sequence)
         new, logprobs = sampled.token_ids[:count], sampled.logprobs[:count]
-        if finish is not None:
-            return SequenceEvent(sequence, new, num_before, finish, logprobs)
-        return SequenceEvent(sequence, new, num_before, "failed", logprobs, error=error)
+        reason = error if finish is None else refusal(sequence)
+        return SequenceEvent(sequence, new, num_before, finish or "failed", logprobs, error=reason)
 
     def _record_drafts(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Count the drafts of a step, and take back the blocks of those that were wrong."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.pooling import PoolingPlan
 from shared.messages import Lane
 from shared.sampling import Sampling
@@ -59,6 +60,7 @@ class Sequence:
         bad_words: Runs of tokens that the output must not have.
         num_drafted_tokens: Drafts that were verified for the sequence.
         num_accepted_tokens: Those of them that were accepted.
+        constraint: What the output must look like; None for anything.
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
         pooling: How its answer is made of its hidden vectors; None when it generates.
         pooled: What steps have contributed to that since its first token was computed: float32 numbers.
@@ -95,6 +97,7 @@ class Sequence:
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    constraint: OutputConstraint | None = None
     acceptance: float | None = None
     pooling: PoolingPlan | None = None
     pooled: list[bytes] = field(default_factory=list)
@@ -113,6 +116,14 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV no step has computed or is computing."""
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Say whether a step can be planned for it only when the host knows its last token, which says what may follow.
+
+        So no step behind one in flight that samples for it.
+        """
+        return self.constraint is not None
 
     @property
     def wants_token(self) -> bool:

@@ -13,18 +13,28 @@ def finish_reason(sequence: Sequence) -> FinishReason | None:
     """
     if sequence.num_output_tokens > 0 and sequence.token_ids[-1] in sequence.stop_ids:
         return "stop"
+    if sequence.constraint is not None and sequence.constraint.is_complete:
+        return "stop"
     if len(sequence.token_ids) >= sequence.max_num_tokens:
         return "length"
     return None
 
 
+def refusal(sequence: Sequence) -> str | None:
+    """Return why the sequence's constraint cannot go on, or None."""
+    return None if sequence.constraint is None else sequence.constraint.error
+
+
 def extend(sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-    """Append new tokens up to the one that ends the sequence.
+    """Append new tokens up to the one that ends the sequence; one that its constraint refuses is left out.
 
     Returns:
         How many tokens were appended, and why the sequence ended, if it did.
     """
+    constraint = sequence.constraint
     for count, token_id in enumerate(token_ids, 1):
+        if constraint is not None and not constraint.advance(token_id):
+            return count - 1, "failed"
         sequence.token_ids.append(token_id)
         if reason := finish_reason(sequence):
             return count, reason

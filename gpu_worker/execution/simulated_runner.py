@@ -77,7 +77,10 @@ class SimulatedRunner:
             position = item.start + item.num_tokens - sequence.num_prompt_tokens
             mixed = (position * 0x9E3779B97F4A7C15 ^ sampling.seed) & _MASK
             mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & _MASK
-            sampled = self._sampled[(mixed >> 32) % len(self._sampled)]
+            if sequence.constraint is None:
+                sampled = self._sampled[(mixed >> 32) % len(self._sampled)]
+            else:
+                sampled = SampledTokens((sequence.constraint.some_allowed(mixed >> 32),))
         if sampling.logprobs is None and sampling.prompt_logprobs is None:
             return sampled
         return self._with_logprobs(item, sampled)

@@ -8,7 +8,10 @@ from shared.sampling import Sampling
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:
-    """Return the parameters without log probabilities, and without penalties: their counts cannot be taken back."""
+    """Return the parameters without log probabilities, and without penalties and grammar.
+
+    What these keep of the tokens cannot be taken back.
+    """
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,
@@ -16,4 +19,5 @@ def plain_sampling(sampling: Sampling) -> Sampling:
         repetition_penalty=1.0,
         logprobs=None,
         prompt_logprobs=None,
+        grammar=None,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
+from gpu_worker.consumer.constraint_source import ConstraintSource
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.heartbeat import HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequests
@@ -72,7 +73,8 @@ class Worker:
         held = HeldRequests()
         capacity = PullCapacity(held, sizes)
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer, pooled)
-        intake = Intake(reader, self._encoder, self._engine, held, capacity)
+        self._constraints = ConstraintSource(tokenizer)
+        intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)
         outbox = Outbox(nats, identity.worker, tasks)
         source = HeartbeatSource(
             identity.worker,
@@ -137,3 +139,4 @@ class Worker:
         # In a thread, because the engine may be waiting for this loop.
         await asyncio.to_thread(self._engine.stop)
         self._encoder.close()
+        self._constraints.close()

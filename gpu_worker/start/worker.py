@@ -25,6 +25,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.progress_bar import ProgressBar
+from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.model_tasks import ModelTasks, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -33,6 +34,7 @@ from shared.audit import audited_drain, nats_login
 from shared.errors import ConfigError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
+from shared.structured_output import LlguidanceMissingError
 from shared.subjects import encode_name
 from shared.telemetry import configure_logging
 
@@ -81,6 +83,8 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     tokenizer = ModelTokenizer(directory)
     check_vocabulary(tokenizer, directory)
     model_tasks = read_model_tasks(directory, tokenizer)
+    if model_tasks.generates:
+        _prepare_grammars(tokenizer)
     setup = build_engine(config, directory, tokenizer, start_up)
     _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -88,6 +92,14 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup))
+
+
+def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
+    """Make the tokenizer for grammars before anybody waits: no other thread runs meanwhile."""
+    try:
+        _ = tokenizer.grammar_tokenizer
+    except (LlguidanceMissingError, UnsupportedTokenizerError) as error:
+        _log.warning("requests for structured output will be refused: %s", error)
 
 
 async def _run(

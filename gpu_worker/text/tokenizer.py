@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer
 
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
 from gpu_worker.text.chat_template import ChatTemplate, load_chat_template
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
@@ -54,6 +55,7 @@ class ModelTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = directory.vocab_size
         self._bos_token_id = directory.bos_token_id
+        self._eos_token_ids = directory.eos_token_ids
         self._table = build_table(self._tokenizer, content, directory.vocab_size)
         self.max_token_bytes = self._longest_token()
         self._infill = find_infill_tokens(self._tokenizer.token_to_id)
@@ -176,6 +178,17 @@ class ModelTokenizer:
         if shown is None:
             shown = self._shown[token_id] = (self.token_text(token_id), self.token_bytes(token_id))
         return shown
+
+    @cached_property
+    def grammar_tokenizer(self) -> GrammarTokenizer:
+        """The tokenizer for grammars of the output; of a large vocabulary it takes a second to make.
+
+        Raises:
+            LlguidanceMissingError: The package that reads grammars is not installed.
+            UnsupportedTokenizerError: It cannot read this tokenizer.
+        """
+        num_tokens = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return GrammarTokenizer(self._tokenizer.to_str(), num_tokens, self.vocab_size, self._eos_token_ids)
 
     @cached_property
     def plain_token_ids(self) -> list[int]:

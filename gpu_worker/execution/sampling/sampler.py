@@ -21,6 +21,7 @@ from gpu_worker.execution.sampling.bad_words import BadWords
 from gpu_worker.execution.sampling.bias import Bias
 from gpu_worker.execution.sampling.distribution import Distributions, StagedDraw
 from gpu_worker.execution.sampling.feature import Feature, StagedFeature
+from gpu_worker.execution.sampling.grammar_mask import GrammarMask
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
 from gpu_worker.execution.sampling.min_tokens import MinTokens
 from gpu_worker.execution.sampling.penalties import Penalties
@@ -40,6 +41,7 @@ def _features(num_rows: int, vocab_size: int, device: torch.device) -> list[Feat
         Penalties(num_rows, vocab_size, device),
         AllowedTokens(num_rows, vocab_size, device),
         BadWords(vocab_size),
+        GrammarMask(num_rows, vocab_size, device),
         MinTokens(num_rows, vocab_size),
     ]
 

@@ -1,0 +1,41 @@
+"""What the output of a sequence must look like, as far as scheduler and sampler have to know."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class OutputConstraint(Protocol):
+    """Says which tokens may come next. Its state follows from the output's tokens, so it can be made anew anywhere.
+
+    The scheduler tells it the tokens, each once; the sampler asks it for masks, behind drafts too. All on one thread.
+    """
+
+    @property
+    def error(self) -> str | None:
+        """Say why it cannot go on, which ends its sequence; None while it can."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether nothing more may follow the output."""
+        ...
+
+    def advance(self, token_id: int) -> bool:
+        """Take in the output's next token; False where it may not stand there, or where there is an `error`."""
+        ...
+
+    def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
+        """Write which tokens may follow the output and then `drafts`.
+
+        It is never nothing: with an `error`, and behind drafts that may not stand there, all tokens may follow.
+
+        Args:
+            drafts: May be none.
+            address: Of the first of `ceil(vocab_size / 32)` words; bit `t % 32` of word `t // 32` allows token `t`.
+        """
+        ...
+
+    def some_allowed(self, number: int) -> int:
+        """Return one of the tokens that may follow the output, the same for the same number."""
+        ...

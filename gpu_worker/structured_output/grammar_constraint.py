@@ -1,0 +1,158 @@
+"""What one sequence may say next, by the grammar that its output follows.
+
+A token that ends the answer is allowed where the grammar accepts the output so far; one that the grammar itself takes
+is allowed where it accepts the output with it. A matcher that fails has no mask any more: its sequence ends, alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_ALL_TOKENS = 0xFF
+
+
+class GrammarConstraint:
+    """The `OutputConstraint` of a sequence whose output follows a grammar. Owns its matcher.
+
+    The matcher is ahead of the output by the drafts that a mask was last filled behind.
+    """
+
+    __slots__ = ("_drafts", "_error", "_ignores_eos", "_is_direct", "_matcher", "_num_bytes", "_stop_ids", "_tokenizer")
+
+    def __init__(
+        self, matcher: LLMatcher, tokenizer: GrammarTokenizer, stop_token_ids: Set[int], *, ignores_eos: bool
+    ) -> None:
+        """Follow the grammar of `matcher`, which has taken no token yet.
+
+        Args:
+            matcher: Of this sequence alone.
+            tokenizer: Of the model.
+            stop_token_ids: Tokens that end the answer beside the model's own.
+            ignores_eos: The model's own do not end it: it goes on as long as the grammar lets it.
+        """
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_token_ids - tokenizer.eos_token_ids
+        self._ignores_eos = ignores_eos
+        self._num_bytes = 4 * -(-tokenizer.vocab_size // 32)
+        has_same_size = tokenizer.tokenizer.vocab_size == tokenizer.vocab_size
+        self._is_direct = has_same_size and not ignores_eos and not self._stop_ids
+        self._drafts: tuple[int, ...] = ()
+        self._error: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        """See `OutputConstraint`."""
+        return self._error
+
+    @property
+    def is_complete(self) -> bool:
+        """See `OutputConstraint`."""
+        if self._error is not None:
+            return False
+        self._move_behind(())
+        return self._matcher.is_stopped()
+
+    def advance(self, token_id: int) -> bool:
+        """See `OutputConstraint`. What ends the answer is not the grammar's business."""
+        if self._error is not None:
+            return False
+        if token_id in self._stop_ids or (token_id in self._tokenizer.eos_token_ids and not self._ignores_eos):
+            return True
+        self._move_behind(())
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        self._error = _reason(self._matcher) or f"token {token_id} does not follow from the grammar"
+        return False
+
+    def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
+        """See `OutputConstraint`."""
+        if self._error is None and self._move_behind(drafts):
+            if self._is_direct:
+                self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
+            else:
+                words = self._adjusted_mask()
+                ctypes.memmove(address, words.ctypes.data, self._num_bytes)
+            self._error = self._error or _reason(self._matcher)
+            if self._error is None:
+                return
+        ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
+
+    def some_allowed(self, number: int) -> int:
+        """See `OutputConstraint`."""
+        mask = np.zeros(self._num_bytes // 4, dtype=np.int32)
+        self.fill_mask((), mask.ctypes.data)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._tokenizer.vocab_size]
+        allowed = np.flatnonzero(bits)
+        return int(allowed[number % len(allowed)])
+
+    def _move_behind(self, drafts: tuple[int, ...]) -> bool:
+        """Bring the matcher behind the output and these drafts; False when the grammar does not allow them."""
+        taken = self._drafts
+        if taken == drafts:
+            return True
+        same = 0
+        while same < min(len(taken), len(drafts)) and taken[same] == drafts[same]:
+            same += 1
+        if same < len(taken):
+            self._matcher.rollback(len(taken) - same)
+        count = self._matcher.try_consume_tokens(list(drafts[same:])) if same < len(drafts) else 0
+        self._drafts = drafts[: same + count]
+        return self._drafts == drafts
+
+    def _adjusted_mask(self) -> npt.NDArray[np.uint32]:
+        """Return the mask of the model's vocabulary, with the stop tokens of this request."""
+        size, vocab_size = self._tokenizer.tokenizer.vocab_size, self._tokenizer.vocab_size
+        whole = np.zeros(-(-size // 32), dtype=np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(whole.ctypes.data, whole.nbytes)
+        grammar_mask = whole[: self._num_bytes // 4]
+        if vocab_size % 32:
+            grammar_mask[-1] &= (1 << vocab_size % 32) - 1
+        mask = grammar_mask.copy()
+        if self._ignores_eos:
+            for token_id in self._tokenizer.eos_token_ids:
+                _set(mask, token_id, False)
+        is_accepting = self._matcher.is_accepting()
+        for token_id in self._stop_ids:
+            if is_accepting or _has(mask, token_id):
+                _set(mask, token_id, is_accepting or self._ends_with(token_id))
+        if mask.any():
+            return mask
+        if not grammar_mask.any():
+            self._error = "the grammar allows no token that the model has"
+        return grammar_mask
+
+    def _ends_with(self, token_id: int) -> bool:
+        """Say whether the grammar accepts the output with one token more, which it takes."""
+        self._matcher.try_consume_tokens([token_id])
+        is_accepting: bool = self._matcher.is_accepting()
+        self._matcher.rollback(1)
+        return is_accepting
+
+
+def _reason(matcher: LLMatcher) -> str | None:
+    """Return why a matcher has failed, or None."""
+    if not matcher.is_error():
+        return None
+    return f"the grammar cannot be followed: {matcher.get_error().strip().splitlines()[0][:200]}"
+
+
+def _has(mask: npt.NDArray[np.uint32], token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> token_id % 32 & 1)
+
+
+def _set(mask: npt.NDArray[np.uint32], token_id: int, is_allowed: bool) -> None:
+    if is_allowed:
+        mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+    else:
+        mask[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)

@@ -1,0 +1,74 @@
+"""A model's tokenizer as llguidance needs it: the bytes of every token, and which tokens end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared.errors import HeadraceError
+from shared.structured_output import LlguidanceMissingError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_END_TOKEN = "<|headrace-end|>"
+
+
+class UnsupportedTokenizerError(HeadraceError):
+    """llguidance cannot read the model's tokenizer."""
+
+    def __init__(self, reason: str) -> None:
+        """Say why."""
+        super().__init__(f"This model's output cannot be constrained: its tokenizer is not supported ({reason[:200]}).")
+
+
+class GrammarTokenizer:
+    """The tokenizer of one model.
+
+    Attributes:
+        tokenizer: llguidance's own. Its vocabulary is that of the tokenizer or of the model, whichever is larger, and
+            has one token more where the model has none that ends an answer.
+        vocab_size: Token ids that the model can produce.
+        eos_token_ids: Tokens that end an answer.
+    """
+
+    __slots__ = ("eos_token_ids", "tokenizer", "vocab_size")
+
+    tokenizer: LLTokenizer
+
+    def __init__(self, tokenizer_json: str, num_tokens: int, vocab_size: int, eos_token_ids: Set[int]) -> None:
+        """Read a tokenizer; one of 128,000 tokens takes a second, in which no other thread of Python runs.
+
+        Args:
+            tokenizer_json: As in `tokenizer.json`.
+            num_tokens: Its largest token id, and one.
+            vocab_size: Token ids that the model can produce; may be more or fewer.
+            eos_token_ids: Tokens that end an answer.
+
+        Raises:
+            LlguidanceMissingError: The package is not installed.
+            UnsupportedTokenizerError: It cannot read this tokenizer.
+        """
+        try:
+            from llguidance import LLTokenizer
+        except ImportError:
+            raise LlguidanceMissingError from None
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        size, ends = max(num_tokens, vocab_size), sorted(eos_token_ids)
+        if not ends:
+            tokenizer_json, size, ends = _with_end_token(tokenizer_json, size), size + 1, [size]
+        try:
+            self.tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
+        except ValueError as error:
+            raise UnsupportedTokenizerError(str(error)) from None
+
+
+def _with_end_token(tokenizer_json: str, token_id: int) -> str:
+    """Add a token that ends an answer, as llguidance needs one."""
+    content = msgspec.json.decode(tokenizer_json)
+    flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+    content.setdefault("added_tokens", []).append({"id": token_id, "content": _END_TOKEN, **flags})
+    return msgspec.json.encode(content).decode()

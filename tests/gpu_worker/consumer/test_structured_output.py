@@ -1,0 +1,133 @@
+"""Requests with a grammar, from the queue to the answer. The simulated engine draws among the allowed tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from gpu_worker.consumer.constraint_source import ConstraintSource
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import BadRequestError
+from shared.messages import BatchResult, Request, encode
+from shared.sampling import Grammar, Sampling
+from shared.subjects import request_subject, result_subject
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, wait_until
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "color": {"enum": ["red", "green"]}},
+    "required": ["name", "color"],
+    "additionalProperties": False,
+}
+GRAMMAR = Grammar(kind="json_schema", source=json.dumps(SCHEMA))
+
+
+def sampling_of(grammar: Grammar = GRAMMAR, **options: Any) -> Sampling:
+    return Sampling(**{"max_tokens": 400, "grammar": grammar, **options})
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_text_is_a_document_of_the_schema(worker: RunningWorker, gateway: TestGateway, seed: int) -> None:
+    answer = await gateway.ask(sampling=sampling_of(seed=seed))
+    document = json.loads(answer.text)
+    assert set(document) == {"name", "color"}
+    assert document["color"] in ("red", "green")
+    assert answer.finish.reason == "stop"
+    assert answer.finish.usage.completion_tokens == len(answer.token_ids)
+
+
+async def test_answer_goes_on_in_the_middle_of_a_document(worker: RunningWorker, gateway: TestGateway) -> None:
+    whole = await gateway.ask(sampling=sampling_of(seed=7))
+    for count in range(0, len(whole.token_ids) + 1, 5):
+        emitted = tuple(whole.token_ids[:count])
+        rest = await gateway.ask(sampling=sampling_of(seed=7), emitted=emitted, epoch=1)
+        assert rest.token_ids == whole.token_ids[count:]
+        assert whole.text.endswith(rest.text)
+        assert (rest.text == "") == (count == len(whole.token_ids))
+        assert rest.finish.reason == "stop"
+
+
+async def test_text_ends_with_the_last_token_of_a_complete_grammar(worker: RunningWorker, gateway: TestGateway) -> None:
+    answer = await gateway.ask(sampling=sampling_of(Grammar(kind="regex", source="(yes|no)!")))
+    assert answer.text in ("yes!", "no!")
+    assert answer.finish.reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        (Grammar(kind="regex", source="("), "reg"),
+        (Grammar(kind="json_schema", source='{"type": "nonsense"}'), "nonsense"),
+        (Grammar(kind="json_schema", source='{"$ref": "https://example.com/schema"}'), "example.com"),
+        (Grammar(kind="lark", source="start: missing"), "missing"),
+    ],
+)
+async def test_grammar_that_cannot_be_compiled_is_refused_with_the_reason(
+    worker: RunningWorker, gateway: TestGateway, grammar: Grammar, problem: str
+) -> None:
+    answer = await gateway.ask(sampling=sampling_of(grammar))
+    assert answer.finish.reason == "failed"
+    assert answer.finish.error_param == "response_format"
+    assert problem in answer.finish.error
+    assert (await gateway.ask()).finish.reason == "length", "others are served"
+
+
+async def test_batch_request_follows_its_grammar(worker: RunningWorker, gateway: TestGateway) -> None:
+    request = gateway.request(lane="batch", tenant="acme", reply=None, sampling=sampling_of(seed=1))
+    await gateway.js.publish(request_subject(gateway.model, "batch", "acme"), encode(request))
+    result = await stored_result(gateway, request.id)
+    assert set(json.loads(result.text)) == {"name", "color"}
+    assert result.finish == "stop"
+
+
+async def stored_result(gateway: TestGateway, request_id: str) -> BatchResult:
+    import msgspec
+    from nats.js.errors import NotFoundError
+
+    found: list[BatchResult] = []
+
+    async def is_there() -> bool:
+        try:
+            message = await gateway.js.get_last_msg("HR_RESULTS", result_subject("acme", request_id))
+        except NotFoundError:
+            return False
+        assert message.data is not None
+        found.append(msgspec.json.decode(message.data, type=BatchResult))
+        return True
+
+    await wait_until(is_there, 10.0)
+    return found[0]
+
+
+async def test_without_llguidance_a_request_learns_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    source = ConstraintSource(ModelTokenizer(read_model_directory(DEMO_MODEL)))
+    with pytest.raises(BadRequestError, match="pip install llguidance") as caught:
+        await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
+    assert caught.value.param == "response_format"
+    source.close()
+
+
+async def test_request_without_a_grammar_has_no_constraint() -> None:
+    source = ConstraintSource(TOKENIZER)
+    assert await source.constraint(Request(id="r", model="m", text="x"), lambda: True) is None
+    source.close()
+
+
+async def test_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    from gpu_worker.consumer import constraint_source
+
+    gate = threading.Event()
+    monkeypatch.setattr(constraint_source, "MAX_COMPILE_S", 0.05)
+    monkeypatch.setattr(constraint_source, "compile_grammar", lambda *_: gate.wait(10))
+    source = ConstraintSource(TOKENIZER)
+    with pytest.raises(BadRequestError, match="could not be compiled within"):
+        await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
+    gate.set()
+    source.close()

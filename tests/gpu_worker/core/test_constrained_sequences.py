@@ -1,0 +1,136 @@
+"""Sequences whose output must look like something: planned with their last token known, ended by their constraint."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import StepPlan
+from tests.gpu_worker.core.harness import Harness
+from tests.gpu_worker.core.sequences import make_sequence
+
+
+class Countdown:
+    """Allows everything, and is complete after some tokens; or refuses the last of them with an error."""
+
+    def __init__(self, num_tokens: int, error: str | None = None) -> None:
+        self.taken: list[int] = []
+        self.num_tokens = num_tokens
+        self.late_error = error
+
+    @property
+    def error(self) -> str | None:
+        return self.late_error if len(self.taken) >= self.num_tokens else None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.error is None and len(self.taken) >= self.num_tokens
+
+    def advance(self, token_id: int) -> bool:
+        if self.error is None:
+            self.taken.append(token_id)
+        return self.error is None
+
+    def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
+        raise AssertionError("there is no sampler here")
+
+    def some_allowed(self, number: int) -> int:
+        raise AssertionError("nobody asks")
+
+
+def constrained(prompt: int, num_tokens: int = 6, **options: object) -> Sequence:
+    sequence = make_sequence(prompt, **options)  # type: ignore[arg-type]
+    sequence.constraint = Countdown(num_tokens)
+    return sequence
+
+
+def names(plan: StepPlan) -> list[str]:
+    return [item.sequence.id for item in plan.scheduled]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_constrained_sequence_is_never_planned_behind_a_step_that_samples_for_it(depth: int) -> None:
+    harness = Harness(max_steps_in_flight=depth, max_num_batched_tokens=12)
+    sequences = [constrained(20), constrained(3), make_sequence(9), constrained(6, lane="batch")]
+    harness.add(*sequences)
+    num_both = 0
+    while harness.scheduler.has_work():
+        harness.step()
+        for plan, _ in harness.in_flight:
+            for item in plan.scheduled:
+                is_known = item.start + item.num_tokens <= len(item.sequence.token_ids)
+                assert is_known or item.sequence.constraint is None
+        num_both += len(harness.in_flight) > 1
+        harness.scheduler.check_integrity()
+    for sequence in sequences:
+        tokens, _ = harness.reference(sequence)
+        if sequence.constraint is None:
+            assert harness.output[sequence.id] == tokens
+        else:
+            assert harness.output[sequence.id] == tokens[:6]
+            assert harness.finish[sequence.id] == "stop"
+            assert sequence.constraint.taken == tokens[:6]  # type: ignore[attr-defined]
+    assert num_both or depth < 3, "no step was planned behind another"
+
+
+def test_others_go_on_behind_a_step_with_a_constrained_sequence() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    mine, other = constrained(3), make_sequence(3)
+    harness.add(mine, other)
+    assert names(harness.schedule()) == [mine.id, other.id]
+    assert names(harness.schedule()) == [other.id]
+    harness.land()
+    assert names(harness.schedule()) == [other.id, mine.id]
+
+
+def test_nothing_is_planned_behind_a_step_with_constrained_sequences_alone() -> None:
+    harness = Harness(max_steps_in_flight=2)
+    harness.add(constrained(3))
+    harness.schedule()
+    assert harness.try_schedule() is None
+    harness.land()
+    assert len(harness.schedule().scheduled) == 1
+
+
+def test_batch_work_does_not_go_on_alone_while_people_wait_for_their_last_token() -> None:
+    harness = Harness(max_steps_in_flight=2, batch_slowdown=1000)
+    mine, batch = constrained(3), make_sequence(3, lane="batch")
+    harness.add(mine, batch)
+    for _ in range(3):
+        assert set(names(harness.schedule())) == {mine.id, batch.id}
+        assert harness.try_schedule() is None
+        harness.land()
+
+
+def test_prompt_of_a_constrained_sequence_is_computed_ahead_in_chunks() -> None:
+    harness = Harness(max_steps_in_flight=2, max_num_batched_tokens=4)
+    mine = constrained(8)
+    harness.add(mine)
+    assert names(harness.schedule()) == [mine.id]
+    assert names(harness.schedule()) == [mine.id]
+    harness.land()
+    assert harness.try_schedule() is None, "its first token is being sampled"
+
+
+def test_complete_output_that_another_worker_has_emitted_only_ends() -> None:
+    harness = Harness()
+    sequence = make_sequence(3, emitted=[5, 6])
+    sequence.constraint = Countdown(0)
+    harness.add(sequence)
+    harness.step()
+    assert (harness.output[sequence.id], harness.finish[sequence.id]) == ([5, 6], "stop")
+
+
+def test_constraint_with_an_error_ends_its_sequence_alone() -> None:
+    harness = Harness()
+    mine, other = make_sequence(3), make_sequence(3)
+    mine.constraint = Countdown(3, "too hard")
+    harness.add(mine, other)
+    events = []
+    while harness.scheduler.has_work():
+        events += harness.step()
+    (last,) = (event for event in events if event.sequence is mine and event.finish)
+    assert (last.finish, last.error, last.token_ids) == ("failed", "too hard", ())
+    assert harness.output[mine.id] == harness.reference(mine)[0][:2]
+    harness.assert_reference(other)
+    assert harness.scheduler.stats.free_blocks == harness.scheduler.stats.total_blocks

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.structured_output.compiled_grammar import compile_grammar
+from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
+from shared.errors import BadRequestError
+from shared.sampling import Grammar, Sampling
+from tests.gpu_worker.structured_output.tiny_tokenizer import (
+    EOS,
+    VOCAB,
+    constraint_of,
+    text_of,
+    tiny_tokenizer,
+    tokens_of,
+)
+
+PERSON = Grammar(
+    kind="json_schema",
+    source='{"type":"object","properties":{"name":{"type":"string","maxLength":4},"age":{"type":"integer"}},'
+    '"required":["name","age"],"additionalProperties":false}',
+)
+
+
+def regex(source: str, **sampling: object) -> Sampling:
+    return Sampling(grammar=Grammar(kind="regex", source=source), **sampling)  # type: ignore[arg-type]
+
+
+def allowed(constraint: GrammarConstraint, drafts: tuple[int, ...] = (), vocab_size: int = VOCAB) -> set[int]:
+    mask = np.full(-(-vocab_size // 32) + 1, 0x5A5A5A5A, dtype=np.int32)
+    constraint.fill_mask(drafts, mask.ctypes.data)
+    assert mask[-1] == 0x5A5A5A5A, "it wrote behind its mask"
+    bits = np.unpackbits(mask[:-1].view(np.uint8), bitorder="little")[:vocab_size]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def texts(token_ids: set[int]) -> set[str]:
+    return {"<end>" if token_id == EOS else text_of([token_id]) for token_id in token_ids}
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [("", set("ab")), ("a", set("1")), ("a1", {"1", "<end>"}), ("b", {"<end>"})],
+)
+def test_mask_allows_what_follows_and_the_end_where_the_grammar_accepts(output: str, expected: set[str]) -> None:
+    constraint = constraint_of(regex("a1+|b"), tokens_of(output))
+    assert texts(allowed(constraint)) == expected
+    assert constraint.is_complete == (output == "b")
+
+
+def test_constraint_made_anew_at_any_place_has_the_same_masks() -> None:
+    sampling = Sampling(grammar=PERSON)
+    output = tokens_of('{"name": "Bo",\n  "age": 42}')
+    whole = constraint_of(sampling)
+    for count, token_id in enumerate(output):
+        mask = allowed(whole)
+        assert token_id in mask
+        assert allowed(constraint_of(sampling, output[:count])) == mask
+        assert not whole.is_complete
+        assert whole.advance(token_id)
+    assert whole.is_complete
+    assert constraint_of(sampling, output).is_complete
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from('{}" ,:nameagx10'), max_size=5), max_size=8), st.data())
+def test_masks_behind_drafts_are_those_of_an_output_that_has_them(paths: list[list[str]], data: st.DataObject) -> None:
+    sampling = Sampling(grammar=PERSON)
+    document = tokens_of('{"name":"a","age":10}')
+    count = data.draw(st.integers(0, len(document) - 1))
+    constraint = constraint_of(sampling, document[:count])
+    for path in paths:
+        # Mostly something that may stand there.
+        drafts = (*document[count : count + len(path)], *tokens_of("".join(path)))[: len(path) + 1]
+        other = constraint_of(sampling, document[:count])
+        follows = all(other.advance(token_id) for token_id in drafts)
+        assert allowed(constraint, drafts) == (allowed(other) if follows else set(range(VOCAB)))
+    assert constraint.error is None
+    assert constraint.advance(document[count])
+    assert allowed(constraint) == allowed(constraint_of(sampling, document[: count + 1]))
+
+
+def test_token_that_may_not_stand_there_is_an_error() -> None:
+    constraint = constraint_of(regex("ab"), tokens_of("a"))
+    assert not constraint.advance(tokens_of("x")[0])
+    assert constraint.error is not None
+    assert "does not follow from the grammar" in constraint.error
+    assert not constraint.advance(tokens_of("b")[0])
+    assert not constraint.is_complete
+    assert allowed(constraint) == set(range(VOCAB)), "a row without an allowed token has no distribution"
+
+
+def test_emitted_tokens_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(BadRequestError, match="emitted so far do not fit") as caught:
+        constraint_of(regex("ab"), tokens_of("ac"))
+    assert caught.value.param == "emitted"
+
+
+def test_stop_token_is_allowed_where_the_grammar_accepts() -> None:
+    sampling = regex("[a-z]{2,3}", stop_token_ids=tokens_of("#"))
+    assert texts(allowed(constraint_of(sampling, tokens_of("a")))) == set("abcdefghijklmnopqrstuvwxyz")
+    assert texts(allowed(constraint_of(sampling, tokens_of("ab")))) == {*"abcdefghijklmnopqrstuvwxyz#", "<end>"}
+
+
+def test_stop_token_of_the_grammar_itself_is_allowed_where_it_accepts_the_output_with_it() -> None:
+    sampling = regex("[ab]b?b?c", stop_token_ids=tokens_of("bc"))
+    assert texts(allowed(constraint_of(sampling))) == {"a"}
+    assert texts(allowed(constraint_of(sampling, tokens_of("a")))) == {"c"}
+
+
+def test_stop_token_that_is_all_the_grammar_allows_is_allowed() -> None:
+    assert texts(allowed(constraint_of(regex("ab"), ()))) == {"a"}
+    assert texts(allowed(constraint_of(regex("ab", stop_token_ids=tokens_of("a"))))) == {"a"}
+
+
+def test_ignored_end_is_allowed_only_where_nothing_else_may_follow() -> None:
+    sampling = regex("a{1,2}", ignore_eos=True)
+    assert texts(allowed(constraint_of(sampling, tokens_of("a")))) == {"a"}
+    assert constraint_of(sampling, tokens_of("aa")).is_complete
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB + 1, VOCAB + 63, 2 * VOCAB])
+def test_tokens_that_only_the_model_has_are_never_allowed(vocab_size: int) -> None:
+    sampling = regex("[^q]+")
+    compiled = compile_grammar(sampling.grammar, tiny_tokenizer(vocab_size))  # type: ignore[arg-type]
+    mask = allowed(compiled.constraint(sampling, tokens_of("a")), (), vocab_size)
+    assert mask == set(range(VOCAB)) - set(tokens_of("q"))
+
+
+def test_tokens_that_only_the_tokenizer_has_are_never_allowed() -> None:
+    vocab_size, last = VOCAB - 3, tokens_of("}")[0]
+    assert last < VOCAB - 3
+    tokenizer = tiny_tokenizer(vocab_size, frozenset({tokens_of("$")[0]}))
+    sampling = regex("[|}~]+")
+    constraint = compile_grammar(sampling.grammar, tokenizer).constraint(sampling, ())  # type: ignore[arg-type]
+    assert texts(allowed(constraint, (), vocab_size)) == {"|", "}"}
+    only = regex("a~")
+    constraint = compile_grammar(only.grammar, tokenizer).constraint(only, tokens_of("a"))  # type: ignore[arg-type]
+    assert allowed(constraint, (), vocab_size) == set(range(vocab_size))
+    assert constraint.error is not None
+    assert "no token that the model has" in constraint.error
+
+
+def test_model_without_an_end_token_completes_the_grammar() -> None:
+    tokenizer = tiny_tokenizer(VOCAB, frozenset())
+    sampling = regex("a{1,2}")
+    compiled = compile_grammar(sampling.grammar, tokenizer)  # type: ignore[arg-type]
+    assert texts(allowed(compiled.constraint(sampling, ()))) == {"a"}
+    assert texts(allowed(compiled.constraint(sampling, tokens_of("a")))) == {"a"}
+    assert compiled.constraint(sampling, tokens_of("aa")).is_complete
+
+
+def test_tokens_at_random_make_a_document_of_the_grammar() -> None:
+    for seed in range(20):
+        constraint, output = constraint_of(Sampling(grammar=PERSON, ignore_eos=seed % 2 == 1)), []
+        for position in itertools.count():
+            token_id = constraint.some_allowed(hash((seed, position)))
+            if token_id == EOS:
+                break
+            assert constraint.advance(token_id)
+            output.append(token_id)
+            if constraint.is_complete or position > 300:
+                break
+        assert re.fullmatch(r'\{\s*"name"\s*:\s*".{0,4}"\s*,\s*"age"\s*:\s*-?\d+\s*\}', text_of(output), re.DOTALL)
+
+
+def test_unsupported_tokenizer_says_so() -> None:
+    from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
+
+    with pytest.raises(UnsupportedTokenizerError, match="its tokenizer is not supported"):
+        GrammarTokenizer("{}", VOCAB, VOCAB, {EOS})
