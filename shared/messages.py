@@ -269,7 +269,6 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
     text: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     chat: ChatOptions | None = None
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None

@@ -9,7 +9,7 @@ import msgspec
 from gateway.anthropic.body import CountTokensBody, FormatBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages, ends_with_assistant
 from gateway.anthropic.tools import template_tools, tool_use
-from gateway.api.schemas.chat import estimate_messages
+from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind

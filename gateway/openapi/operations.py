@@ -8,11 +8,13 @@ from msgspec import Struct
 
 from gateway.anthropic.body import BlockBody, CountTokensBody, MessagesBody
 from gateway.anthropic.body import MessageBody as TurnBody
-from gateway.api.schemas.chat import ChatBody, ContentPart, MessageBody, PredictionBody
+from gateway.api.schemas.chat import ChatBody, PredictionBody
 from gateway.api.schemas.completion import CompletionBody
+from gateway.api.schemas.conversation import CalledFunctionBody, ContentPart, MessageBody, ToolCallBody
 from gateway.api.schemas.parameters import StreamOptions
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gateway.api.schemas.tools import FunctionBody, ToolBody
 from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
 from gateway.openapi.other_answers import (
     AnthropicError,
@@ -46,6 +48,10 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.COUNT_TOKENS: CountTokensBody,
     Kind.TURN: TurnBody,
     Kind.BLOCK: BlockBody,
+    Kind.TOOL: ToolBody,
+    Kind.FUNCTION: FunctionBody,
+    Kind.TOOL_CALL: ToolCallBody,
+    Kind.CALLED_FUNCTION: CalledFunctionBody,
 }
 
 

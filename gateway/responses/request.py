@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.api.schemas.chat import estimate_messages
+from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.raw import NULL
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter

@@ -109,7 +109,9 @@ class TokenizerService:
         token_ids: list[int] = []
         if prompt is not None and prompt != "":
             token_ids = self._encoder.encode_now(
-                prompt, add_special_tokens=call.add_special_tokens, add_generation_prompt=call.add_generation_prompt
+                prompt,
+                add_special_tokens=call.add_special_tokens,
+                add_generation_prompt=call.chat is None or call.chat.add_generation_prompt,
             )
         return encode(TokenizerReply(token_ids=tuple(token_ids), max_model_len=self._max_model_len))
 

@@ -40,6 +40,10 @@ LONG_TEXTS = {
     "variables",
     "template",
     "suffix",
+    "refusal",
+    "thinking",
+    "reasoning_content",
+    "description",
 }
 LEAVES = leaves(Request)
 NUMBERS = [leaf for leaf in LEAVES if isinstance(leaf.type, Number)]

@@ -7,11 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.decoding import (
-    decode_body,
-    estimate_tokens,
-    require_text,
-)
+from gateway.api.schemas.conversation import Content, MessageBodies, content_text, estimate_messages, flatten_messages
+from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.parameters import (
     CommonBody,
     check_names,
@@ -20,51 +17,58 @@ from gateway.api.schemas.parameters import (
     is_deterministic,
     to_sampling,
 )
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.template_options import (
+    Documents,
+    ReasoningEffort,
+    Template,
+    Variables,
+    chat_options,
+    may_reason,
+    template_variables,
+)
+from gateway.api.schemas.tools import (
+    Choice,
+    FunctionBodies,
+    NamedFunction,
+    OfferedTools,
+    ToolBodies,
+    ToolChoiceBody,
+    offered_functions,
+    offered_tools,
+)
 from gateway.generation import Generation, Prompt
-from shared.bounds import MAX_MESSAGES, MAX_OUTPUT_TOKENS, NumLogprobs
-from shared.conversation import ChatMessage
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-# What a chat template adds around one message.
-_TOKENS_PER_MESSAGE = 4
-
-
-class ContentPart(Struct, forbid_unknown_fields=True):
-    """One part of a message's content; only text parts are supported."""
-
-    type: Annotated[str, Meta(max_length=64)]
-    text: str | None = None
+from shared.bounds import MAX_OUTPUT_TOKENS, NumLogprobs
 
 
 class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the client expects the answer to resemble: a file before an edit, for instance."""
 
     type: Literal["content"]
-    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
-
-
-class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message as the client wrote it."""
-
-    role: Annotated[str, Meta(max_length=64)]
-    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
-    name: Annotated[str, Meta(max_length=256)] | None = None
-
-
-Messages = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    content: Content
 
 
 class ChatBody(CommonBody, kw_only=True):
     """The whole body."""
 
-    messages: Messages
+    messages: MessageBodies
     max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     prediction: PredictionBody | None = None
+    tools: ToolBodies | None = None
+    tool_choice: Choice | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    functions: FunctionBodies | None = None
+    function_call: Choice | NamedFunction | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    chat_template: Template | None = None
+    chat_template_kwargs: Variables | None = None
+    documents: Documents | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
@@ -82,10 +86,13 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     check_sequences(1, n)
     logprobs = _num_logprobs(chat)
     messages = flatten_messages(chat.messages)
+    tools = _tools(chat)
+    variables = template_variables(chat.chat_template_kwargs, chat.reasoning_effort, chat.documents)
+    options = chat_options(chat, messages, tools.template, variables)
     return Generation(
         kind="chat",
         model=chat.model,
-        prompts=(Prompt(estimated_tokens=estimate_messages(messages), messages=messages),),
+        prompts=(Prompt(estimate_messages(messages, options), messages=messages, chat=options),),
         n=n,
         sampling=to_sampling(chat, _max_tokens(chat), logprobs, None),
         deterministic=is_deterministic(chat),
@@ -93,44 +100,19 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         include_usage=check_stream_options(chat),
         priority=chat.priority or 0,
         timeout_s=chat.timeout,
-        prediction=None if chat.prediction is None else _content_text(chat.prediction.content, "prediction.content"),
+        prediction=None if chat.prediction is None else content_text(chat.prediction.content, "prediction.content"),
+        tools=tools.use,
+        may_reason=may_reason(variables),
+        includes_reasoning=chat.include_reasoning is not False,
     )
 
 
-def flatten_messages(messages: list[MessageBody]) -> tuple[ChatMessage, ...]:
-    """Return the messages with their content as plain text.
-
-    Raises:
-        ApiError: 400; a role is unknown, or a content is missing or is not text.
-    """
-    return tuple(_flatten(message, f"messages.[{index}]") for index, message in enumerate(messages))
-
-
-def estimate_messages(messages: tuple[ChatMessage, ...]) -> int:
-    """Estimate the prompt tokens of a conversation from its lengths."""
-    return sum(estimate_tokens(message.content) + _TOKENS_PER_MESSAGE for message in messages)
-
-
-def _flatten(message: MessageBody, where: str) -> ChatMessage:
-    if message.role not in ROLES:
-        raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(ROLES)}.")
-    if message.content is None:
-        raise invalid_value(f"{where}.content", f"'{where}.content' is required: a string or a list of text parts.")
-    name = None if message.name is None else require_text(f"{where}.name", message.name)
-    return ChatMessage(role=message.role, content=_content_text(message.content, f"{where}.content"), name=name)
-
-
-def _content_text(content: str | list[ContentPart], where: str) -> str:
-    if isinstance(content, str):
-        return require_text(where, content)
-    texts = []
-    for part in content:
-        if part.type != "text":
-            raise unsupported_parameter(where, f"'{where}' has a part of type '{part.type}'; only 'text' is supported.")
-        if part.text is None:
-            raise invalid_value(where, f"'{where}' has a text part without 'text'.")
-        texts.append(part.text)
-    return require_text(where, "".join(texts))
+def _tools(chat: ChatBody) -> OfferedTools:
+    if chat.functions is None and chat.function_call is None:
+        return offered_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls is not False)
+    if chat.tools is not None or chat.tool_choice is not None:
+        raise invalid_value("functions", "Give either 'tools' or 'functions'; 'tools' is the newer form.")
+    return offered_functions(chat.functions, chat.function_call)
 
 
 def _max_tokens(chat: ChatBody) -> int | None:

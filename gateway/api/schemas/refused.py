@@ -55,29 +55,6 @@ _STRUCTURED_OUTPUT = (
     _row("json_schema", _LEAVE_OUT, {"type": "object"}),
 )
 
-_TOOLS_AND_TEMPLATES = (
-    _row("add_generation_prompt", _LEAVE_OUT, False, (True,), _CHAT),
-    _row("chat_template", "Put the template into the model's files.", "x", (), _CHAT),
-    _row("chat_template_kwargs", _LEAVE_OUT, {"enable_thinking": False}, ({},), _CHAT),
-    _row("continue_final_message", _LEAVE_OUT, True, (False,), _CHAT),
-    _row("documents", "Put the documents into a message.", [{"text": "a"}], ([],), _CHAT),
-    _row("function_call", _LEAVE_OUT, {"name": "f"}, ("none", "auto"), _CHAT),
-    _row("functions", _LEAVE_OUT, [{"name": "f"}], ([],), _CHAT),
-    _row("parallel_tool_calls", _LEAVE_OUT, False, (True,), _CHAT),
-    _row("reasoning_effort", _LEAVE_OUT, "high", ("none",), _CHAT),
-    _row("tool_choice", _LEAVE_OUT, "required", ("none", "auto"), _CHAT),
-    _row("tools", _LEAVE_OUT, [{"type": "function"}], ([],), _CHAT),
-    _row("tool_calls", _LEAVE_OUT, [{"id": "a"}], ([],), _MESSAGE),
-    _row("function_call", _LEAVE_OUT, {"name": "f"}, (), _MESSAGE),
-    _row("reasoning_content", _LEAVE_OUT, "hm", ("",), _MESSAGE),
-    _row("reasoning", _LEAVE_OUT, "hm", ("",), _MESSAGE),
-    _row("refusal", "Put its text into 'content'.", "no", ("",), (*_MESSAGE, *_PART)),
-    _row("chat_template", _LEAVE_OUT, "x", (), _TOKENIZE),
-    _row("chat_template_kwargs", _LEAVE_OUT, {"enable_thinking": False}, ({},), _TOKENIZE),
-    _row("continue_final_message", _LEAVE_OUT, True, (False,), _TOKENIZE),
-    _row("tools", _LEAVE_OUT, [{"type": "function"}], ([],), _TOKENIZE),
-)
-
 _FOREVER = (
     _row("add_special_tokens", "A chat template writes the special tokens itself.", True, (False,), _CHAT),
     _row("add_special_tokens", "Send the prompt as token ids.", False, (True,), _COMPLETION),
@@ -124,4 +101,4 @@ _FOREVER = (
     _row("return_token_strs", _LEAVE_OUT, True, (False,), _TOKENIZE),
 )
 
-REFUSED = (*_SOON, *_STRUCTURED_OUTPUT, *_TOOLS_AND_TEMPLATES, *_FOREVER)
+REFUSED = (*_SOON, *_STRUCTURED_OUTPUT, *_FOREVER)

@@ -30,6 +30,10 @@ class Kind(enum.Enum):
     COUNT_TOKENS = "POST /v1/messages/count_tokens"
     TURN = "A message of /v1/messages"
     BLOCK = "A block of a message of /v1/messages"
+    TOOL = "A tool"
+    FUNCTION = "A function that may be called"
+    TOOL_CALL = "A call in a message"
+    CALLED_FUNCTION = "The function of a call in a message"
 
 
 GENERATION = (Kind.CHAT, Kind.COMPLETION)

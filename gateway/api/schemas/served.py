@@ -8,6 +8,54 @@ _CHAT = (Kind.CHAT,)
 _COMPLETION = (Kind.COMPLETION,)
 _TOKENIZE = (Kind.TOKENIZE,)
 
+_FUNCTION = {"name": "f"}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+_TOOLS = (
+    Row("tools", (Kind.CHAT, Kind.TOKENIZE), "Functions that the answer may call.", [_TOOL], holds=Kind.TOOL),
+    Row("tool_choice", _CHAT, "`none`, `auto`, `required`, one function, or the allowed ones: what may be called."),
+    Row("parallel_tool_calls", _CHAT, "False: at most one call an answer."),
+    Row("functions", _CHAT, "The older form of `tools`.", [_FUNCTION], holds=Kind.FUNCTION),
+    Row("function_call", _CHAT, "The older form of `tool_choice`: `none`, `auto`, or one function."),
+    Row("type", (Kind.TOOL,), "Always `function`."),
+    Row("function", (Kind.TOOL,), "The function.", holds=Kind.FUNCTION),
+    Row("name", (Kind.FUNCTION,), "At most 64 letters, digits, `_` and `-`."),
+    Row("description", (Kind.FUNCTION,), "What it does, for the model.", "Adds."),
+    Row("parameters", (Kind.FUNCTION,), "JSON schema of the object of its arguments.", {"type": "object"}),
+    Row("strict", (Kind.FUNCTION,), "The arguments keep to the schema.", True),
+    Row("tool_calls", (Kind.MESSAGE,), "The calls of an earlier answer.", [_CALL], holds=Kind.TOOL_CALL),
+    Row("tool_call_id", (Kind.MESSAGE,), "The call whose result the message is.", "call_1"),
+    Row(
+        "function_call",
+        (Kind.MESSAGE,),
+        "The older form of `tool_calls`.",
+        {"name": "f", "arguments": "{}"},
+        holds=Kind.CALLED_FUNCTION,
+    ),
+    Row("id", (Kind.TOOL_CALL,), "Names the call.", "call_2"),
+    Row("type", (Kind.TOOL_CALL,), "Always `function`."),
+    Row("function", (Kind.TOOL_CALL,), "What was called.", holds=Kind.CALLED_FUNCTION),
+    Row("name", (Kind.CALLED_FUNCTION,), "The function's name.", "g"),
+    Row("arguments", (Kind.CALLED_FUNCTION,), "JSON text of the arguments.", '{"a":1}'),
+    Row("reasoning_content", (Kind.MESSAGE,), "What the model thought before an earlier answer.", "hm"),
+    Row("reasoning", (Kind.MESSAGE,), "Another name of `reasoning_content`.", "hm"),
+    Row("refusal", (Kind.MESSAGE,), "Text of an earlier answer that declined.", "no"),
+    Row("refusal", (Kind.CONTENT_PART,), "The text of a part of the type `refusal`."),
+    Row("thinking", (Kind.CONTENT_PART,), "The text of a part of the type `thinking`, or a list of parts."),
+)
+
+_CHAT_AND_TOKENIZE = (Kind.CHAT, Kind.TOKENIZE)
+_TEMPLATE = (
+    Row("reasoning_effort", _CHAT, "How much to think: `none` to `max`, where the template knows it.", "high"),
+    Row("include_reasoning", _CHAT, "False: leave the reasoning out of the answer.", False),
+    Row("chat_template", _CHAT_AND_TOKENIZE, "A template to use; only where the operator allows it.", "x"),
+    Row("chat_template_kwargs", _CHAT_AND_TOKENIZE, "Variables of the template.", {"enable_thinking": False}),
+    Row("documents", _CHAT, "Documents for templates that know them.", [{"text": "a"}]),
+    Row("add_generation_prompt", _CHAT_AND_TOKENIZE, "Open the assistant's turn at the end.", False),
+    Row("continue_final_message", _CHAT_AND_TOKENIZE, "The answer goes on after the last message."),
+)
+
 SERVED = (
     Row("model", (*GENERATION, Kind.TOKENIZE, Kind.DETOKENIZE), "The model to use."),
     Row("messages", (Kind.CHAT, Kind.TOKENIZE), "The conversation.", holds=Kind.MESSAGE),
@@ -53,11 +101,16 @@ SERVED = (
     Row("role", (Kind.MESSAGE,), "system, developer, user, assistant, tool or function."),
     Row("content", (Kind.MESSAGE,), "A text, or a list of parts.", holds=Kind.CONTENT_PART),
     Row("name", (Kind.MESSAGE,), "Who speaks.", "Ann"),
-    Row("type", (Kind.CONTENT_PART,), "The form of the part: `text`."),
+    Row(
+        "type",
+        (Kind.CONTENT_PART,),
+        "The form of the part: `text`, `input_text`, `output_text`, `refusal` or `thinking`.",
+    ),
     Row("text", (Kind.CONTENT_PART,), "The text of the part."),
     Row("type", (Kind.PREDICTION,), "Always `content`."),
     Row("content", (Kind.PREDICTION,), "A text, or a list of parts.", holds=Kind.CONTENT_PART),
     Row("add_special_tokens", _TOKENIZE, "Add the tokens that begin every prompt, as for completions.", True),
-    Row("add_generation_prompt", _TOKENIZE, "Open the assistant's turn at the end of the conversation.", False),
     Row("tokens", (Kind.DETOKENIZE,), "The token ids to turn into text."),
+    *_TOOLS,
+    *_TEMPLATE,
 )

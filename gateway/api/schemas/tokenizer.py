@@ -7,11 +7,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.chat import Messages, flatten_messages
 from gateway.api.schemas.completion import TokenIds
+from gateway.api.schemas.conversation import MessageBodies, flatten_messages
 from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.template_options import Template, Variables, chat_options, template_variables
+from gateway.api.schemas.tools import ToolBodies, offered_tools
 from shared.bounds import MAX_NAME_BYTES
 from shared.messages import DetokenizeCall, TokenizeCall
 
@@ -23,9 +25,13 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: MessageBodies | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Template | None = None
+    chat_template_kwargs: Variables | None = None
+    tools: ToolBodies | None = None
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -50,13 +56,17 @@ def parse_tokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None
     parsed = decode_body(_tokenize_decoder, Kind.TOKENIZE, body, allow_unknown)
     if (parsed.prompt is None) == (parsed.messages is None):
         raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
-    messages = None if parsed.messages is None else flatten_messages(parsed.messages)
+    messages = options = None
+    if parsed.messages is not None:
+        messages = flatten_messages(parsed.messages)
+        tools = offered_tools(parsed.tools, None).template
+        options = chat_options(parsed, messages, tools, template_variables(parsed.chat_template_kwargs))
     special = messages is None if parsed.add_special_tokens is None else parsed.add_special_tokens
     call = TokenizeCall(
         text=None if parsed.prompt is None else require_text("prompt", parsed.prompt),
         messages=messages,
         add_special_tokens=special,
-        add_generation_prompt=parsed.add_generation_prompt is not False,
+        chat=options,
     )
     return _checked_model(parsed.model), call
 

@@ -28,6 +28,7 @@ from gateway.config import GatewayConfig
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.http1.asgi import AsgiHandler
 from gateway.metrics import GatewayMetrics
+from shared.conversation import ChatOptions
 from shared.messages import DetokenizeCall, Heartbeat, TokenizeCall, TokenizerReply, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
@@ -224,7 +225,8 @@ async def test_tokenize_and_detokenize_ask_a_worker(http: httpx2.AsyncClient, co
     body = {"model": "org/demo", "messages": [{"role": "user", "content": "abc"}], "add_generation_prompt": False}
     assert (await http.post("/tokenize", json=body)).json()["count"] == 3
     assert calls[-1].messages[0].content == "abc"
-    assert (calls[-1].add_special_tokens, calls[-1].add_generation_prompt) == (False, False)
+    assert calls[-1].chat == ChatOptions(add_generation_prompt=False)
+    assert not calls[-1].add_special_tokens
     assert (await http.post("/detokenize", json={"tokens": [1, 2, 3]})).json() == {"prompt": "abc"}
 
 

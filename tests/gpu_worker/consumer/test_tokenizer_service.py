@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
-from shared.conversation import ChatMessage
+from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply, encode
 from shared.subjects import tokenizer_subject
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
@@ -23,7 +23,8 @@ async def test_text_and_conversation_are_tokenized(worker: RunningWorker, gatewa
     assert reply == TokenizerReply(token_ids=tuple(TOKENIZER.encode_text("naïve x")), max_model_len=2048)
     messages = (ChatMessage(role="user", content="hi"),)
     for add_generation_prompt in (True, False):
-        call = TokenizeCall(messages=messages, add_generation_prompt=add_generation_prompt)
+        options = ChatOptions(add_generation_prompt=add_generation_prompt)
+        call = TokenizeCall(messages=messages, chat=options)
         expected = TOKENIZER.encode_chat(messages, add_generation_prompt=add_generation_prompt)
         assert (await _call(gateway, call)).token_ids == tuple(expected)
 

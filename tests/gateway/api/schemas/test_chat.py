@@ -1,4 +1,4 @@
-"""Messages: roles, text parts, and what is not text."""
+"""Messages: roles, parts, calls and results of tools, reasoning, and what is not text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import pytest
 from gateway.api.schemas import parse_chat
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from shared.conversation import ChatMessage
+from shared.conversation import ChatMessage, ToolCall
 
 
 def parse(messages: Any, **fields: Any) -> Generation:
     return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+
+
+def conversation(messages: Any) -> Any:
+    return parse(messages).prompts[0].messages
 
 
 def refused(messages: Any, **fields: Any) -> ApiError:
@@ -56,13 +60,88 @@ def test_known_role_passes(role: str) -> None:
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages.[1].content.[0].text"),
         ({"role": "user", "content": "x", "name": "a\0b"}, "messages.[1].name"),
         ({"role": "user", "content": "x", "name": "x" * 257}, "messages.[1].name"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "messages.[1].tool_calls"),
-        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "messages.[1].function_call"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "messages.[1].content"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages.[1].tool_calls.[0].function"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages.[1].tool_calls.[0].function.name"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
+            "messages.[1].tool_calls.[0].function.arguments",
+        ),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, "messages.[1].tool_calls.[0]"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}] * 513}, "messages.[1].tool_calls"),
+        ({"role": "assistant", "content": "x", "function_call": {"name": "a\0"}}, "messages.[1].function_call.name"),
+        ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages.[1].content"),
+        ({"role": "assistant", "content": [{"type": "thinking", "text": "x"}]}, "messages.[1].content"),
+        ({"role": "assistant", "content": "x", "reasoning": "a\0b"}, "messages.[1].reasoning"),
+        ({"role": "tool", "content": "x", "tool_call_id": "a\0b"}, "messages.[1].tool_call_id"),
         ("x", "messages.[1]"),
     ],
 )
 def test_bad_message_is_named_by_its_place(message: Any, param: str) -> None:
     assert refused([{"role": "user", "content": "x"}, message]).param == param
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_text_part_of_every_name_is_text(kind: str) -> None:
+    [message] = conversation([{"role": "user", "content": [{"type": kind, "text": "a"}]}])
+    assert message.content == "a"
+
+
+def test_refusal_is_content_and_thinking_is_reasoning() -> None:
+    parts = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": " so"}], "closed": True},
+        {"type": "output_text", "text": "a", "annotations": []},
+        {"type": "refusal", "refusal": "b"},
+    ]
+    assert conversation([{"role": "assistant", "content": parts}, {"role": "assistant", "refusal": "no"}]) == (
+        ChatMessage(role="assistant", content="ab", reasoning="hm so"),
+        ChatMessage(role="assistant", content="no"),
+    )
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_has_two_names(name: str) -> None:
+    [message] = conversation([{"role": "assistant", "content": "a", name: "hm"}])
+    assert message == ChatMessage(role="assistant", content="a", reasoning="hm")
+    [message] = conversation([{"role": "assistant", "content": None, name: [{"type": "text", "text": "hm"}]}])
+    assert message == ChatMessage(role="assistant", content="", reasoning="hm")
+
+
+def test_calls_and_results_of_tools_travel() -> None:
+    call = {"id": "call_1", "index": 0, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    loose = {"function": {"name": "g", "arguments": {"b": [2]}}}
+    assert conversation(
+        [
+            {"role": "assistant", "content": None, "tool_calls": [call, loose, {"function": {"name": "h"}}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "3"}]},
+            {"role": "tool", "tool_call_id": "of nobody", "content": None},
+        ]
+    ) == (
+        ChatMessage(
+            role="assistant",
+            content="",
+            tool_calls=(
+                ToolCall(id="call_1", name="f", arguments='{"a": 1}'),
+                ToolCall(id="", name="g", arguments='{"b":[2]}'),
+                ToolCall(id="", name="h", arguments=""),
+            ),
+        ),
+        ChatMessage(role="tool", content="3", tool_call_id="call_1"),
+        ChatMessage(role="tool", content="", tool_call_id="of nobody"),
+    )
+
+
+def test_older_form_of_calls_becomes_the_newer_one() -> None:
+    assert conversation(
+        [
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "3"},
+        ]
+    ) == (
+        ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="call_0", name="f", arguments="{}"),)),
+        ChatMessage(role="tool", content="3", name="f", tool_call_id="call_0"),
+    )
 
 
 def test_number_of_messages_is_bounded() -> None:

@@ -65,6 +65,12 @@ def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
         chat |= {"stream": True, "stream_options": fields}
     if kind is Kind.PREDICTION:
         chat["prediction"] = {"type": "content", "content": "abc", **fields}
+    if kind in (Kind.TOOL, Kind.FUNCTION):
+        function = {"name": "f", **(fields if kind is Kind.FUNCTION else {})}
+        chat["tools"] = [{"type": "function", "function": function, **(fields if kind is Kind.TOOL else {})}]
+    if kind in (Kind.TOOL_CALL, Kind.CALLED_FUNCTION):
+        called = {"name": "f", "arguments": "{}", **(fields if kind is Kind.CALLED_FUNCTION else {})}
+        message["tool_calls"] = [{"id": "a", "function": called, **(fields if kind is Kind.TOOL_CALL else {})}]
     return chat | fields if kind is Kind.CHAT else chat
 
 

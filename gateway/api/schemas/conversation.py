@@ -1,0 +1,199 @@
+"""The messages of a conversation as clients write them, and as they travel: contents as text, calls in one form.
+
+Every kind of text part is read; the older `function_call` and the role `function` become calls and results of tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.api.schemas.decoding import estimate_tokens, require_text
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.errors import ApiError
+from shared.bounds import MAX_MESSAGES, MAX_TOOLS
+from shared.conversation import ChatMessage, ChatOptions, ToolCall
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+MAX_ARGUMENTS = 1024
+
+# What a chat template adds around one message.
+_TOKENS_PER_MESSAGE = 4
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+Name = Annotated[str, Meta(max_length=256)]
+
+
+class ThinkingPart(Struct):
+    """Text in a part of the type `thinking`, as Mistral's clients write it."""
+
+    text: str
+
+
+class ContentPart(Struct, forbid_unknown_fields=True):
+    """One part of a message's content; only parts of text are supported."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | Annotated[list[ThinkingPart], Meta(max_length=MAX_MESSAGES)] | None = None
+
+
+Content = str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
+
+
+class CalledFunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which function an earlier answer called. The arguments are JSON text; some clients send the object itself."""
+
+    name: Name
+    arguments: str | Annotated[dict[Name, Any], Meta(max_length=MAX_ARGUMENTS)] | None = None
+
+
+class ToolCallBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One call of an earlier answer."""
+
+    function: CalledFunctionBody | None = None
+    id: Name | None = None
+    type: Name | None = None
+
+
+class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message as the client wrote it."""
+
+    role: Annotated[str, Meta(max_length=64)]
+    content: Content | None = None
+    name: Name | None = None
+    refusal: str | None = None
+    reasoning_content: Content | None = None
+    reasoning: Content | None = None
+    tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Name | None = None
+    function_call: CalledFunctionBody | None = None
+
+
+MessageBodies = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def flatten_messages(messages: Iterable[MessageBody]) -> tuple[ChatMessage, ...]:
+    """Return the messages as they travel.
+
+    Raises:
+        ApiError: 400; a role is unknown, or a content is missing or is not text.
+    """
+    flat: list[ChatMessage] = []
+    last_function_call: str | None = None
+    for index, message in enumerate(messages):
+        where = f"messages.[{index}]"
+        each = _flatten(message, where)
+        if message.function_call is not None:
+            last_function_call = f"call_{index}"
+            call = _called(message.function_call, last_function_call, f"{where}.function_call")
+            each = msgspec.structs.replace(each, tool_calls=(*each.tool_calls, call))
+        if message.role == "function":
+            each = msgspec.structs.replace(each, role="tool", tool_call_id=each.tool_call_id or last_function_call)
+        flat.append(each)
+    return tuple(flat)
+
+
+def estimate_messages(messages: tuple[ChatMessage, ...], options: ChatOptions | None = None) -> int:
+    """Estimate the prompt tokens of a conversation from its lengths."""
+    tools = 0 if options is None or options.tools is None else estimate_tokens(options.tools)
+    return tools + sum(map(_estimate, messages))
+
+
+def content_text(content: Content, where: str) -> str:
+    """Return a content as text, without what its parts say was only thought.
+
+    Raises:
+        ApiError: 400; it has parts that are not text.
+    """
+    return _texts(content, where)[0]
+
+
+def _estimate(message: ChatMessage) -> int:
+    calls = sum(estimate_tokens(call.name + call.arguments) for call in message.tool_calls)
+    reasoning = estimate_tokens(message.reasoning) if message.reasoning else 0
+    return estimate_tokens(message.content) + calls + reasoning + _TOKENS_PER_MESSAGE
+
+
+def _flatten(message: MessageBody, where: str) -> ChatMessage:
+    if message.role not in ROLES:
+        raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(ROLES)}.")
+    content, thought = _texts(message.content or "", f"{where}.content")
+    reasoning = _reasoning(message, where) or thought
+    calls = tuple(_call(call, f"{where}.tool_calls.[{i}]") for i, call in enumerate(message.tool_calls or ()))
+    refusal = require_text(f"{where}.refusal", message.refusal or "")
+    # A tool may have no result, and an answer may be anything but content.
+    has_other = calls or message.function_call or reasoning or message.refusal or message.role in ("tool", "function")
+    if message.content is None and not has_other:
+        raise invalid_value(f"{where}.content", f"'{where}.content' is required: a string or a list of text parts.")
+    return ChatMessage(
+        role=message.role,
+        content="\n".join(filter(None, (content, refusal))),
+        name=_checked_name(message.name, f"{where}.name"),
+        reasoning=reasoning or None,
+        tool_calls=calls,
+        tool_call_id=_checked_name(message.tool_call_id, f"{where}.tool_call_id"),
+    )
+
+
+def _reasoning(message: MessageBody, where: str) -> str:
+    for name in ("reasoning_content", "reasoning"):
+        value: Content | None = getattr(message, name)
+        if value:
+            return content_text(value, f"{where}.{name}")
+    return ""
+
+
+def _call(call: ToolCallBody, where: str) -> ToolCall:
+    if call.type not in (None, "function"):
+        raise unsupported_parameter(where, f"'{where}' is a call of type '{call.type}'; only 'function' is supported.")
+    if call.function is None:
+        raise invalid_value(f"{where}.function", f"'{where}.function' is required.")
+    return _called(call.function, _checked_name(call.id, f"{where}.id") or "", f"{where}.function")
+
+
+def _called(function: CalledFunctionBody, call_id: str, where: str) -> ToolCall:
+    arguments = function.arguments
+    if isinstance(arguments, dict):
+        arguments = msgspec.json.encode(arguments).decode()
+    return ToolCall(
+        id=call_id,
+        name=require_text(f"{where}.name", function.name),
+        arguments=require_text(f"{where}.arguments", arguments or ""),
+    )
+
+
+def _checked_name(name: str | None, where: str) -> str | None:
+    return None if name is None else require_text(where, name)
+
+
+def _texts(content: Content, where: str) -> tuple[str, str]:
+    """Return the text of a content, and that of its parts that were only thought."""
+    if isinstance(content, str):
+        return require_text(where, content), ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for part in content:
+        if part.type == "thinking" and part.thinking is not None:
+            thinking = part.thinking
+            thoughts += [thinking] if isinstance(thinking, str) else [each.text for each in thinking]
+        elif part.type == "refusal" and part.refusal is not None:
+            texts.append(part.refusal)
+        elif part.type in _TEXT_PARTS and part.text is not None:
+            texts.append(part.text)
+        else:
+            raise _unreadable(part, where)
+    return require_text(where, "".join(texts)), require_text(where, "".join(thoughts))
+
+
+def _unreadable(part: ContentPart, where: str) -> ApiError:
+    if part.type in (*_TEXT_PARTS, "refusal", "thinking"):
+        field = "text" if part.type in _TEXT_PARTS else part.type
+        return invalid_value(where, f"'{where}' has a part of type '{part.type}' without '{field}'.")
+    message = f"'{where}' has a part of type '{part.type}'; only parts of text are supported."
+    return unsupported_parameter(where, message)

@@ -1,0 +1,103 @@
+"""What a client gives the chat template besides messages: tools, variables, and how the prompt ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+from msgspec import Meta, Raw
+
+from gateway.api.schemas.conversation import Name
+from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.refusals import invalid_value
+from shared.conversation import ChatMessage, ChatOptions
+
+MAX_TEMPLATE_CHARACTERS = 64 << 10
+MAX_VARIABLES = 64
+MAX_VARIABLE_BYTES = 64 << 10
+MAX_DOCUMENTS = 1024
+
+# What has a parameter of its own, or is not the client's to say.
+_RESERVED = frozenset(
+    ["messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "return_dict"]
+)
+_FALSE = b"false"
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Template = Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARACTERS)]
+Variables = Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]
+Documents = Annotated[list[Annotated[dict[Name, Raw], Meta(max_length=MAX_VARIABLES)]], Meta(max_length=MAX_DOCUMENTS)]
+
+
+class TemplateBody(Protocol):
+    """The fields that chat completions and `/tokenize` have in common. None always means: left out."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template: Template | None
+    chat_template_kwargs: Variables | None
+
+
+def template_variables(
+    named: Variables | None, effort: ReasoningEffort | None = None, documents: Documents | None = None
+) -> dict[str, Raw]:
+    """Return the variables of the template.
+
+    Templates know the effort by different names: a scale, or a switch that is on or off. What the client names itself
+    is stronger.
+
+    Raises:
+        ApiError: 400; a name is reserved, or they are too large.
+    """
+    variables: dict[str, Raw] = {}
+    if effort is not None:
+        is_on = Raw(_FALSE if effort == "none" else b"true")
+        variables |= {"enable_thinking": is_on, "thinking": is_on}
+        if effort != "none":
+            variables["reasoning_effort"] = Raw(msgspec.json.encode(effort))
+    if documents:
+        variables["documents"] = Raw(msgspec.json.encode(documents))
+    for name in named or ():
+        if name in _RESERVED:
+            message = f"'chat_template_kwargs' must not have '{name}': it is a parameter of its own."
+            raise invalid_value(f"chat_template_kwargs.{name}", message)
+    if named and len(msgspec.json.encode(named)) > MAX_VARIABLE_BYTES:
+        raise invalid_value(
+            "chat_template_kwargs", f"'chat_template_kwargs' must be at most {MAX_VARIABLE_BYTES} bytes."
+        )
+    return variables | (named or {})
+
+
+def may_reason(variables: dict[str, Raw]) -> bool:
+    """Whether the variables leave the model's reasoning on."""
+    return all(bytes(variables.get(name, b"")) != _FALSE for name in ("enable_thinking", "thinking"))
+
+
+def chat_options(
+    body: TemplateBody, messages: tuple[ChatMessage, ...], tools: str | None, variables: dict[str, Raw]
+) -> ChatOptions | None:
+    """Return what the template gets besides the messages; None where it is nothing.
+
+    Raises:
+        ApiError: 400; the last message cannot be continued.
+    """
+    continues = bool(body.continue_final_message)
+    if continues:
+        _check_continued(body, messages[-1])
+    options = ChatOptions(
+        tools=tools,
+        variables=msgspec.json.encode(variables).decode() if variables else None,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        template=None if body.chat_template is None else require_text("chat_template", body.chat_template),
+    )
+    return None if options == ChatOptions() else options
+
+
+def _check_continued(body: TemplateBody, last: ChatMessage) -> None:
+    if body.add_generation_prompt:
+        message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+        raise invalid_value("continue_final_message", message)
+    if last.role != "assistant" or last.tool_calls or not (last.content or last.reasoning):
+        message = "'continue_final_message' needs a last message of the assistant, with content and without calls."
+        raise invalid_value("continue_final_message", message)

@@ -1,0 +1,197 @@
+"""The tools that a client offers, which of them the answer has to call, and the older form of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.api.schemas.conversation import Name
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.generation import ToolUse
+from shared.bounds import MAX_TOOLS
+from shared.formats import Tool, ToolChoice
+
+MAX_TOOLS_BYTES = 1 << 20
+MAX_SCHEMA_KEYS = 1024
+
+_FORMS_OF_CHOICE = "'none', 'auto', 'required', or an object that names a function or the allowed tools"
+
+FunctionName = Annotated[str, Meta(max_length=64, pattern=r"^[a-zA-Z0-9_-]+\Z")]
+Choice = Annotated[str, Meta(max_length=64)]
+
+
+class FunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[Name, Raw], Meta(max_length=MAX_SCHEMA_KEYS)] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool; functions are the only ones."""
+
+    type: Choice = "function"
+    function: FunctionBody | None = None
+
+
+class NamedFunction(Struct, kw_only=True):
+    """A function by its name."""
+
+    name: Name
+
+
+class NamedTool(Struct, kw_only=True):
+    """A tool by the name of its function."""
+
+    type: Choice = "function"
+    function: NamedFunction | None = None
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Choice
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A choice that names tools."""
+
+    type: Choice = "function"
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+ToolBodies = Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)]
+FunctionBodies = Annotated[list[FunctionBody], Meta(max_length=MAX_TOOLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """What becomes of the tools of a body.
+
+    Attributes:
+        use: How the answer may call them; None without tools that it may call.
+        template: JSON text of the list, for the chat template; None likewise.
+    """
+
+    use: ToolUse | None = None
+    template: str | None = None
+
+
+NO_TOOLS = OfferedTools()
+
+
+def offered_tools(
+    tools: list[ToolBody] | None, choice: str | ToolChoiceBody | None, is_parallel: bool = True
+) -> OfferedTools:
+    """Return the tools of `tools` and `tool_choice`.
+
+    The template is shown only those that may be called: none, if the choice forbids all.
+
+    Raises:
+        ApiError: 400; a tool is no function, two have the same name, they are too large, or the choice is not possible.
+    """
+    functions = [_function(tool, index) for index, tool in enumerate(tools or ())]
+    _check_names(functions, "tools")
+    if isinstance(choice, str):
+        mode = choice
+    elif choice is None:
+        mode = "auto"
+    elif choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        mode = choice.allowed_tools.mode
+        if mode not in ("auto", "required"):
+            raise invalid_value("tool_choice", "'tool_choice.allowed_tools.mode' must be 'auto' or 'required'.")
+        names = [_named(tool.type, tool.function) for tool in choice.allowed_tools.tools]
+        functions = [_find(functions, name, "tool_choice", "tools") for name in dict.fromkeys(names)]
+    else:
+        function = _find(functions, _named(choice.type, choice.function), "tool_choice", "tools")
+        return _offered([function], ToolChoice("named", function.name), False)
+    if mode == "none":
+        return NO_TOOLS
+    if mode == "required":
+        if not functions:
+            raise invalid_value("tool_choice", "'tool_choice' is 'required', but there are no 'tools'.")
+        return _offered(functions, ToolChoice("required"), is_parallel)
+    if mode != "auto":
+        raise invalid_value("tool_choice", f"'tool_choice' must be {_FORMS_OF_CHOICE}.")
+    return _offered(functions, ToolChoice("auto"), is_parallel) if functions else NO_TOOLS
+
+
+def offered_functions(functions: list[FunctionBody] | None, choice: str | NamedFunction | None) -> OfferedTools:
+    """Return the tools of `functions` and `function_call`, the form before tools: at most one call an answer.
+
+    Raises:
+        ApiError: 400; as for `offered_tools`.
+    """
+    _check_names(functions or (), "functions")
+    if isinstance(choice, NamedFunction):
+        function = _find(functions or (), choice.name, "function_call", "functions")
+        return _offered([function], ToolChoice("named", function.name), False, is_function_call=True)
+    if choice not in (None, "auto", "none"):
+        raise invalid_value("function_call", "'function_call' must be 'none', 'auto', or {\"name\": \"...\"}.")
+    if choice == "none" or not functions:
+        return NO_TOOLS
+    return _offered(functions, ToolChoice("auto"), False, is_function_call=True)
+
+
+def _offered(
+    functions: Sequence[FunctionBody], choice: ToolChoice, is_parallel: bool, *, is_function_call: bool = False
+) -> OfferedTools:
+    schemas = [None if each.parameters is None else msgspec.json.encode(each.parameters) for each in functions]
+    tools = tuple(
+        Tool(each.name, None if schema is None else schema.decode(), bool(each.strict))
+        for each, schema in zip(functions, schemas, strict=True)
+    )
+    template = msgspec.json.encode([_shown(each, schema) for each, schema in zip(functions, schemas, strict=True)])
+    if len(template) > MAX_TOOLS_BYTES:
+        param = "functions" if is_function_call else "tools"
+        raise invalid_value(param, f"'{param}' must be at most {MAX_TOOLS_BYTES} bytes of JSON.")
+    return OfferedTools(ToolUse(tools, choice, is_parallel, is_function_call), template.decode())
+
+
+def _shown(function: FunctionBody, schema: bytes | None) -> dict[str, object]:
+    """Return a tool as templates expect it, with the keys in the order of the models' training."""
+    return {
+        "type": "function",
+        "function": {
+            "name": function.name,
+            "description": function.description or "",
+            "parameters": Raw(schema or b'{"type":"object","properties":{}}'),
+        },
+    }
+
+
+def _function(tool: ToolBody, index: int) -> FunctionBody:
+    where = f"tools.[{index}]"
+    if tool.type != "function":
+        message = f"'{where}' is a tool of type '{tool.type}'; only 'function' is supported."
+        raise unsupported_parameter(f"{where}.type", message)
+    if tool.function is None:
+        raise invalid_value(f"{where}.function", f"'{where}.function' is required.")
+    return tool.function
+
+
+def _check_names(functions: Sequence[FunctionBody], param: str) -> None:
+    names = {function.name for function in functions}
+    if len(names) < len(functions):
+        raise invalid_value(param, f"Two of '{param}' have the same name.")
+
+
+def _named(kind: str, function: NamedFunction | None) -> str:
+    if kind != "function" or function is None:
+        raise invalid_value("tool_choice", f"'tool_choice' must be {_FORMS_OF_CHOICE}.")
+    return function.name
+
+
+def _find(functions: Sequence[FunctionBody], name: str, param: str, where: str) -> FunctionBody:
+    for function in functions:
+        if function.name == name:
+            return function
+    raise invalid_value(param, f"'{param}' names '{name[:64]}', which is none of '{where}'.")
