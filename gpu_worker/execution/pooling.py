@@ -65,6 +65,8 @@ def pool(model: CausalLM, hidden: torch.Tensor, chunks: Values[PooledChunk]) -> 
     Shapes:
         hidden: `[num_tokens, hidden_size]`, of the whole step; tapped layers may follow as further columns
     """
+    if not chunks:
+        return []
     groups: dict[Readout, list[PooledChunk]] = {}
     for chunk in chunks:
         groups.setdefault(chunk.plan.readout, []).append(chunk)
