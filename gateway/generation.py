@@ -9,7 +9,7 @@ from typing import Literal
 from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.messages import Lane
-from shared.sampling import Sampling
+from shared.sampling import Grammar, Sampling
 
 Kind = Literal["chat", "completion"]
 
@@ -75,6 +75,14 @@ class OutputReading:
     is_function_call: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What the client wants the answer to look like, and in which field it said so."""
+
+    field: str
+    grammar: Grammar
+
+
 PLAIN_READING = OutputReading(lambda starts_in_reasoning: PlainReader())
 
 
@@ -88,6 +96,7 @@ class Generation:
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
         prediction: What the client expects the answer to resemble; without influence on it.
+        structured_output: What the content must look like. `sampling.grammar` is the same, or made of it and the tools.
         tools: What a conversation offers; None without tools.
         may_reason: The client has not turned the model's reasoning off.
         includes_reasoning: The client gets the reasoning.
@@ -107,6 +116,7 @@ class Generation:
     priority: int = 0
     timeout_s: float | None = None
     prediction: str | None = None
+    structured_output: StructuredOutput | None = None
     tools: ToolUse | None = None
     may_reason: bool = True
     includes_reasoning: bool = True

@@ -6,18 +6,19 @@ import secrets
 
 import msgspec
 
-from gateway.anthropic.body import CountTokensBody, FormatBody, MessagesBody, PromptBody
+from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages, ends_with_assistant
 from gateway.anthropic.tools import template_tools, tool_use
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
-from gateway.generation import Generation, Prompt
+from gateway.api.schemas.structured_output import constrained, schema_output
+from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.bounds import MAX_NAME_BYTES
 from shared.conversation import ChatOptions
 from shared.messages import TokenizeCall
-from shared.sampling import Grammar, Sampling
+from shared.sampling import Sampling
 
 _messages_decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountTokensBody)
@@ -30,12 +31,14 @@ def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
         ApiError: 400; `param` names the field at fault.
     """
     parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, allow_unknown)
+    output = _output(parsed)
     return Generation(
         kind="chat",
         model=_checked_model(parsed),
         prompts=(_prompt(parsed),),
         n=1,
-        sampling=_sampling(parsed),
+        sampling=constrained(_sampling(parsed), output),
+        structured_output=output,
         deterministic=parsed.temperature == 0,
         stream=bool(parsed.stream),
         tools=tool_use(parsed),
@@ -101,13 +104,15 @@ def _sampling(body: MessagesBody) -> Sampling:
         top_k=body.top_k or 0,
         seed=0 if is_greedy else secrets.randbits(62),
         stop=tuple(body.stop_sequences or ()),
-        grammar=_grammar(body),
     )
 
 
-def _grammar(body: MessagesBody) -> Grammar | None:
+def _output(body: MessagesBody) -> StructuredOutput | None:
     in_config = None if body.output_config is None else body.output_config.format
     if in_config is not None and body.output_format is not None:
         raise invalid_value("output_format", "Give 'output_format' or 'output_config.format', not both.")
-    wanted: FormatBody | None = in_config or body.output_format
-    return None if wanted is None else Grammar(kind="json_schema", source=bytes(wanted.schema).decode())
+    if in_config is not None:
+        return schema_output("output_config.format.schema", in_config.schema, strict=True)
+    if body.output_format is not None:
+        return schema_output("output_format.schema", body.output_format.schema, strict=True)
+    return None

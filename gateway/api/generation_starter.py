@@ -13,6 +13,7 @@ from functools import partial
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.api.output_reading import with_reading
+from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.wire_requests import wire_requests
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
 from gateway.cache.recording import tokens_so_far
@@ -47,9 +48,16 @@ class GenerationStarter:
     """Starts generations on behalf of answers."""
 
     def __init__(
-        self, dispatcher: Dispatcher, shedder: Shedder, cache: PromptCache, metrics: GatewayMetrics, timeout_s: float
+        self,
+        dispatcher: Dispatcher,
+        shedder: Shedder,
+        cache: PromptCache,
+        grammars: StructuredOutputAdmission,
+        metrics: GatewayMetrics,
+        timeout_s: float,
     ) -> None:
         """Give generations that name no timeout `timeout_s` seconds."""
+        self._grammars = grammars
         self._dispatcher = dispatcher
         self._shedder = shedder
         self._cache = cache
@@ -80,6 +88,7 @@ class GenerationStarter:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
         _check_length(generation, self._dispatcher.fleet.load(generation.model))
+        await self._grammars.check(generation, caller.tenant)
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
             flights = self._dispatch(generation, caller, sinks)

@@ -13,6 +13,7 @@ from gateway.api.schemas.completion import CompletionBody
 from gateway.api.schemas.conversation import CalledFunctionBody, ContentPart, MessageBody, ToolCallBody
 from gateway.api.schemas.parameters import StreamOptions
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.tools import FunctionBody, ToolBody
 from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
@@ -44,6 +45,9 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.MESSAGE: MessageBody,
     Kind.CONTENT_PART: ContentPart,
     Kind.PREDICTION: PredictionBody,
+    Kind.RESPONSE_FORMAT: ResponseFormatBody,
+    Kind.JSON_SCHEMA: JsonSchemaBody,
+    Kind.STRUCTURED_OUTPUTS: StructuredOutputsBody,
     Kind.ANTHROPIC_MESSAGES: MessagesBody,
     Kind.COUNT_TOKENS: CountTokensBody,
     Kind.TURN: TurnBody,

@@ -31,6 +31,7 @@ from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorServices, check_operator_settings, create_operator_app
 from gateway.api.routes import RouteServices
+from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
@@ -54,6 +55,7 @@ from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
 from shared.nats_connection import SEND_ERRORS, connect
+from shared.structured_output.checker import GrammarChecker
 from shared.task_supervisor import TaskSupervisor
 from shared.telemetry import configure_logging
 
@@ -182,7 +184,10 @@ async def _assemble(
     places = None if redis is None else SharedPlaces(redis, time.monotonic)
     shedder = Shedder(config, metrics, places=places)
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
-    starter = GenerationStarter(dispatcher, shedder, cache, metrics, config.default_timeout_s)
+    checker = GrammarChecker()
+    stack.push_async_callback(checker.close)
+    grammars = StructuredOutputAdmission(checker)
+    starter = GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
     service = GenerationService(config, keys, limiter, shedder, starter, metrics)
     services = RouteServices(
         config=config,

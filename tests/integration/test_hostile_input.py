@@ -90,7 +90,7 @@ def test_conflicting_fields_name_the_parameter(http: httpx2.Client, simulated: S
     cases: list[tuple[dict[str, Any], str]] = [
         ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"n": 100_000}, "n"),
         ({"stop": ["a"] * 1000}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),

@@ -19,6 +19,7 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.template_options import (
     Documents,
     ReasoningEffort,
@@ -82,6 +83,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     """
     chat = decode_body(_decoder, Kind.CHAT, body, allow_unknown)
     check_names(chat)
+    output = asked_output(chat)
     n = chat.n or 1
     check_sequences(1, n)
     logprobs = _num_logprobs(chat)
@@ -94,7 +96,8 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         model=chat.model,
         prompts=(Prompt(estimate_messages(messages, options), messages=messages, chat=options),),
         n=n,
-        sampling=to_sampling(chat, _max_tokens(chat), logprobs, None),
+        sampling=constrained(to_sampling(chat, _max_tokens(chat), logprobs, None), output),
+        structured_output=output,
         deterministic=is_deterministic(chat),
         stream=bool(chat.stream),
         include_usage=check_stream_options(chat),

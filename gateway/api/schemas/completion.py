@@ -18,6 +18,7 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.generation import Generation, Prompt
 from shared.bounds import MAX_PROMPT_TOKENS, NumLogprobs, TokenId
 
@@ -45,6 +46,7 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
     """
     completion = decode_body(_decoder, Kind.COMPLETION, body, allow_unknown)
     check_names(completion)
+    output = asked_output(completion)
     n = completion.n or 1
     prompts = _prompts(completion.prompt, n)
     echo = bool(completion.echo)
@@ -54,7 +56,10 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
         model=completion.model,
         prompts=prompts,
         n=n,
-        sampling=to_sampling(completion, _max_tokens(completion), logprobs, logprobs if echo else None),
+        sampling=constrained(
+            to_sampling(completion, _max_tokens(completion), logprobs, logprobs if echo else None), output
+        ),
+        structured_output=output,
         deterministic=is_deterministic(completion),
         stream=bool(completion.stream),
         include_usage=check_stream_options(completion),

@@ -29,6 +29,7 @@ IGNORED = (
     _row("rid", "Send the header `x-request-id`: it names the request everywhere.", "mine"),
     _row("data_parallel_rank", "The queue chooses the worker.", 0),
     _row("guided_decoding_backend", "There is one implementation of structured output.", "auto"),
+    _row("disable_fallback", "There is one implementation.", True, (Kind.STRUCTURED_OUTPUTS,)),
     _row("mm_processor_kwargs", "For images and sounds, which are not read.", {"fps": 1}),
     _row("include_obfuscation", "Streams are never padded.", False, (Kind.STREAM_OPTIONS,)),
     _row("annotations", "Notes of an earlier answer about its sources; no template reads them.", [], _MESSAGE),

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.structured_output import StructuredOutputFields
 from shared.bounds import (
     MAX_NAME_BYTES,
     MAX_SEQUENCES,
@@ -39,7 +40,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of both bodies. None always means: left out."""
 
     model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]

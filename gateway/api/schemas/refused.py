@@ -12,6 +12,9 @@ _TOKENIZE = (Kind.TOKENIZE,)
 _LEAVE_OUT = "Leave it out."
 _ONE_ADAPTER = "Name the model that has the adapter merged into its weights."
 _TRUNCATION = "Use 'min_p', 'top_p' or 'top_k'."
+_WHITESPACE = (
+    "Between the parts of JSON stands one space, or a new line with its indentation. For others use 'grammar'."
+)
 _TEXT_ONLY = "Send text; this server reads nothing else."
 
 
@@ -44,15 +47,21 @@ _SOON = (
     _row("continuous_usage_stats", "Use 'include_usage'.", True, (False,), (Kind.STREAM_OPTIONS,)),
 )
 
+_FOR_TOOLS = "It constrains calls of tools. Offer them with 'tools'."
 _STRUCTURED_OUTPUT = (
-    _row("response_format", _LEAVE_OUT, {"type": "json_object"}, ({"type": "text"},)),
-    _row("guided_choice", _LEAVE_OUT, ["a"]),
-    _row("guided_grammar", _LEAVE_OUT, 'start: "a"'),
-    _row("guided_json", _LEAVE_OUT, {"type": "object"}),
-    _row("guided_regex", _LEAVE_OUT, "a+"),
-    _row("structured_outputs", _LEAVE_OUT, {"regex": "a+"}),
-    _row("grammar", _LEAVE_OUT, 'root ::= "a"', ("",)),
-    _row("json_schema", _LEAVE_OUT, {"type": "object"}),
+    _row("structural_tag", _FOR_TOOLS, "{}", (), (Kind.STRUCTURED_OUTPUTS,)),
+    _row("structures", _FOR_TOOLS, [{"begin": "a"}], ([],), (Kind.RESPONSE_FORMAT,)),
+    _row("triggers", _FOR_TOOLS, ["a"], ([],), (Kind.RESPONSE_FORMAT,)),
+    _row("format", _FOR_TOOLS, {"type": "tag"}, (), (Kind.RESPONSE_FORMAT,)),
+    _row("disable_any_whitespace", _WHITESPACE, True, (False,), (Kind.STRUCTURED_OUTPUTS,)),
+    _row("whitespace_pattern", _WHITESPACE, "[ ]?", (), (Kind.STRUCTURED_OUTPUTS,)),
+    _row(
+        "disable_additional_properties",
+        "Write 'additionalProperties: false' into the schema.",
+        True,
+        (False,),
+        (Kind.STRUCTURED_OUTPUTS,),
+    ),
 )
 
 _FOREVER = (

@@ -11,6 +11,7 @@ import pytest
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
 from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import PromptCache
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
@@ -23,6 +24,7 @@ from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from shared.messages import Heartbeat, Request
 from shared.sampling import Sampling
+from shared.structured_output.checker import GrammarChecker
 
 MODEL_LEN = 2048
 # What 92,000 characters are estimated as; a tokenizer may make a few tokens of them.
@@ -76,7 +78,8 @@ class Gateway:
         self.metrics = GatewayMetrics()
         cache = PromptCache(None, 60, 10_000, 0)
         shedder = Shedder(CONFIG, self.metrics, uniform=lambda: 0.5)
-        self.generator = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, self.metrics, 60.0)
+        grammars = StructuredOutputAdmission(GrammarChecker())
+        self.generator = GenerationStarter(cast("Dispatcher", self.queue), shedder, cache, grammars, self.metrics, 60.0)
 
     def hear(self, **changes: object) -> None:
         self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)

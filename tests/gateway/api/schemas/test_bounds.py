@@ -52,7 +52,10 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("priority", [-100, 100], [-101, 101, 1.5]),
     ("timeout", [0.001, 86400], [0, -1, 86401, "5"]),
     ("model", ["org/name:tag"], ["", 5, None, "x" * 129, "é" * 65, "a\0b"]),
-    ("response_format", [{"type": "text"}], [{"type": "json_object"}, "text"]),
+    ("response_format", [{"type": "text"}, {"type": "json_object"}], [{"type": "xml"}, {}, "text"]),
+    ("guided_choice", [["a"], ["a"] * 4000], [[], [""], ["a"] * 4001, "a", [1]]),
+    ("guided_regex", ["a+", "a" * 262144], ["", "a" * 262145, 1, "\0"]),
+    ("guided_json", [{}, True, "{}"], [1, [], "[]", "x", {"a": "b" * 262144}]),
     ("best_of", [1], [2]),
 ]
 

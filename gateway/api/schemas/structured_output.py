@@ -1,0 +1,168 @@
+"""The parameters that say what an answer must look like, and the grammar that they become.
+
+OpenAI's `response_format`, vLLM's `structured_outputs` and older `guided_*`, llama.cpp's `grammar` and `json_schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.generation import StructuredOutput
+from shared.sampling import Grammar, Sampling
+from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
+from shared.structured_output.lark_form import looks_like_lark
+
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
+Choices = Annotated[list[Text], Meta(min_length=1, max_length=MAX_ALTERNATIVES)]
+
+_ANY_OBJECT = '{"type":"object"}'
+_FORMATS = ("text", "json_object", "json_schema")
+_NULL = b"null"
+# Characters that mean something in a regular expression.
+_ESCAPED = {ord(character): f"\\{character}" for character in r"\.+*?()|[]{}^$#&-~"}
+
+
+class JsonSchemaBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A schema with its name, which says nothing about the answer."""
+
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: Raw | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class ResponseFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's way. `schema` beside `json_object` is llama.cpp's."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    json_schema: JsonSchemaBody | None = None
+    schema: Raw | UnsetType = UNSET
+
+
+class StructuredOutputsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The way of vLLM."""
+
+    json: Raw | UnsetType = UNSET
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class StructuredOutputFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a body that say what its answer must look like. At most one of them may."""
+
+    response_format: ResponseFormatBody | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: Raw | UnsetType = UNSET
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    json_schema: Raw | UnsetType = UNSET
+    grammar: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
+
+
+def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
+    """Return what the answer must look like; None for anything.
+
+    Raises:
+        ApiError: 400; two fields say it, or one says it wrongly.
+    """
+    asked = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs)]
+    asked += _of_schema("guided_json", body.guided_json)
+    asked += _of_texts("guided_regex", body.guided_regex, "guided_choice", body.guided_choice)
+    asked += _of_grammar("guided_grammar", body.guided_grammar)
+    asked += _of_schema("json_schema", body.json_schema)
+    # An empty one is how clients of llama.cpp say that there is none.
+    asked += _of_grammar("grammar", body.grammar or None)
+    if len(asked) > 1:
+        first, second = asked[0].field, asked[1].field
+        message = f"'{first}' and '{second}' both say what the answer must look like. Give one of them."
+        raise invalid_value(second, message)
+    return asked[0] if asked else None
+
+
+def constrained(sampling: Sampling, output: StructuredOutput | None) -> Sampling:
+    """Return the sampling that obeys a structured output."""
+    return sampling if output is None else msgspec.structs.replace(sampling, grammar=output.grammar)
+
+
+def schema_output(field: str, schema: Raw, *, strict: bool) -> StructuredOutput:
+    """Return the output that a JSON schema in a field asks for: an object, a boolean, or a string with its text.
+
+    Raises:
+        ApiError: 400; the schema is none of these, or too long.
+    """
+    source = bytes(schema)
+    if source.startswith(b'"'):
+        source = require_text(field, msgspec.json.decode(source, type=str)).strip().encode()
+    if not (source.startswith(b"{") or source in (b"true", b"false")):
+        raise invalid_value(field, f"'{field}' must be a JSON schema: an object.")
+    if len(source) > MAX_CHARACTERS:
+        raise invalid_value(field, f"'{field}' is {len(source)} bytes long; at most {MAX_CHARACTERS} are allowed.")
+    return StructuredOutput(field, Grammar(kind="json_schema", source=source.decode(), strict=strict))
+
+
+def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredOutput]:
+    if body is None:
+        return
+    name = "response_format"
+    if body.type == "structural_tag":
+        raise unsupported_parameter(f"{name}.type", f"'{name}.type': 'structural_tag' is not supported. Use 'tools'.")
+    if body.type not in _FORMATS:
+        raise invalid_value(f"{name}.type", f"'{name}.type' must be one of {', '.join(_FORMATS)}.")
+    for field, given in (("json_schema", body.json_schema is not None), ("schema", _is_given(body.schema))):
+        if given and body.type != ("json_schema" if field == "json_schema" else "json_object"):
+            raise invalid_value(f"{name}.{field}", f"'{name}.{field}' does not belong to the type '{body.type}'.")
+    if body.type == "json_object":
+        asked = list(_of_schema(f"{name}.schema", body.schema))
+        yield from asked or [StructuredOutput(name, Grammar(kind="json_schema", source=_ANY_OBJECT))]
+    if body.type == "json_schema":
+        if body.json_schema is None:
+            raise invalid_value(f"{name}.json_schema", f"Missing required parameter: '{name}.json_schema'.")
+        field, schema = f"{name}.json_schema.schema", body.json_schema.schema
+        if isinstance(schema, UnsetType) or not _is_given(schema):
+            raise invalid_value(field, f"Missing required parameter: '{field}'.")
+        yield schema_output(field, schema, strict=bool(body.json_schema.strict))
+
+
+def _of_structured_outputs(body: StructuredOutputsBody | None) -> Iterator[StructuredOutput]:
+    if body is None:
+        return
+    name = "structured_outputs"
+    yield from _of_schema(f"{name}.json", body.json)
+    yield from _of_texts(f"{name}.regex", body.regex, f"{name}.choice", body.choice)
+    yield from _of_grammar(f"{name}.grammar", body.grammar)
+    if body.json_object:
+        yield StructuredOutput(f"{name}.json_object", Grammar(kind="json_schema", source=_ANY_OBJECT))
+
+
+def _of_schema(field: str, schema: Raw | UnsetType) -> Iterator[StructuredOutput]:
+    if not isinstance(schema, UnsetType) and _is_given(schema):
+        yield schema_output(field, schema, strict=False)
+
+
+def _of_texts(
+    regex_field: str, regex: str | None, choice_field: str, choice: list[str] | None
+) -> Iterator[StructuredOutput]:
+    if regex is not None:
+        yield StructuredOutput(regex_field, Grammar(kind="regex", source=require_text(regex_field, regex)))
+    if choice is not None:
+        alternatives = "|".join(require_text(choice_field, each).translate(_ESCAPED) for each in choice)
+        yield StructuredOutput(choice_field, Grammar(kind="regex", source=f"(?:{alternatives})"))
+
+
+def _of_grammar(field: str, grammar: str | None) -> Iterator[StructuredOutput]:
+    if grammar is not None:
+        kind = "lark" if looks_like_lark(require_text(field, grammar)) else "gbnf"
+        yield StructuredOutput(field, Grammar(kind=kind, source=grammar))  # type: ignore[arg-type]
+
+
+def _is_given(value: Raw | UnsetType) -> bool:
+    return not isinstance(value, UnsetType) and bytes(value) != _NULL

@@ -1,0 +1,51 @@
+"""Admission of what answers must look like: a grammar that no worker could obey exactly is a 400 that says why."""
+
+from __future__ import annotations
+
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from shared.sampling import Grammar
+from shared.structured_output import GrammarError, LlguidanceMissingError
+from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+
+_TOOLS = "tools"
+
+
+class StructuredOutputAdmission:
+    """Asks the checker about the grammars of generations."""
+
+    def __init__(self, checker: GrammarChecker) -> None:
+        """Ask this checker."""
+        self._checker = checker
+
+    async def check(self, generation: Generation, tenant: str) -> None:
+        """Refuse a generation whose output cannot be constrained as it says.
+
+        Raises:
+            ApiError: 400, the grammar is refused; 429, too many of the tenant's grammars wait; 501 or 503, this gateway
+                cannot check any.
+        """
+        grammar = generation.sampling.grammar
+        if grammar is None:
+            return
+        asked = generation.structured_output
+        if asked is not None:
+            await self._check(asked.grammar, tenant, asked.field)
+        if asked is None or asked.grammar != grammar:
+            # The tools' schemas stand in it too.
+            await self._check(grammar, tenant, _TOOLS)
+
+    async def _check(self, grammar: Grammar, tenant: str, field: str) -> None:
+        try:
+            await self._checker.check(tenant, grammar)
+        except GrammarError as error:
+            where = f"{field}{error.path}"
+            raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None
+        except LlguidanceMissingError as error:
+            raise ApiError(501, str(error), param=field, code="structured_output_unavailable") from None
+        except CheckerBusyError:
+            message = "Too many grammars of this tenant wait to be checked. Try again shortly."
+            raise ApiError(429, message, param=field, code="too_many_grammars", retry_after_s=1.0) from None
+        except CheckerFailedError:
+            message = "The grammar could not be checked. Try again shortly."
+            raise ApiError(503, message, param=field, code="grammar_not_checked", retry_after_s=1.0) from None

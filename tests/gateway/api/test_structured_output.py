@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import pytest
+
+from gateway.api.structured_output import StructuredOutputAdmission
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt, StructuredOutput
+from shared.sampling import Grammar, Sampling
+from shared.structured_output import GrammarError, LlguidanceMissingError, check_grammar
+from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+
+FIELD = "response_format.json_schema.schema"
+PROMPT = Prompt(estimated_tokens=1, text="x")
+
+
+class Checker:
+    """Checks in this process, or raises what it is given."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[Grammar] = []
+        self._error = error
+
+    async def check(self, tenant: str, grammar: Grammar) -> None:
+        self.asked.append(grammar)
+        if self._error is not None:
+            raise self._error
+        check_grammar(grammar)
+
+
+def generation(source: str) -> Generation:
+    grammar = Grammar(kind="json_schema", source=source)
+    output = StructuredOutput(FIELD, grammar)
+    sampling = Sampling(grammar=grammar)
+    return Generation("chat", "m", (PROMPT,), 1, sampling, deterministic=False, structured_output=output)
+
+
+async def refusal(checker: Checker, asked: Generation) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        await StructuredOutputAdmission(cast("GrammarChecker", checker)).check(asked, "t")
+    return refused.value
+
+
+async def test_unsupported_keyword_is_named_with_its_place() -> None:
+    error = await refusal(Checker(), generation('{"properties": {"a": {"not": {}}}}'))
+    assert error.status == 400
+    assert error.param == f"{FIELD}.properties.a"
+    assert error.message == f"{FIELD}.properties.a: 'not' is not supported."
+
+
+async def test_generation_without_grammar_asks_nobody() -> None:
+    checker = Checker()
+    plain = Generation("chat", "m", (PROMPT,), 1, Sampling(), deterministic=False)
+    await StructuredOutputAdmission(cast("GrammarChecker", checker)).check(plain, "t")
+    assert checker.asked == []
+
+
+async def test_grammar_made_with_tools_is_checked_too() -> None:
+    checker = Checker()
+    whole = Grammar(kind="lark", source="start: missing")
+    asked = dataclasses.replace(generation("{}"), sampling=Sampling(grammar=whole))
+    error = await refusal(checker, asked)
+    assert error.param == "tools"
+    assert [grammar.source for grammar in checker.asked] == ["{}", whole.source]
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "headers"),
+    [
+        (GrammarError("no."), 400, {}),
+        (LlguidanceMissingError(), 501, {}),
+        (CheckerBusyError(), 429, {"retry-after": "1"}),
+        (CheckerFailedError(), 503, {"retry-after": "1"}),
+    ],
+)
+async def test_checker_that_cannot_say_yes_is_an_honest_error(
+    raised: Exception, status: int, headers: dict[str, str]
+) -> None:
+    error = await refusal(Checker(raised), generation("{}"))
+    assert error.status == status
+    answered: dict[str, Any] = {name.decode(): value.decode() for name, value in error.response_headers()}
+    assert headers.items() <= answered.items()
