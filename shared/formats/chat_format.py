@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shared.formats.answer_grammar import AnswerGrammar
+from shared.formats.description import CallForm, ThinkTags
 from shared.formats.events import OutputReader, PlainReader
+from shared.formats.lark_text import LarkText
+from shared.formats.output_reader import FormatReader
 from shared.formats.tools import Tool, ToolChoice
 from shared.sampling import Grammar
 
@@ -16,22 +20,33 @@ class ChatFormat:
 
     Attributes:
         name: Of the family, as a worker announces it.
-        special_tokens: Those of its markers that are special tokens in the family's vocabularies. A worker that
-            constrains or shows them treats them as ordinary text.
+        marks: Texts by which a chat template of the family is known: all of one of the tuples stand in it.
+        reasoning: How reasoning stands in the text, if the family can think.
+        calls: How calls stand in the text. Models write the first form; all are read.
+        content_open: What models write before content that is not free text.
+        dropped: Markers that say nothing to a client.
+        tokens: Those of all markers that may be tokens of their own in the family's vocabularies.
+        keeps_special_tokens: Some of them are special tokens, which have to be left in the text for the reader:
+            `Sampling.skip_special_tokens` has to be off.
     """
 
     name: str
-    special_tokens: tuple[str, ...] = ()
+    marks: tuple[tuple[str, ...], ...] = ()
+    reasoning: ThinkTags | None = None
+    calls: tuple[CallForm, ...] = ()
+    content_open: str = ""
+    dropped: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    keeps_special_tokens: bool = False
 
     @property
     def has_reasoning(self) -> bool:
         """Whether the family can think before it answers."""
-        return False
+        return self.reasoning is not None
 
-    @property
-    def keeps_special_tokens(self) -> bool:
-        """Whether the reader needs special tokens in the text, so that `Sampling.skip_special_tokens` has to be off."""
-        return bool(self.special_tokens)
+    def is_spoken_by(self, template: str) -> bool:
+        """Say whether a chat template speaks this format."""
+        return any(all(mark in template for mark in marks) for marks in self.marks)
 
     def starts_in_reasoning(self, prompt: str, continued: str = "") -> bool:
         """Return whether the answer to a prompt begins inside reasoning, because the prompt itself has opened it.
@@ -40,7 +55,12 @@ class ChatFormat:
             prompt: The rendered prompt; its end suffices.
             continued: The beginning of the answer that the prompt ends with (`continue_final_message`).
         """
-        return False
+        if self.reasoning is None:
+            return False
+        opened = max(continued.rfind(each) for each in self.reasoning.opens)
+        closed = max(continued.rfind(each) for each in self.reasoning.closes)
+        end = prompt.rstrip()
+        return opened > closed or any(end.endswith(each.rstrip()) for each in self.reasoning.opens)
 
     def reader(self, tools: Sequence[Tool] = (), *, starts_in_reasoning: bool = False) -> OutputReader:
         """Return a reader of one answer.
@@ -49,7 +69,10 @@ class ChatFormat:
             tools: Those that the answer may call. Without any the markup of calls is content.
             starts_in_reasoning: The prompt has opened the reasoning.
         """
-        return PlainReader()
+        if self.reasoning is None and not self.dropped and not (self.calls and tools):
+            return PlainReader()
+        starts = starts_in_reasoning and self.reasoning is not None
+        return FormatReader(self.reasoning, self.calls, self.dropped, tools, starts_in_reasoning=starts)
 
     def grammar(
         self,
@@ -59,6 +82,7 @@ class ChatFormat:
         parallel: bool = True,
         content: Grammar | None = None,
         reasoning: bool = True,
+        token_ids: Mapping[str, int] | None = None,
     ) -> Grammar | None:
         """Return what the answer must look like; None where nothing is constrained.
 
@@ -68,5 +92,23 @@ class ChatFormat:
             parallel: The answer may have more than one call.
             content: What the content must look like, where it is no call.
             reasoning: The answer may begin with reasoning.
+            token_ids: Which of `tokens` are special to llguidance in the model's vocabulary, and their ids.
+
+        Raises:
+            GrammarError: `content` is not within its bounds.
         """
-        return content
+        if choice.mode == "none" or not self.calls:
+            tools = ()
+        if choice.mode == "named":
+            tools = [tool for tool in tools if tool.name == choice.name]
+        must_call = bool(tools) and choice.mode in ("required", "named")
+        if not must_call and content is None and not any(tool.strict for tool in tools):
+            return None
+        tags = self.reasoning if reasoning else None
+        if not tools and tags is None and not self.content_open:
+            return content
+        lark = LarkText(token_ids or {})
+        grammar = AnswerGrammar(lark, tags, self.calls, self.content_open, tools, is_parallel=parallel)
+        if must_call:
+            return grammar.of_calls()
+        return grammar.of_content(content) if content else grammar.of_text()

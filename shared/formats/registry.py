@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from shared.formats.chat_format import ChatFormat
+from shared.formats.families.deepseek import DEEPSEEK_R1, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
+from shared.formats.families.gemma import FUNCTION_GEMMA, GEMMA
+from shared.formats.families.glm import GLM
+from shared.formats.families.harmony import HARMONY
+from shared.formats.families.hermes import HERMES, HERMES_THINKING
+from shared.formats.families.kimi import KIMI
+from shared.formats.families.llama import LLAMA_JSON, LLAMA_PYTHONIC
+from shared.formats.families.mistral import MISTRAL, MISTRAL_LIST, MISTRAL_THINKING
 from shared.formats.families.plain import PLAIN
+from shared.formats.families.qwen_coder import QWEN_CODER, QWEN_CODER_THINKING
+from shared.formats.families.thinking import THINKING
 
-_FORMATS = {each.name: each for each in (PLAIN,)}
+# A template speaks the first that it has all marks of, so one with more marks stands before one with fewer.
+_FORMATS = (
+    HARMONY,
+    GLM,
+    QWEN_CODER_THINKING,
+    QWEN_CODER,
+    DEEPSEEK_V32,
+    DEEPSEEK_V31,
+    DEEPSEEK_R1,
+    DEEPSEEK_V3,
+    KIMI,
+    MISTRAL_THINKING,
+    MISTRAL,
+    MISTRAL_LIST,
+    GEMMA,
+    FUNCTION_GEMMA,
+    LLAMA_PYTHONIC,
+    LLAMA_JSON,
+    HERMES_THINKING,
+    HERMES,
+    THINKING,
+    PLAIN,
+)
+_BY_NAME = {each.name: each for each in _FORMATS}
 
 
 def format_names() -> tuple[str, ...]:
     """Return the names of all formats."""
-    return tuple(_FORMATS)
+    return tuple(_BY_NAME)
 
 
 def format_named(name: str) -> ChatFormat:
     """Return a format by its name; the plain one for a name that is empty or unknown."""
-    return _FORMATS.get(name, PLAIN)
+    return _BY_NAME.get(name, PLAIN)
 
 
 def detect_format(template: str | None) -> str:
     """Return the name of the format that a chat template speaks, by the markers in its text."""
-    return PLAIN.name
+    spoken = (each for each in _FORMATS if each.is_spoken_by(template or ""))
+    return next(spoken, PLAIN).name

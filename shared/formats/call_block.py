@@ -1,0 +1,79 @@
+"""Reads a block of calls: what opens it, the calls, what closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shared.formats.call_reading import CallReading
+from shared.formats.description import CallForm
+from shared.formats.event_list import EventList
+from shared.formats.markers import Markers, markers
+from shared.formats.text_source import Reading, TextSource
+from shared.formats.tools import Tool
+
+
+class CallBlock:
+    """Reads blocks of one answer. It keeps nothing between blocks."""
+
+    def __init__(self, source: TextSource, tools: Mapping[str, Tool], events: EventList) -> None:
+        """Read calls of these tools, and tell them."""
+        self._source = source
+        self._tools = tools
+        self._events = events
+
+    def read(self, forms: Sequence[CallForm]) -> Reading[str | None]:
+        """Read the block whose opening has just been read and recorded.
+
+        Args:
+            forms: Those that open so.
+
+        Returns:
+            None after calls; the text read where there is no call, so that it is ordinary text.
+        """
+        source = self._source
+        opening = source.recorded()
+        source.mark()
+        for form in forms:
+            if (yield from source.accept_spaced(form.begin)) and (yield from self._read_call(form)):
+                source.recorded()
+                yield from self._read_rest(form)
+                return None
+            source.rewind()
+        source.recorded()
+        return opening
+
+    def _read_call(self, form: CallForm) -> Reading[bool]:
+        """Read one call; say whether there was one, however incomplete."""
+        call = CallReading(self._source, self._tools, _strong_closes(form), self._events)
+        yield from self._source.skip_space()
+        for part in form.parts:
+            if not (yield from part.read(call)):
+                break
+        if not call.has_started and call.tool and self._source.has_ended and self._source.is_empty():
+            call.start()
+        return call.has_started
+
+    def _read_rest(self, form: CallForm) -> Reading[None]:
+        """Read further calls of the block, and its close."""
+        source = self._source
+        closes = markers(*form.closes)
+        while True:
+            yield from source.skip_space()
+            if form.closes and (yield from source.next_of(closes)):
+                yield from source.accept(*form.closes)
+                return
+            if form.separator is None:
+                return
+            source.mark()
+            if form.separator:
+                yield from source.accept(form.separator)
+            if not (yield from self._read_call(form)):
+                source.rewind()
+                source.recorded()
+                return
+            source.recorded()
+
+
+def _strong_closes(form: CallForm) -> Markers:
+    """Return the closes that cannot be a part of arguments outside of strings."""
+    return markers(*(each for each in form.closes if len(each) > 2))

@@ -1,0 +1,34 @@
+"""Kimi K2: a section of calls between special tokens, each with an id that begins with the name."""
+
+from __future__ import annotations
+
+from shared.formats.chat_format import ChatFormat
+from shared.formats.description import CallForm, ThinkTags
+from shared.formats.parts.fixed import Fixed, Name, Skipped
+from shared.formats.parts.json_arguments import JsonArguments
+
+_CALL, _CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+KIMI = ChatFormat(
+    name="kimi",
+    marks=((_SECTION,),),
+    reasoning=ThinkTags(),
+    calls=(
+        CallForm(
+            opens=(_SECTION,),
+            parts=(
+                Fixed(f"{_CALL}functions."),
+                Name(),
+                Skipped(":0", _ARGUMENTS),
+                JsonArguments(),
+                Fixed(_CALL_END),
+            ),
+            separator="",
+            closes=(_SECTION_END,),
+        ),
+    ),
+    tokens=(_SECTION, _SECTION_END, _CALL, _CALL_END, _ARGUMENTS, "<think>", "</think>"),
+    keeps_special_tokens=True,
+)

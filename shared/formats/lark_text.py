@@ -1,0 +1,146 @@
+"""Writes a grammar in Lark's syntax, as llguidance reads it.
+
+llguidance has a lexer below its parser, which takes the longest lexeme it can. So free text and the marker that ends it
+are one lexeme here, and no marker stands in free text. A marker that is a special token of the model's vocabulary is
+written as that token, which no lexeme contains.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shared.formats.schema import ALL_TYPES, ArgumentsSchema
+from shared.formats.tools import Tool
+from shared.structured_output.grammar_text import WHITESPACE
+
+_ANY_TEXT = "/(?s:.*)/"
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})+")
+
+
+class LarkText:
+    """Owns the rules and terminals written so far. Equal ones are written once."""
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        """Write markers that are keys of `token_ids` as these special tokens."""
+        self._token_ids = token_ids
+        longest_first = sorted(token_ids, key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._definitions: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}
+
+    def literal(self, text: str) -> str:
+        """Return a text as it stands in a rule; nothing for the empty text."""
+        return " ".join(self._piece(each) for each in self._special.split(text) if each)
+
+    def rule(self, prefix: str, body: str) -> str:
+        """Write a rule, and return its name, which begins with `prefix`."""
+        return self._named(prefix.lower(), body)
+
+    def terminal(self, prefix: str, body: str) -> str:
+        """Write a terminal, and return its name, which begins with `prefix`."""
+        return self._named(prefix.upper(), body)
+
+    def text(self, without: tuple[str, ...] = (), pattern: str = _ANY_TEXT) -> str:
+        """Return a terminal for text of a pattern in which none of some texts stands."""
+        sought = " | ".join(_quoted(each) for each in without if each)
+        return self.terminal("TEXT", f"{pattern} & ~( {_ANY_TEXT} ( {sought} ) {_ANY_TEXT} )" if sought else pattern)
+
+    def through(self, end: str, without: tuple[str, ...] = (), pattern: str = _ANY_TEXT) -> str:
+        """Return an expression for text of a pattern, and the marker that ends it.
+
+        Args:
+            end: The marker.
+            without: What does not stand in the text either.
+            pattern: Terminals of Lark.
+        """
+        plain, *special = (each for each in self._special.split(end))
+        text = self.text((end, *without), pattern)
+        head = self.terminal("THROUGH", f"{text} {_quoted(plain)}") if plain else text
+        return " ".join((head, *(self._piece(each) for each in special if each)))
+
+    def string(self, schema: ArgumentsSchema, name: str, end: str) -> str:
+        """Return an expression for an argument that is a string without quotes, and the marker behind it."""
+        choices = schema.choices(name)
+        if choices is not None:
+            texts = " | ".join(_quoted(each) for each in choices if isinstance(each, str))
+            return f"( {texts} ) {self.literal(end)}"
+        conditions = schema.conditions(name)
+        patterns = [_ANY_TEXT]
+        least, most = conditions.get("minLength", 0), conditions.get("maxLength", "")
+        if least or most != "":
+            patterns.append(f"/(?s:.{{{least},{most}}})/")
+        if isinstance(conditions.get("pattern"), str):
+            patterns.append(f"/{_whole(conditions['pattern'])}/")
+        return self.through(end, (end.strip(),), " & ".join(patterns[1:] or patterns))
+
+    def schema(self, schema: Any, *, coerces_one_of: bool = False) -> str:
+        """Return a rule for JSON that keeps to a schema."""
+        if schema is True:
+            schema = {}
+        if isinstance(schema, dict):
+            # Every option, so that none that stands in the client's schema weakens it.
+            options = {
+                "whitespace_pattern": WHITESPACE,
+                "whitespace_flexible": True,
+                "item_separator": ",",
+                "key_separator": ":",
+                "lenient": False,
+                "coerce_one_of": coerces_one_of,
+            }
+            schema = {**schema, "x-guidance": options}
+        return self.rule("json", f"%json {json.dumps(schema)}")
+
+    def of_types(self, types: frozenset[str]) -> str:
+        """Return a rule for JSON of any of these types."""
+        return self.schema({} if types >= ALL_TYPES else {"type": sorted(types)})
+
+    def arguments(self, tool: Tool) -> str:
+        """Return a rule for a JSON object of arguments: of the tool's schema if it is strict, else any object."""
+        if tool.strict and tool.parameters:
+            return self.schema(json.loads(tool.parameters))
+        return self.schema({"type": "object"})
+
+    def add(self, definitions: str) -> None:
+        """Add definitions that were written elsewhere."""
+        self._definitions.append(definitions)
+
+    def source(self, start: str) -> str:
+        """Return the grammar; its first line is the rule `start`."""
+        return "\n".join((f"start: {start}", *self._definitions, ""))
+
+    def _piece(self, text: str) -> str:
+        token_id = self._token_ids.get(text)
+        return _quoted(text) if token_id is None else f"<[{token_id}]>"
+
+    def _named(self, prefix: str, body: str) -> str:
+        key = (prefix, body)
+        if key not in self._names:
+            self._names[key] = name = f"{prefix}_{len(self._names)}"
+            self._definitions.append(f"{name}: {body}")
+        return self._names[key]
+
+
+def joined(expression: str) -> str:
+    """Return an expression in which texts that stand side by side are one.
+
+    Free text may match the beginning of a call, so that the beginning has to be one lexeme to be the longer one.
+    """
+    return _QUOTED_RUN.sub(lambda run: _quoted("".join(map(json.loads, _QUOTED.findall(run.group())))), expression)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _whole(pattern: str) -> str:
+    """Return a regular expression that is found anywhere in a text as one for the whole text, on one line."""
+    is_open_end = not pattern.endswith("$") or pattern.endswith("\\$")
+    begin = "" if pattern.startswith("^") else "(?s:.*)"
+    end = "(?s:.*)" if is_open_end else ""
+    inner = pattern.removeprefix("^") if not begin else pattern
+    inner = inner.removesuffix("$") if not end else inner
+    return re.sub(r"(?<!\\)/", r"\\/", f"{begin}({inner}){end}".replace("\n", "\\n"))

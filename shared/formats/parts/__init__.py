@@ -1,0 +1,1 @@
+"""The parts of which a call is made. Each reads itself, and says itself as a grammar."""

@@ -1,0 +1,126 @@
+"""Text that arrives in pieces, read by generators that wait where it is not certain yet what comes.
+
+A generator yields to wait for more text. What is unread is at most the beginning of something that is looked for, so
+that reading takes time linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import TypeVar
+
+from shared.formats.markers import Markers, markers
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+
+_NO_SPACE = re.compile(r"\S")
+
+
+class TextSource:
+    """Owns what has arrived, how far it is read, and a record of what was read since `mark`.
+
+    Attributes:
+        text: What has arrived; what was read long ago is gone.
+        at: Where the unread part begins.
+        has_ended: No more text will arrive.
+    """
+
+    def __init__(self) -> None:
+        """Begin without text."""
+        self.text = ""
+        self.at = 0
+        self.has_ended = False
+        self._record: list[str] | None = None
+
+    def append(self, piece: str) -> None:
+        """Add text that has arrived."""
+        self.text = self.text[self.at :] + piece
+        self.at = 0
+
+    def mark(self) -> None:
+        """Begin to record what is read."""
+        self._record = []
+
+    def recorded(self) -> str:
+        """Return what was read since `mark`, and record no more."""
+        record, self._record = self._record, None
+        return "".join(record or ())
+
+    def rewind(self) -> None:
+        """Make what was read since `mark` unread, and record anew."""
+        self.text = self.recorded() + self.text[self.at :]
+        self.at = 0
+        self.mark()
+
+    def take(self, end: int) -> str:
+        """Read up to a place in `text`."""
+        taken = self.text[self.at : end]
+        self.at = min(end, len(self.text))
+        if self._record is not None:
+            self._record.append(taken)
+        return taken
+
+    def is_empty(self) -> bool:
+        """Say whether everything that has arrived is read."""
+        return self.at == len(self.text)
+
+    def peek(self) -> Reading[str]:
+        """Return the next character without reading it; "" at the end."""
+        while self.is_empty() and not self.has_ended:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def skip_space(self) -> Reading[None]:
+        """Read white space."""
+        while True:
+            match = _NO_SPACE.search(self.text, self.at)
+            self.take(match.start() if match else len(self.text))
+            if match or self.has_ended:
+                return
+            yield
+
+    def accept(self, *texts: str) -> Reading[str]:
+        """Read one of the texts if it comes next, the longest that fits, and return it; "" if none does."""
+        found = yield from self.next_of(markers(*texts))
+        self.take(self.at + len(found))
+        return found
+
+    def next_of(self, sought: Markers) -> Reading[str]:
+        """Return which of the texts comes next, without reading it; "" if none does."""
+        while sought.may_begin(self.text, self.at) and not self.has_ended:
+            yield
+        return sought.at(self.text, self.at)
+
+    def accept_spaced(self, text: str) -> Reading[bool]:
+        """Read a text in which white space may be other or absent, and say whether it came next."""
+        words = text.split()
+        if text[:1].isspace():
+            yield from self.skip_space()
+        for index, word in enumerate(words):
+            if index:
+                yield from self.skip_space()
+            if not (yield from self.accept(word)):
+                return False
+        if text[-1:].isspace():
+            yield from self.skip_space()
+        return True
+
+    def until(self, sought: Markers) -> Reading[tuple[str, str]]:
+        """Read what has arrived before the next of the texts.
+
+        Returns:
+            Text, and which of the texts comes behind it, unread. "" for none: there is more text, or it has ended.
+        """
+        while True:
+            end, found = sought.find(self.text, self.at)
+            if not self.has_ended:
+                if not found:
+                    end = sought.beginning(self.text, self.at)
+                elif sought.may_begin(self.text, end):
+                    # It may yet turn out to be the beginning of a longer one.
+                    found = ""
+            if found or end > self.at or self.has_ended:
+                return self.take(end), found
+            yield

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.formats import ToolChoice, format_named, format_names
+from shared.sampling import Grammar
+from tests.shared.formats.reading import read, understood
+from tests.shared.formats.tools import tools
+from tests.shared.formats.vocabulary import vocabularies
+from tests.shared.formats.writers import ONE_CALL_ONLY, WRITERS
+
+# What no family quotes: their own markers are tested in transcripts.
+_TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="<[{|｜"), max_size=12)
+_WEATHER = st.fixed_dictionaries({"city": _TEXTS}, optional={"days": st.integers(-9, 10**12), "metric": st.booleans()})
+_SEARCH = st.fixed_dictionaries(
+    {"query": _TEXTS, "kind": st.sampled_from(["news", "books"]), "tags": st.lists(_TEXTS, max_size=3)},
+    optional={
+        "near": st.fixed_dictionaries({"x": st.floats(-1e6, 1e6)}),
+        "limit": st.none() | st.integers(0, 99),
+    },
+)
+_CALLS = st.one_of(
+    st.tuples(st.just("get_weather"), _WEATHER),
+    st.tuples(st.just("search"), _SEARCH),
+    st.tuples(st.just("get"), st.just({})),
+)
+
+
+def _in_order(call: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Return a call whose arguments stand in the schema's order, as llguidance demands."""
+    order = ("city", "days", "metric", "query", "kind", "tags", "near", "limit")
+    return call[0], {key: call[1][key] for key in order if key in call[1]}
+
+
+def _with_reasoning(name: str, text: str) -> str:
+    tags = format_named(name).reasoning
+    if tags is None:
+        return text
+    return f"{tags.opens[0]}I think.\n{tags.closes[0]}{tags.behind}{text}"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=2, deadline=None, derandomize=True, database=None)
+@given(calls=st.lists(_CALLS.map(_in_order), min_size=1, max_size=3))
+def test_written_calls_are_allowed_and_read_as_they_were_written(name: str, strict: bool, calls: list[Any]) -> None:
+    spoken = format_named(name)
+    calls = calls[:1] if name in ONE_CALL_ONLY else calls
+    text = WRITERS[name](calls)
+    for vocabulary in vocabularies(spoken):
+        offered = tools(strict=strict)
+        for mode in ("required", "auto") if strict else ("required",):
+            grammar = spoken.grammar(offered, ToolChoice(mode), token_ids=vocabulary.token_ids)
+            assert grammar is not None
+            assert vocabulary.accepts(grammar, text), text
+            assert vocabulary.accepts(grammar, _with_reasoning(name, text)), text
+    found = understood(read(spoken, [_with_reasoning(name, text)], offered))
+    assert [(each, json.loads(arguments)) for each, arguments in found.calls] == calls
+    assert found.content == ""
+    assert found.reasoning == ("I think." if spoken.has_reasoning else "")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_strict_call_with_a_wrong_argument_is_not_allowed(name: str) -> None:
+    spoken = format_named(name)
+    for call in [("search", {"query": "a", "kind": "films", "tags": []}), ("get_weather", {"days": 1}), ("fly", {})]:
+        for vocabulary in vocabularies(spoken):
+            for mode in ("auto", "required"):
+                grammar = spoken.grammar(tools(strict=True), ToolChoice(mode), token_ids=vocabulary.token_ids)
+                assert grammar is not None
+                assert not vocabulary.accepts(grammar, WRITERS[name]([call]))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_named_tool_is_the_only_one_allowed(name: str) -> None:
+    spoken = format_named(name)
+    for vocabulary in vocabularies(spoken):
+        grammar = spoken.grammar(tools(), ToolChoice("named", "get"), token_ids=vocabulary.token_ids)
+        assert grammar is not None
+        assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
+        assert not vocabulary.accepts(grammar, WRITERS[name]([("get_weather", {"city": "Rome"})]))
+        assert not vocabulary.accepts(grammar, "Hello")
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS.keys() - ONE_CALL_ONLY))
+def test_second_call_needs_parallel_calls(name: str) -> None:
+    spoken = format_named(name)
+    text = WRITERS[name]([("get", {}), ("get", {})])
+    for vocabulary in vocabularies(spoken):
+        for mode in ("auto", "required"):
+            for parallel in (True, False):
+                grammar = spoken.grammar(
+                    tools(strict=True), ToolChoice(mode), parallel=parallel, token_ids=vocabulary.token_ids
+                )
+                assert grammar is not None
+                assert vocabulary.accepts(grammar, text) == parallel
+
+
+@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "lark", "gbnf"])
+def test_content_keeps_to_its_grammar_behind_reasoning(name: str, kind: Any) -> None:
+    sources = {
+        "json_schema": '{"type": "object", "properties": {"start": {"type": "integer"}}, "required": ["start"]}',
+        "regex": r'\{"start": ?[0-9/]+\}',
+        "lark": 'start: "{" start-key ": " /[0-9]+/ "}"\nstart-key: "\\"start\\"" // the start',
+        "gbnf": 'root ::= "{\\"start\\": " [0-9]+ "}"',
+    }
+    spoken = format_named(name)
+    content = Grammar(kind=kind, source=sources[kind])
+    for vocabulary in vocabularies(spoken):
+        grammar = spoken.grammar([], ToolChoice(), content=content, token_ids=vocabulary.token_ids)
+        assert grammar is not None
+        good, bad = (f"{spoken.content_open}{each}" for each in ('{"start": 1}', '{"start": "x"}'))
+        assert vocabulary.accepts(grammar, good)
+        assert not vocabulary.accepts(grammar, bad)
+        if spoken.reasoning:
+            assert vocabulary.accepts(grammar, _with_reasoning(name, good))
+            assert not vocabulary.accepts(grammar, _with_reasoning(name, bad))
+            inside = f"I think.{spoken.reasoning.closes[0]}{spoken.reasoning.behind}"
+            assert vocabulary.accepts(grammar.begun_in_reasoning(), inside + good)
+            assert not vocabulary.accepts(grammar.begun_in_reasoning(), good)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_answer_with_a_content_grammar_may_call_instead(name: str) -> None:
+    spoken = format_named(name)
+    content = Grammar(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    for vocabulary in vocabularies(spoken):
+        grammar = spoken.grammar(tools(), ToolChoice(), content=content, token_ids=vocabulary.token_ids)
+        assert grammar is not None
+        assert vocabulary.accepts(grammar, f'{spoken.content_open}{{"a": 1}}')
+        assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
+        assert not vocabulary.accepts(grammar, f"{spoken.content_open}Hello")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_free_text_is_allowed_beside_strict_tools(name: str) -> None:
+    spoken = format_named(name)
+    for vocabulary in vocabularies(spoken):
+        grammar = spoken.grammar(tools(strict=True), ToolChoice(), token_ids=vocabulary.token_ids)
+        assert grammar is not None
+        assert vocabulary.accepts(grammar, f"{spoken.content_open}Hello < [world]\n")
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_nothing_to_constrain_has_no_grammar(name: str) -> None:
+    spoken = format_named(name)
+    assert spoken.grammar(tools(), ToolChoice()) is None
+    assert spoken.grammar(tools(strict=True), ToolChoice("none")) is None
+    assert spoken.grammar([], ToolChoice()) is None
+
+
+# A family with an opening of the content has calls that are messages of their own.
+@pytest.mark.parametrize(
+    "name", [name for name in WRITERS if format_named(name).has_reasoning and not format_named(name).content_open]
+)
+def test_call_ends_reasoning_that_the_prompt_has_opened(name: str) -> None:
+    spoken = format_named(name)
+    text = "I will call." + WRITERS[name]([("get", {})])
+    for vocabulary in vocabularies(spoken):
+        grammar = spoken.grammar(tools(), ToolChoice("required"), token_ids=vocabulary.token_ids)
+        assert grammar is not None
+        assert vocabulary.accepts(grammar.begun_in_reasoning(), text)
+    found = understood(read(spoken, [text], tools(), starts_in_reasoning=True))
+    assert (found.content, found.reasoning, len(found.calls)) == ("", "I will call.", 1)

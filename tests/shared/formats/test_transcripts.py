@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import codecs
+import itertools
+import json
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.formats import format_named
+from tests.shared.formats.reading import Understood, read, understood
+from tests.shared.formats.tools import tools
+
+_FOLDER = Path(__file__).parent / "transcripts"
+
+
+def _transcripts() -> list[Any]:
+    files = sorted(_FOLDER.glob("*.toml"))
+    cases = [(file.stem, each) for file in files for each in tomllib.loads(file.read_text())["transcript"]]
+    return [pytest.param(name, each, id=f"{name}: {each['condition']}") for name, each in cases]
+
+
+def _expected(transcript: dict[str, Any]) -> Understood:
+    calls = tuple((call["name"], call["arguments"]) for call in transcript.get("calls", ()))
+    return Understood(transcript.get("content", ""), transcript.get("reasoning", ""), calls)
+
+
+def _splits(text: str, seed: int) -> list[list[str]]:
+    """Return the text whole, in single characters, in two pieces at every place, and in random pieces."""
+    splits = [[text], list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]
+    chance = random.Random(seed)
+    for _ in range(8):
+        places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(1, 12))))
+        splits.append([text[a:b] for a, b in itertools.pairwise([0, *places, len(text)])])
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    splits.append([decoder.decode(bytes([byte])) for byte in text.encode()])
+    return splits
+
+
+@pytest.mark.parametrize(("name", "transcript"), _transcripts())
+def test_transcript_says_the_same_however_it_is_cut(name: str, transcript: dict[str, Any]) -> None:
+    offered = tools() if transcript.get("tools", True) else []
+    starts = transcript.get("starts_in_reasoning", False)
+    whole = None
+    for pieces in _splits(transcript["text"], len(transcript["text"])):
+        events = read(format_named(name), pieces, offered, starts_in_reasoning=starts)
+        assert understood(events) == _expected(transcript), pieces
+        whole = whole or events
+        assert events == whole, pieces
+    if not transcript.get("is_cut", False):
+        assert all(json.loads(arguments) is not None for _, arguments in _expected(transcript).calls)
