@@ -64,12 +64,14 @@ class OutputReading:
 
     Attributes:
         new_reader: Makes the reader of one choice; it is told whether the prompt has opened the reasoning.
+        format_name: Of the chat format that it reads.
         max_calls: Calls that the client can take; what the model writes beyond them is left out. None for any number.
         includes_reasoning: The client gets the reasoning; without, it is read and left out.
         is_function_call: The one call is told as `function_call`, the form before tools.
     """
 
     new_reader: Callable[[bool], OutputReader]
+    format_name: str = ""
     max_calls: int | None = None
     includes_reasoning: bool = True
     is_function_call: bool = False

@@ -316,6 +316,8 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     created: float = 0.0
     completed: float = 0.0
     version: int = PROTOCOL_VERSION
+    cached_tokens: int = 0
+    in_reasoning: bool = False
     vector: bytes | None = None
 
 

@@ -151,10 +151,15 @@ def queue_stream(lane: Lane, tenant: str) -> str:
     return batch_stream(tenant) if lane == "batch" else INTERACTIVE_STREAM
 
 
+def consumer_name(model: str, lane: Lane) -> str:
+    """Return the name of the consumer that all workers of a model share for a queue."""
+    return f"{encode_name(model)}-{lane}"
+
+
 def consumer_config(model: str, lane: Lane, limits: StreamLimits, tenant: str) -> ConsumerConfig:
     """Return the durable pull consumer that all workers of a model share for one queue."""
     return ConsumerConfig(
-        durable_name=f"{encode_name(model)}-{lane}",
+        durable_name=consumer_name(model, lane),
         filter_subject=request_subject(model, lane, tenant),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=limits.ack_wait_s,

@@ -85,6 +85,11 @@ class Answer(ABC):
         if exchange.disconnected:
             self._disconnect()
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a complete answer counts against its key's tokens per minute."""
+        return self.usage.prompt_tokens + self.usage.completion_tokens
+
     def fail(self, error: ApiError) -> None:
         """End the answer with an error, which the client is told."""
         if not self.done.done():

@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from gateway.admission.auth import Principal
+from gateway.admission.caller import Caller
 from gateway.api.answer import Answer, ResponseHead
+from gateway.api.generation_starter import GenerationStarter, Ticket
 from gateway.api.identity import AnswerIdentity
 from gateway.api.schemas import parse_chat, parse_completion
 from gateway.api.streamed import StreamedAnswer
@@ -75,6 +77,16 @@ class Endpoint(ABC):
     @abstractmethod
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Return an answer that will be sent as an event stream."""
+
+    async def start(
+        self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
+    ) -> Ticket:
+        """Let the generation begin, whose deltas go to the answer's sinks; see `GenerationStarter.start`.
+
+        Raises:
+            ApiError: It was not admitted, or cannot be queued.
+        """
+        return await starter.start(asked.generation, caller, answer.sinks, is_fresh)
 
 
 class _OpenAiEndpoint(Endpoint):

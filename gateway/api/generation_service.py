@@ -100,14 +100,15 @@ class GenerationService:
             generation = self._starter.with_reading(generation)
             lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
             head.limits = lease.headers
-            answer = self._new_answer(endpoint, Asked(exchange, generation, head, principal))
+            asked = Asked(exchange, generation, head, principal)
+            answer = self._new_answer(endpoint, asked)
             caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
             tokens_used: int | None = None
             try:
                 is_fresh = _wants_fresh(exchange.head.headers)
-                ticket = await self._starter.start(generation, caller, answer.sinks, is_fresh)
+                ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
                 # A stream may last for minutes: it does not keep its request's bytes.
-                del body, caller
+                del body, caller, asked
                 try:
                     outcome = await answer.done
                 finally:
@@ -178,7 +179,7 @@ def _tokens_used(answer: Answer, ticket: Ticket, outcome: Outcome) -> int:
     over, counts what was computed for it. One that failed costs nothing.
     """
     if outcome is Outcome.COMPLETED:
-        return answer.usage.prompt_tokens + answer.usage.completion_tokens
+        return answer.num_tokens
     if outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408:
         return 0
     return ticket.tokens_used()

@@ -21,7 +21,7 @@ from gateway.cache.single_flight import SharedGeneration, SingleFlight
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sinks import Sink
-from gateway.errors import ApiError
+from gateway.errors import ApiError, model_not_found
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
@@ -74,6 +74,17 @@ class GenerationStarter:
         """
         load = self._dispatcher.fleet.load(generation.model)
         return with_reading(generation, "" if load is None else load.chat_format)
+
+    def check_possible(self, generation: Generation) -> None:
+        """Refuse what no worker could compute.
+
+        Raises:
+            ApiError: 404 for a model that nobody serves, 400 for a prompt that is too long for it.
+        """
+        load = self._dispatcher.fleet.load(generation.model)
+        if load is None:
+            raise model_not_found(generation.model)
+        _check_length(generation, load)
 
     async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
         """Let the deltas of a generation flow into `sinks`, one per sequence.

@@ -15,7 +15,7 @@ from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats import ChatFormat, OutputReader, ToolChoice, detect_format, format_named
 from shared.sampling import Sampling
 
-_NO_TOOLS = ToolUse((), ToolChoice("none"))
+NO_TOOLS = ToolUse((), ToolChoice("none"))
 
 
 def with_reading(generation: Generation, chat_format: str) -> Generation:
@@ -34,21 +34,29 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     if prompt is None or prompt.messages is None:
         return generation
     template = None if prompt.chat is None else prompt.chat.template
-    chosen = format_named(chat_format if template is None else detect_format(template))
-    use = generation.tools or _NO_TOOLS
+    name = chat_format if template is None else detect_format(template)
+    chosen = format_named(name)
+    use = generation.tools or NO_TOOLS
     if not (use.tools or chosen.has_reasoning):
         return generation
+    reading = reading_of(name, use, generation.includes_reasoning)
+    return dataclasses.replace(generation, sampling=_constrained(generation, chosen, use), reading=reading)
+
+
+def reading_of(format_name: str, use: ToolUse, includes_reasoning: bool) -> OutputReading:
+    """Return how a text in a format is read, by values that can be kept with the text."""
+    chosen = format_named(format_name)
 
     def new_reader(starts_in_reasoning: bool) -> OutputReader:
         return chosen.reader(use.tools, starts_in_reasoning=starts_in_reasoning)
 
-    reading = OutputReading(
+    return OutputReading(
         new_reader,
+        format_name,
         max_calls=None if use.is_parallel else 1,
-        includes_reasoning=generation.includes_reasoning,
+        includes_reasoning=includes_reasoning,
         is_function_call=use.is_function_call,
     )
-    return dataclasses.replace(generation, sampling=_constrained(generation, chosen, use), reading=reading)
 
 
 def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling:

@@ -1,7 +1,7 @@
 """An ASGI application as a handler of exchanges: what serves every route that is not hot, through Starlette.
 
-An answer is collected and sent whole: none of these routes streams. The application names the owner of the body it is
-about to read as `request.state.body_owner`.
+An answer that comes as one piece is sent whole; another one as it comes, as fast as its client reads. The application
+names the owner of the body it is about to read as `request.state.body_owner`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Call:
         self._state = state
         self._has_read = False
         self._status = 0
+        self._left = asyncio.Event()
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body = bytearray()
 
     async def receive(self) -> Message:
         """Return the whole body; after that, wait until the client leaves."""
@@ -50,21 +50,39 @@ class _Call:
             body = await self._exchange.read_body(self._max_body_bytes, owner)
             return {"type": "http.request", "body": body, "more_body": False}
         if not self._exchange.closed:
-            left = asyncio.Event()
-            self._exchange.on_disconnect = left.set
-            await left.wait()
+            self._exchange.on_disconnect = self._left.set
+            await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Collect the answer; send it when it is complete."""
+        """Send the answer, or a piece of it."""
+        exchange = self._exchange
         if message["type"] == "http.response.start":
             self._status = message["status"]
             # The exchange frames the body itself.
             self._headers = [(name, value) for name, value in message["headers"] if name != b"content-length"]
             return
-        self._body += message.get("body", b"")
+        body: bytes = message.get("body", b"")
         if not message.get("more_body", False):
-            self._exchange.respond(self._status, self._headers, bytes(self._body))
+            if exchange.started:
+                exchange.finish(body)
+            else:
+                exchange.respond(self._status, self._headers, body)
+            return
+        if not exchange.started:
+            exchange.start(self._status, self._headers)
+        exchange.write(body)
+        while exchange.paused_since is not None and not exchange.closed:
+            await self._wait_writable()
+
+    async def _wait_writable(self) -> None:
+        changed = asyncio.Event()
+        self._exchange.on_writable = changed.set
+        leaving = asyncio.ensure_future(self._left.wait())
+        writable = asyncio.ensure_future(changed.wait())
+        await asyncio.wait([leaving, writable], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        writable.cancel()
 
 
 def _scope(exchange: Exchange) -> dict[str, Any]:

@@ -50,7 +50,9 @@ from gateway.process.process_metrics import BoardCollector, MetricsBoard
 from gateway.process.processes import SLOTS_PER_PROCESS, ProcessGroup
 from gateway.process.public_port import public_handler
 from gateway.process.resources import affordable_connections, return_freed_memory
+from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
+from gateway.responses.store import ResponseStore
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
@@ -198,10 +200,10 @@ async def _assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
-    responses = ResponseLog(nats)
-    stack.push_async_callback(responses.close)
+    log = ResponseLog(nats)
+    stack.push_async_callback(log.close)
     shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-    entrance = public_handler(service, services, responses)
+    entrance = public_handler(service, services, ResponseStore(log, JobQueue(nats)))
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)
     registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
     registry.register(FleetCollector(fleet))

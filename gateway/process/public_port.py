@@ -13,11 +13,11 @@ from gateway.api.routes import KeyRoute, RouteServices
 from gateway.http1.asgi import AsgiHandler
 from gateway.openapi.route import OPENAPI_ROUTE
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.log import ResponseLog
+from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
 
 
-def public_handler(service: GenerationService, services: RouteServices, responses: ResponseLog) -> Entrance:
+def public_handler(service: GenerationService, services: RouteServices, responses: ResponseStore) -> Entrance:
     """Return what answers every request on the public port.
 
     Raises:
@@ -34,7 +34,7 @@ def public_handler(service: GenerationService, services: RouteServices, response
     )
 
 
-def public_app(services: RouteServices, responses: ResponseLog) -> tuple[PublicApp, list[Endpoint]]:
+def public_app(services: RouteServices, responses: ResponseStore) -> tuple[PublicApp, list[Endpoint]]:
     """Return the application, and the endpoints that are answered ahead of it."""
     allow_unknown = services.config.allow_unknown_parameters
     endpoints: list[Endpoint] = [

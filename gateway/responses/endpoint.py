@@ -9,16 +9,20 @@ from typing import Any
 import msgspec
 
 from gateway.admission.auth import Principal
+from gateway.admission.caller import Caller
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.generation_starter import GenerationStarter, Ticket
 from gateway.responses.answers import StreamedResponse, WholeResponse
+from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
 from gateway.responses.body import ItemBody
-from gateway.responses.draft import ResponseGeneration
+from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.events import RESPONSES
 from gateway.responses.history import History
-from gateway.responses.log import ResponseLog, ResponseLogError
+from gateway.responses.log import ResponseLogError
 from gateway.responses.record import ResponseRecord
 from gateway.responses.request import own_items, parse_body, to_generation
+from gateway.responses.store import ResponseStore
 from shared.log_limit import LogLimit
 
 _log = logging.getLogger(__name__)
@@ -31,11 +35,12 @@ class ResponsesEndpoint(Endpoint):
     name = "responses"
     dialect = RESPONSES
 
-    def __init__(self, log: ResponseLog, allow_unknown: bool = False) -> None:
-        """Read and store in `log`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
+    def __init__(self, store: ResponseStore, allow_unknown: bool = False) -> None:
+        """Read and store in `store`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
         self._allow_unknown = allow_unknown
-        self._log = log
-        self._history = History(log)
+        self._store = store
+        self._submission = Submission(store)
+        self._history = History(store)
         self._log_limit = LogLimit(_log)
 
     async def generation(self, body: bytes, principal: Principal) -> ResponseGeneration:
@@ -51,18 +56,46 @@ class ResponsesEndpoint(Endpoint):
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one JSON body."""
+        if _draft(asked).is_background:
+            return QueuedResponse(asked)
         return WholeResponse(asked, partial(self._keep, asked.principal))
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Return an answer as a stream of typed events."""
+        if _draft(asked).is_background:
+            return FollowedResponse(asked, self._store, parts)
         return StreamedResponse(asked, partial(self._keep, asked.principal), parts)
+
+    async def start(
+        self, starter: GenerationStarter, asked: Asked, answer: Answer, caller: Caller, is_fresh: bool
+    ) -> Ticket:
+        """Let the generation begin, or make a job of it."""
+        if not isinstance(answer, BackgroundAnswer):
+            return await super().start(starter, asked, answer, caller, is_fresh)
+        assert isinstance(asked.generation, ResponseGeneration)
+        starter.check_possible(asked.generation)
+        answer.queued(await self._submission.submit(asked.generation, caller))
+        return Ticket(leave=_nothing, tokens_used=partial(_num_reserved, answer))
 
     async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
         record = ResponseRecord(principal.tenant, generation.model, generation.draft, msgspec.json.encode(response))
         try:
-            await self._log.put(record)
+            await self._store.log.put(record)
         except ResponseLogError as error:
             # The client has a right to what was computed for it, and is told that it is not stored.
             self._log_limit.warning(principal.tenant, "response not stored: %s", error)
             return False
         return True
+
+
+def _draft(asked: Asked) -> ResponseDraft:
+    assert isinstance(asked.generation, ResponseGeneration)
+    return asked.generation.draft
+
+
+def _nothing() -> None:
+    """Leave a job to itself."""
+
+
+def _num_reserved(answer: BackgroundAnswer) -> int:
+    return answer.num_tokens

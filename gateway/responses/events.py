@@ -47,7 +47,8 @@ class EventWriter:
         self.emit("response.in_progress", {"response": response})
 
     def end(self, response: dict[str, Any]) -> None:
-        """Write the event that ends the stream, with the whole response."""
+        """Write the event that ends the stream, with the whole response; whoever goes on after it is told once more."""
+        self._starting_after = -1
         self.emit(_END_EVENTS[response["status"]], {"response": response})
 
 

@@ -7,19 +7,19 @@ from gateway.api.schemas.refusals import invalid_value
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.item_ids import is_response_id, response_of
-from gateway.responses.log import ResponseLog
-from gateway.responses.record import ResponseRecord, turn_of
+from gateway.responses.record import ResponseRecord, has_ended, turn_of
+from gateway.responses.store import ResponseStore
 
 MAX_ANCESTORS = 1000
 _MAX_REFERENCES = 1000
 
 
 class History:
-    """Reads conversations from the log. Keeps nothing."""
+    """Reads conversations from the store. Keeps nothing."""
 
-    def __init__(self, log: ResponseLog) -> None:
-        """Read from `log`."""
-        self._log = log
+    def __init__(self, store: ResponseStore) -> None:
+        """Read from `store`."""
+        self._store = store
 
     async def before(self, principal: Principal, response_id: str) -> tuple[list[ItemBody], tuple[str, ...]]:
         """Return the items of the conversation that ends with a response, and the ids of its responses, oldest first.
@@ -32,7 +32,7 @@ class History:
         if len(ancestors) > MAX_ANCESTORS:
             message = f"The conversation has {len(ancestors)} responses; at most {MAX_ANCESTORS} are allowed."
             raise invalid_value("previous_response_id", message)
-        found = await self._log.get_all(principal.tenant, last.draft.ancestors)
+        found = await self._store.get_all(principal.tenant, last.draft.ancestors)
         items: list[ItemBody] = []
         for ancestor, record in zip(ancestors, [*found, last], strict=True):
             if record is None:
@@ -53,7 +53,7 @@ class History:
             message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
             raise invalid_value("input", message)
         ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
-        records = await self._log.get_all(principal.tenant, ids)
+        records = await self._store.get_all(principal.tenant, ids)
         known = {item.id: item for record in records if record is not None for item in turn_of(record)}
         resolved = list(items)
         for index, item_id in places.items():
@@ -64,9 +64,12 @@ class History:
         return resolved
 
     async def _previous(self, principal: Principal, response_id: str) -> ResponseRecord:
-        record = await self._log.get(principal.tenant, response_id) if is_response_id(response_id) else None
+        record = await self._store.get(principal.tenant, response_id) if is_response_id(response_id) else None
         if record is None or not principal.can_use(record.model):
             raise _not_found(response_id)
+        if not has_ended(record):
+            message = f"Previous response with id '{response_id}' is still in progress. Wait for its end."
+            raise invalid_value("previous_response_id", message)
         return record
 
 

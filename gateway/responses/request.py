@@ -64,6 +64,10 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
     for value in body.include or ():
         if value not in _INCLUDABLE:
             raise invalid_value("include", f"'include' has '{value[:64]}'; allowed are {', '.join(_INCLUDABLE)}.")
+    if body.background and body.store is False:
+        raise invalid_value("store", "A background response is stored: leave 'store' out, or set it to true.")
+    if body.background and _has_logprobs(body):
+        raise unsupported_parameter("top_logprobs", "A background response has no log probabilities. Leave them out.")
     if body.input is None and body.previous_response_id is None:
         raise invalid_value("input", "Missing required parameter: 'input'.")
     _check_tools(body)
@@ -165,15 +169,18 @@ def _sampling(body: ResponseBody) -> Sampling:
         # A random one, so that the request can move to another worker; greedy requests look equal if they are.
         seed = 0 if body.temperature == 0 else secrets.randbits(62)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    has_logprobs = bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
     return Sampling(
         max_tokens=body.max_output_tokens,
         top_k=max(0, body.top_k or 0),
         seed=seed,
         stop=tuple(require_text("stop", string) for string in stop),
-        logprobs=(body.top_logprobs or 0) if has_logprobs else None,
+        logprobs=(body.top_logprobs or 0) if _has_logprobs(body) else None,
         **values,
     )
+
+
+def _has_logprobs(body: ResponseBody) -> bool:
+    return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
 
 
 def _check_tools(body: ResponseBody) -> None:

@@ -1,4 +1,4 @@
-"""The routes of responses that are stored: read one, list the items of its request, delete it."""
+"""The routes of responses that are stored: read one, follow it, list the items of its request, cancel and delete it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.refusals import invalid_value
 from gateway.errors import ApiError
+from gateway.http1.event_stream import EVENT_STREAM_HEADERS
 from gateway.responses.body import ItemBody
+from gateway.responses.follower import Follower
 from gateway.responses.item_ids import is_response_id
-from gateway.responses.log import ResponseLog
 from gateway.responses.record import ResponseRecord
+from gateway.responses.store import ResponseStore
 
 _PATH = "/v1/responses/{response_id}"
+_EVENT_STREAM_HEADERS = {name.decode(): value.decode() for name, value in EVENT_STREAM_HEADERS}
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
 
@@ -25,25 +28,42 @@ _MAX_ITEMS = 100
 class StoredResponses:
     """Handles the routes. Keeps nothing."""
 
-    def __init__(self, log: ResponseLog) -> None:
-        """Read from `log`."""
-        self._log = log
+    def __init__(self, store: ResponseStore) -> None:
+        """Read from `store`."""
+        self._store = store
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes; each is for those who have a key, and finds the responses of their tenant alone."""
         return [
             KeyRoute("GET", _PATH, self._retrieve),
             KeyRoute("DELETE", _PATH, self._delete),
+            KeyRoute("POST", f"{_PATH}/cancel", self._cancel),
             KeyRoute("GET", f"{_PATH}/input_items", self._list_input),
         ]
 
     async def _retrieve(self, request: Request, principal: Principal) -> Response:
         record = await self._find(request, principal)
+        if request.method == "HEAD" or request.query_params.get("stream", "false") != "true":
+            return Response(record.response, media_type="application/json")
+        if record.job is None:
+            message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
+            raise invalid_value("stream", message)
+        starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, 10**9)
+        return StreamingResponse(
+            Follower(record, self._store.jobs, starting_after).events(), headers=_EVENT_STREAM_HEADERS
+        )
+
+    async def _cancel(self, request: Request, principal: Principal) -> Response:
+        record = await self._find(request, principal)
+        if record.job is None:
+            message = "Only a background response can be cancelled. End another one by closing its connection."
+            raise invalid_value("id", message)
+        record = await self._store.cancel(record)
         return Response(record.response, media_type="application/json")
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
         record = await self._find(request, principal)
-        await self._log.delete(principal.tenant, record.draft.id)
+        await self._store.delete(record)
         return json_response({"id": record.draft.id, "object": "response", "deleted": True})
 
     async def _list_input(self, request: Request, principal: Principal) -> Response:
@@ -68,7 +88,7 @@ class StoredResponses:
 
     async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
         response_id: str = request.path_params["response_id"]
-        record = await self._log.get(principal.tenant, response_id) if is_response_id(response_id) else None
+        record = await self._store.get(principal.tenant, response_id) if is_response_id(response_id) else None
         if record is None or not principal.can_use(record.model):
             message = f"Response with id '{response_id[:128]}' not found."
             raise ApiError(404, message, param="id", code="response_not_found")

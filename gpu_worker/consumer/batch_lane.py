@@ -27,7 +27,7 @@ from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError, InvalidNameError
 from shared.log_limit import LogLimit
-from shared.messages import BatchResult, Delta, FinishReason, Request
+from shared.messages import BatchResult, Cancel, Delta, FinishReason, Request
 from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
 PROGRESS_INTERVAL_S = 5.0
@@ -104,6 +104,15 @@ class BatchLane:
             self._tasks.spawn(self._resume(held), f"resume {held.key}")
         else:
             self._intake.begin(held, self)
+
+    def cancel(self, cancel: Cancel) -> None:
+        """End the requests of a cancellation that are held, with what they have so far."""
+        # Nearly all cancellations are of interactive requests.
+        if not self._held.count("batch"):
+            return
+        for held in self._held:
+            if held.request.lane == "batch" and held.request.id in cancel.ids:
+                self._end(held, "cancelled", num_output=held.num_output_tokens)
 
     async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
         """Do nothing: a batch request has no answer before its result."""

@@ -11,12 +11,12 @@ import hashlib
 import logging
 
 import msgspec
-from msgspec import Struct
 from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.batch_progress import BatchProgress
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import PROGRESS_STREAM
 from shared.subjects import progress_subject
@@ -26,26 +26,6 @@ _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 _UNREADABLE: tuple[type[Exception], ...] = (*_ERRORS, msgspec.MsgspecError)
 
 _log = logging.getLogger(__name__)
-
-
-class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
-    """The record of one request.
-
-    Attributes:
-        digest: SHA-256 of the request as published.
-        stream_seq: Number of its message.
-        revision: Of the model that made the tokens.
-        num_delivered: Deliveries that are no failed attempts.
-        token_ids: Generated so far.
-        text: Text of `token_ids`, as far as it is certain.
-    """
-
-    digest: bytes
-    stream_seq: int
-    revision: str
-    num_delivered: int
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
 
 
 NO_PROGRESS = BatchProgress(b"", 0, "", 0)

@@ -236,6 +236,7 @@ class Consumer:
         if cancel.keep == self._source.worker:
             return
         self._interactive.cancel(cancel)
+        self._batch.cancel(cancel)
         self._interactive_queue.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:

@@ -22,8 +22,7 @@ async def test_application_sees_the_request_and_its_answer_is_sent_whole() -> No
         await send(
             {"type": "http.response.start", "status": 201, "headers": [(b"content-length", b"9"), (b"x-a", b"b")]}
         )
-        await send({"type": "http.response.body", "body": event["body"], "more_body": True})
-        await send({"type": "http.response.body", "body": b"!"})
+        await send({"type": "http.response.body", "body": event["body"] + b"!"})
 
     async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server, connected(server) as (reader, writer):
         for _ in range(2):
@@ -38,6 +37,36 @@ async def test_application_sees_the_request_and_its_answer_is_sent_whole() -> No
     assert scope["client"][0] == "127.0.0.1"
     assert (scope["scheme"], scope["root_path"], scope["server"]) == ("http", "", None)
     assert scope["asgi"]["version"] == "3.0"
+
+
+async def test_answer_in_pieces_is_sent_as_it_comes_and_waits_for_its_reader() -> None:
+    go_on = asyncio.Event()
+    sent: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await go_on.wait()
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+            sent.append(1)
+        await send({"type": "http.response.body", "body": b"last"})
+
+    async with served(AsgiHandler(app, MAX_BODY_BYTES)) as server, connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        status, headers = await read_head(reader)
+        assert (status, headers["transfer-encoding"]) == (200, "chunked")
+        assert await reader.readuntil(b"first\r\n") == b"5\r\nfirst\r\n"
+        go_on.set()
+        await until(lambda: sent)
+        await asyncio.sleep(0.2)
+        # The kernel holds some; nobody holds all.
+        assert len(sent) < 32
+        num_bytes, tail = 0, b""
+        while not tail.endswith(b"last\r\n0\r\n\r\n"):
+            data = await reader.read(1 << 20)
+            num_bytes, tail = num_bytes + data.count(b"x"), (tail + data)[-32:]
+        assert num_bytes == 64 << 20
 
 
 async def test_large_body_is_refused_where_the_application_asks_for_it() -> None:

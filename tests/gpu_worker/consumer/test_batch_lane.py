@@ -68,6 +68,22 @@ async def test_batch_request_leaves_one_result_and_is_acknowledged(worker: Runni
     await gateway.wait_until_acknowledged(BATCH)
 
 
+async def test_cancelled_batch_request_ends_with_what_it_has(make_worker: MakeWorker, gateway: TestGateway) -> None:
+    await make_worker()
+    sampling = Sampling(max_tokens=4000, ignore_eos=True, seed=1)
+    cancelled, other = _request(gateway, sampling=sampling), _request(gateway)
+    await _publish(gateway, encode(cancelled))
+    await _publish(gateway, encode(other))
+    # The other one has run to its end beside it, so it has begun.
+    await _result(gateway, other.id)
+    await gateway.cancel(cancelled.id, "unknown")
+    result = await _result(gateway, cancelled.id)
+    assert result.finish == "cancelled"
+    assert 0 < result.completion_tokens < 4000
+    assert result.text == TOKENIZER.decode(result.token_ids)
+    await gateway.wait_until_acknowledged(BATCH)
+
+
 async def test_json_request_is_accepted_and_its_reply_subject_gets_the_result(
     worker: RunningWorker, gateway: TestGateway
 ) -> None:

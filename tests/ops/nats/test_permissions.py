@@ -33,6 +33,14 @@ JOBS = {
             "hr.response.t.r.0",
             "$JS.API.STREAM.MSG.GET.HR_RESPONSES",
             "$JS.API.STREAM.PURGE.HR_RESPONSES",
+            # Background responses are jobs of the batch lane.
+            "hr.req.m.batch.t",
+            "hr.result.t.r",
+            "hr.progress.t.r",
+            "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r",
+            "$JS.API.STREAM.MSG.GET.HR_PROGRESS",
+            "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
+            "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
         ],
         "subscribe": ["hr.tok.g", "hr.worker.*.*", "hr.gateway.*", "_INBOX_gateway.x"],
     },
@@ -54,20 +62,25 @@ JOBS = {
 SHARED = {
     "hr.dead.m.interactive.t", "hr.dead.m.batch.t", "$JS.API.INFO", "_INBOX.x", "hr.req.m.batch.default",
     "hr.req.m.batch.t",
+    # Gateways read the results of background responses, and workers and tenants those of batch jobs.
+    "hr.result.t.r", "hr.progress.t.r", "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.r",
+    "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
+    "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
 }  # fmt: skip
 FORBIDDEN = {
     "gateway": {
         "publish": [
-            "hr.req.m.batch.t", "hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "$JS.API.STREAM.DELETE.HR_BATCH_default",
-            "$JS.API.STREAM.PURGE.HR_INTERACTIVE", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
+            "hr.tok.g", "hr.worker.m.w", "$JS.API.STREAM.DELETE.HR_BATCH_default",
+            "$JS.API.STREAM.PURGE.HR_INTERACTIVE",
             "$JS.ACK.HR_INTERACTIVE.x",
             "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.c", "$SYS.REQ.SERVER.PING", "_INBOX_gateway.x",
             "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.STREAM.MSG.GET.HR_RESULTS",
             "$JS.API.STREAM.MSG.GET.HR_DEAD", "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.NAMES",
-            "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "hr.reply.t.x",
+            "$JS.API.CONSUMER.CREATE.HR_DEAD.c", "hr.reply.t.x",
             "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.API.STREAM.MSG.DELETE.HR_DEAD",
             "$JS.API.STREAM.PURGE.HR_RESULTS", "$JS.API.STREAM.PURGE.HR_DEAD", "$JS.API.STREAM.DELETE.HR_RESPONSES",
-            "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c",
+            "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c", "$JS.API.STREAM.MSG.DELETE.HR_RESPONSES",
+            "$JS.API.STREAM.MSG.DELETE.HR_PROGRESS", "hr.stored.t.r", "$JS.API.STREAM.PURGE.HR_BATCH_default",
         ],
         "subscribe": [
             "hr.req.>", "hr.response.>", "hr.result.>", "hr.dead.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>",

@@ -1,0 +1,125 @@
+"""Answers to requests for background responses: what is queued, whole, or a stream that follows the job.
+
+The job does not depend on the answer: whoever leaves finds the response again by its id.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.admission.caller import Caller
+from gateway.admission.limits import reserved_tokens
+from gateway.api.answer import Answer, Outcome
+from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.event_answer import EventAnswer
+from gateway.api.wire_requests import wire_requests
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.responses.draft import ResponseGeneration, response_fields
+from gateway.responses.follower import Follower
+from gateway.responses.job import BackgroundJob
+from gateway.responses.log import ResponseLogError
+from gateway.responses.record import ResponseRecord
+from gateway.responses.store import ResponseStore, job_of
+from shared.background_tasks import BackgroundTasks
+
+# Time for a job that names none; a day is what a request may ask for at most.
+DEFAULT_TIMEOUT_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What makes a job of a request."""
+
+    store: ResponseStore
+
+    async def submit(self, generation: ResponseGeneration, caller: Caller) -> ResponseRecord:
+        """Put a job into the queue, and its response into the log; both are on the disk when this returns.
+
+        Raises:
+            ApiError: The queue or the log does not take it.
+        """
+        draft = generation.draft
+        timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
+        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id)
+        request = msgspec.structs.replace(request, id=draft.id, lane="batch", reply=None)
+        stream_seq = await self.store.jobs.publish(request)
+        job = BackgroundJob.of(generation, stream_seq, time.time() + timeout_s)
+        response = msgspec.json.encode(response_fields(draft, "queued"))
+        record = ResponseRecord(caller.tenant, generation.model, draft, response, job)
+        try:
+            await self.store.log.put(record)
+        except ResponseLogError as error:
+            ref = job_of(record)
+            assert ref is not None
+            await self.store.jobs.cancel(ref)
+            message = "The response cannot be stored at the moment, so it is not computed in the background."
+            raise ApiError(503, message, code="response_log_unavailable", retry_after_s=5.0) from error
+        return record
+
+
+class BackgroundAnswer(Answer):
+    """What both kinds of answers have in common. There is no sequence here: the tokens go into the job's result."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the job may use, since nobody counts later what it has used."""
+        return self._num_reserved
+
+    def reserve(self, generation: Generation) -> None:
+        """Count what a generation may use."""
+        self._num_reserved = reserved_tokens(generation)
+
+    def queued(self, record: ResponseRecord) -> None:
+        """Tell the client that its response is queued."""
+        raise NotImplementedError
+
+    def _complete(self) -> None:
+        raise AssertionError("a job has no sequence that could end here")
+
+
+class QueuedResponse(BackgroundAnswer):
+    """The queued response as one JSON body."""
+
+    def __init__(self, asked: Asked) -> None:
+        """Answer `asked`."""
+        super().__init__(asked.exchange, asked.generation, asked.head)
+        self.reserve(asked.generation)
+
+    def queued(self, record: ResponseRecord) -> None:
+        """Answer."""
+        if not self.done.done():
+            headers = self._head.headers([(b"content-type", b"application/json")])
+            self._exchange.respond(200, headers, record.response)
+            self.end(Outcome.COMPLETED)
+
+    def _report(self, error: ApiError) -> None:
+        self._respond_error(error)
+
+
+class FollowedResponse(BackgroundAnswer, EventAnswer):
+    """The events of a response, from its queuing to its end."""
+
+    def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
+        """Answer `asked`."""
+        EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
+        self.reserve(asked.generation)
+        self._jobs = store.jobs
+        self._tasks = BackgroundTasks()
+
+    def queued(self, record: ResponseRecord) -> None:
+        """Begin to follow."""
+        following = self._tasks.spawn(self._follow(record))
+        self.done.add_done_callback(lambda _: following.cancel())
+
+    async def _follow(self, record: ResponseRecord) -> None:
+        async for events in Follower(record, self._jobs).events():
+            if self.done.done():
+                return
+            if events:
+                self._stream.send_now(events)
+        self._stream.end()
+        self.end(Outcome.COMPLETED)

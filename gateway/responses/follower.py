@@ -1,0 +1,98 @@
+"""The events of a background response, told while it is computed, or told again.
+
+They depend on its text alone. So a client that lost its stream goes on with any gateway after the last event that it
+has seen, and after each event the same one follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from gateway.errors import ApiError
+from gateway.responses.draft import response_fields
+from gateway.responses.events import RESPONSES, EventWriter
+from gateway.responses.job import JobReader, status_of
+from gateway.responses.job_queue import JobQueue
+from gateway.responses.output import ResponseOutput
+from gateway.responses.record import ResponseRecord
+from gateway.responses.store import ended_response, job_of
+from shared.messages import BatchResult
+
+FIRST_POLL_S = 0.1
+LAST_POLL_S = 2.0
+_GROWTH = 1.3
+
+
+class Follower:
+    """Tells the events of one response after `starting_after`."""
+
+    def __init__(self, record: ResponseRecord, jobs: JobQueue, starting_after: int = -1) -> None:
+        """Follow the job of `record`."""
+        ref = job_of(record)
+        assert ref is not None
+        self._record = record
+        self._ref = ref
+        self._jobs = jobs
+        self._told: list[bytes] = []
+        self._events = EventWriter(self._told.append, starting_after)
+        draft = record.draft
+        self._output = ResponseOutput(
+            draft.id, self._events.emit, has_encrypted_reasoning=draft.has_encrypted_reasoning
+        )
+        self._reader = JobReader(ref.job.reading, self._output)
+        self._is_running = False
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Tell the events as they come, the last of which ends the response; nothing in between is an empty piece."""
+        queued = response_fields(self._record.draft, "queued")
+        self._events.emit("response.created", {"response": queued})
+        self._events.emit("response.queued", {"response": queued})
+        wait_s = FIRST_POLL_S
+        try:
+            while not await self._advance():
+                yield self._take()
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * _GROWTH, LAST_POLL_S)
+        except ApiError as error:
+            self._told.append(RESPONSES.error_event(error))
+        yield self._take()
+
+    async def _advance(self) -> bool:
+        """Tell what is new; say whether that is all.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        result = await self._jobs.result(self._ref)
+        if result is not None:
+            self._end(result)
+            return True
+        state = await self._jobs.state(self._ref)
+        if state.is_running:
+            self._run()
+            self._read(state.text, state.in_reasoning)
+        return False
+
+    def _run(self) -> None:
+        if not self._is_running:
+            self._is_running = True
+            response = response_fields(self._record.draft, "in_progress")
+            self._events.emit("response.in_progress", {"response": response})
+
+    def _end(self, result: BatchResult) -> None:
+        self._run()
+        if len(result.text) >= len(self._reader.text):
+            self._read(result.text, result.in_reasoning)
+        self._reader.finish(is_complete=status_of(result) == "completed")
+        self._events.end(ended_response(self._record, result, self._reader, self._output))
+
+    def _read(self, text: str, in_reasoning: bool) -> None:
+        if not self._reader.read(text, in_reasoning=in_reasoning):
+            message = "The response has been computed anew, and begins otherwise than what was sent. Retrieve it whole."
+            raise ApiError(500, message, code="response_restarted")
+
+    def _take(self) -> bytes:
+        told = b"".join(self._told)
+        self._told.clear()
+        return told

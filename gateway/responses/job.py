@@ -1,0 +1,169 @@
+"""A background response as a job of the batch lane: what its record keeps of it, and what its result makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from gateway.api.output_reading import NO_TOOLS, reading_of
+from gateway.generation import PLAIN_READING, OutputReading, ToolUse
+from gateway.responses.draft import ResponseError, ResponseGeneration, ResponseUsage, Status
+from gateway.responses.output import ResponseOutput
+from shared.formats import ContentText, OutputEvent, OutputReader, ReasoningText, ToolCallArguments, ToolCallStart
+from shared.messages import BatchResult, FinishReason
+
+_STATUSES: dict[FinishReason, Status] = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
+# Pieces of text in the events of a background response have so many characters, the last one of an item apart.
+_PIECE_CHARACTERS = 32
+
+
+class BackgroundJob(Struct, frozen=True, kw_only=True):
+    """What is needed to follow a job, and to read what it has written.
+
+    Attributes:
+        stream_seq: Number of its message in the tenant's batch queue.
+        deadline: Unix seconds after which it is not computed any more.
+        chat_format: Format of the text; None where all of it is content.
+        tools: Those that it offers.
+        includes_reasoning: The client gets the reasoning.
+    """
+
+    stream_seq: int
+    deadline: float
+    chat_format: str | None = None
+    tools: ToolUse | None = None
+    includes_reasoning: bool = True
+
+    @classmethod
+    def of(cls, generation: ResponseGeneration, stream_seq: int, deadline: float) -> BackgroundJob:
+        """Return the job of a generation that is in the queue."""
+        reading = generation.reading
+        return cls(
+            stream_seq=stream_seq,
+            deadline=deadline,
+            chat_format=None if reading is None else reading.format_name,
+            tools=generation.tools,
+            includes_reasoning=generation.includes_reasoning,
+        )
+
+    @property
+    def reading(self) -> OutputReading:
+        """How its text is read."""
+        if self.chat_format is None:
+            return PLAIN_READING
+        return reading_of(self.chat_format, self.tools or NO_TOOLS, self.includes_reasoning)
+
+
+def status_of(result: BatchResult) -> Status:
+    """Return the status of a response whose job has ended."""
+    return _STATUSES.get(result.finish, "failed")
+
+
+def error_of(result: BatchResult) -> ResponseError | None:
+    """Return why a job has failed, if it has."""
+    if status_of(result) != "failed":
+        return None
+    message = result.error or "The response could not be computed."
+    if result.finish == "expired":
+        message = result.error or "No worker has computed the response in time."
+    return ResponseError("server_error", message)
+
+
+class JobReader:
+    """Reads the text of a job into an output, as far as it is there.
+
+    What it makes of a text, and the events of that, depend on the text alone and not on the pieces in which it comes.
+    So another gateway tells the same events with the same numbers.
+
+    Attributes:
+        text: What has been read.
+    """
+
+    def __init__(self, reading: OutputReading, output: ResponseOutput) -> None:
+        """Write into `output`."""
+        self._reading = reading
+        self._output = output
+        self._reader: OutputReader | None = None
+        self._kind: type[OutputEvent] | None = None
+        self._pending = ""
+        self.text = ""
+        self._num_reasoning = 0
+
+    def read(self, text: str, *, in_reasoning: bool) -> bool:
+        """Read a text that begins with what was read before; False if it does not, and nothing was read.
+
+        Args:
+            text: Everything so far.
+            in_reasoning: It begins in the middle of reasoning.
+        """
+        if not text.startswith(self.text):
+            return False
+        if not text:
+            # Nothing is known of a job that has written nothing, not even where it begins.
+            return True
+        if self._reader is None:
+            self._reader = self._reading.new_reader(in_reasoning)
+        more, self.text = text[len(self.text) :], text
+        self._take(self._reader.feed(more) if more else [])
+        return True
+
+    def finish(self, *, is_complete: bool) -> None:
+        """Read what is left when the text has ended."""
+        if self._reader is not None:
+            self._take(self._reader.finish())
+        self._flush()
+        self._output.finish(is_complete=is_complete)
+
+    def usage(self, result: BatchResult) -> ResponseUsage:
+        """Return the token counts of a job. Those of reasoning are told from its share of the text."""
+        share = self._num_reasoning / len(self.text) if self.text else 0.0
+        return ResponseUsage(
+            input_tokens=result.prompt_tokens,
+            output_tokens=result.completion_tokens,
+            cached_tokens=result.cached_tokens,
+            reasoning_tokens=round(result.completion_tokens * share),
+        )
+
+    def _take(self, events: Sequence[OutputEvent]) -> None:
+        for event in events:
+            match event:
+                case ContentText(text) | ReasoningText(text):
+                    if isinstance(event, ReasoningText):
+                        self._num_reasoning += len(text)
+                        if not self._reading.includes_reasoning:
+                            continue
+                    self._add(type(event), text)
+                case ToolCallStart(index, name):
+                    self._flush()
+                    if self._is_wanted(index):
+                        self._kind = ToolCallArguments
+                        self._output.call_started(name)
+                case ToolCallArguments(index, text):
+                    if self._is_wanted(index):
+                        self._add(ToolCallArguments, text)
+
+    def _is_wanted(self, call: int) -> bool:
+        return self._reading.max_calls is None or call < self._reading.max_calls
+
+    def _add(self, kind: type[OutputEvent], text: str) -> None:
+        if kind is not self._kind:
+            self._flush()
+            self._kind = kind
+        self._pending += text
+        while len(self._pending) >= _PIECE_CHARACTERS:
+            piece, self._pending = self._pending[:_PIECE_CHARACTERS], self._pending[_PIECE_CHARACTERS:]
+            self._write(piece)
+
+    def _flush(self) -> None:
+        if self._pending:
+            piece, self._pending = self._pending, ""
+            self._write(piece)
+
+    def _write(self, piece: str) -> None:
+        if self._kind is ContentText:
+            self._output.content(piece)
+        elif self._kind is ReasoningText:
+            self._output.reasoning(piece)
+        else:
+            self._output.call_arguments(piece)

@@ -1,0 +1,199 @@
+"""The jobs of background responses on NATS: published to the batch lane, looked for, cancelled. Keeps no state.
+
+Everything that a job has is where every gateway finds it: its request in the tenant's batch queue, what it has so far
+in the record of its progress, and its result in the stream of results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+import msgspec
+from nats.errors import MaxPayloadError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from gateway.errors import ApiError
+from gateway.responses.job import BackgroundJob
+from shared.batch_progress import BatchProgress
+from shared.batch_streams import batch_stream
+from shared.direct_client import DirectClient
+from shared.messages import BatchResult, Cancel, Request, encode
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
+from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
+
+_TIMEOUT_S = 3.0
+# A worker may be about to store a result when the time of its job is over.
+_GRACE_S = 60.0
+_ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+_IF_EMPTY = {"Nats-Expected-Last-Subject-Sequence": "0"}
+_WRONG_LAST_SEQUENCE = 10071
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Which job is meant."""
+
+    tenant: str
+    model: str
+    response_id: str
+    job: BackgroundJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What is known of a job that has not ended: whether a worker has taken it, and its text so far."""
+
+    is_running: bool
+    text: str = ""
+    in_reasoning: bool = False
+
+
+class _Delivered(msgspec.Struct):
+    stream_seq: int = 0
+
+
+class _ConsumerInfo(msgspec.Struct):
+    """What NATS says of a consumer; where there is none, of nothing delivered."""
+
+    delivered: _Delivered = msgspec.field(default_factory=_Delivered)
+
+
+class JobQueue:
+    """Speaks with NATS about jobs."""
+
+    def __init__(self, nats: DirectClient) -> None:
+        """Work over an open connection."""
+        self._nats = nats
+        self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self._decode_result = msgspec.json.Decoder(BatchResult).decode
+        self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
+        self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
+
+    async def publish(self, request: Request) -> int:
+        """Put a request into its tenant's batch queue, and return the number of its message.
+
+        Raises:
+            ApiError: There is no such queue, it is full, the request is too large, or NATS does not answer.
+        """
+        subject = request_subject(request.model, "batch", request.tenant)
+        try:
+            ack = await self._js.publish(subject, encode(request), headers={"Nats-Msg-Id": request.id})
+        except NoStreamResponseError as error:
+            message = (
+                "This tenant has no batch queue for background responses. The operator makes it: `headrace setup`."
+            )
+            raise ApiError(400, message, param="background", code="background_unavailable") from error
+        except MaxPayloadError as error:
+            message = f"The conversation is larger than {self._nats.max_payload} bytes."
+            raise ApiError(413, message, code="request_too_large") from error
+        except APIError as error:
+            message = "The batch queue of this tenant is full. Try again later."
+            raise ApiError(503, message, code="queue_full", retry_after_s=30.0) from error
+        except SEND_ERRORS as error:
+            raise _unavailable() from error
+        return ack.seq
+
+    async def result(self, ref: JobRef) -> BatchResult | None:
+        """Return the result of a job, or None while it has none.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        subject = result_subject(ref.tenant, ref.response_id)
+        try:
+            message = await self._js.get_last_msg(RESULTS_STREAM, subject, direct=True)
+            return self._decode_result(message.data or b"")
+        except NotFoundError:
+            return self._overdue(ref)
+        except _ERRORS as error:
+            raise _unavailable() from error
+
+    async def state(self, ref: JobRef) -> JobState:
+        """Return what a job without a result has so far.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        try:
+            message = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(ref.tenant, ref.response_id))
+            progress = self._decode_progress(message.data or b"")
+            if progress.stream_seq == ref.job.stream_seq:
+                return JobState(True, progress.text, progress.in_reasoning)
+        except (NotFoundError, msgspec.MsgspecError):
+            pass
+        except _ERRORS as error:
+            raise _unavailable() from error
+        return JobState(await self._is_taken(ref))
+
+    async def cancel(self, ref: JobRef) -> None:
+        """End a job with what it has, unless it has ended.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        state = await self.state(ref)
+        result = BatchResult(
+            id=ref.response_id,
+            model=ref.model,
+            tenant=ref.tenant,
+            text=state.text,
+            finish="cancelled",
+            in_reasoning=state.in_reasoning,
+            attempt=0,
+            completed=time.time(),
+        )
+        try:
+            await self._js.publish(
+                result_subject(ref.tenant, ref.response_id), msgspec.json.encode(result), headers=_IF_EMPTY
+            )
+        except APIError as error:
+            if error.err_code != _WRONG_LAST_SEQUENCE:
+                raise _unavailable() from error
+            return  # it has just ended
+        except SEND_ERRORS as error:
+            raise _unavailable() from error
+        await self._withdraw(ref)
+
+    async def forget(self, ref: JobRef) -> None:
+        """Leave nothing of what a job has written, once its response has been deleted.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        await self.cancel(ref)
+        empty = BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="cancelled")
+        progress = BatchProgress(b"", 0, "", 0)
+        try:
+            await self._js.publish(result_subject(ref.tenant, ref.response_id), msgspec.json.encode(empty))
+            await self._js.publish(progress_subject(ref.tenant, ref.response_id), msgspec.msgpack.encode(progress))
+        except _ERRORS as error:
+            raise _unavailable() from error
+
+    async def _withdraw(self, ref: JobRef) -> None:
+        """Take a job out of the queue and from the worker that has it, who would compute in vain."""
+        with contextlib.suppress(*_ERRORS):
+            await self._js.delete_msg(batch_stream(ref.tenant), ref.job.stream_seq)
+        with contextlib.suppress(*SEND_ERRORS):
+            self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,))))
+
+    async def _is_taken(self, ref: JobRef) -> bool:
+        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, 'batch')}"
+        try:
+            info = self._decode_consumer((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
+        except SEND_ERRORS as error:
+            raise _unavailable() from error
+        return info.delivered.stream_seq >= ref.job.stream_seq
+
+    def _overdue(self, ref: JobRef) -> BatchResult | None:
+        """Return that a job has expired whose time is over, whoever should have said so."""
+        if time.time() <= ref.job.deadline + _GRACE_S:
+            return None
+        return BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="expired")
+
+
+def _unavailable() -> ApiError:
+    message = "The queue of background responses does not answer at the moment. Try again shortly."
+    return ApiError(503, message, code="queue_unavailable", retry_after_s=2.0)

@@ -1,0 +1,140 @@
+"""Background responses through OpenAI's own client, with a worker of the batch lane that does as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from tests.gateway.responses.batch_worker import BatchWorker, batch_worker
+from tests.gateway.wire_worker import WireWorker
+
+TEXT = "".join(f"word {number}, " for number in range(20))
+
+
+@pytest.fixture
+async def batch(worker: WireWorker, nats_url: str) -> AsyncIterator[BatchWorker]:
+    async with batch_worker(nats_url, worker.model) as batch:
+        yield batch
+
+
+async def _queue(client: openai.AsyncOpenAI, batch: BatchWorker, **fields: Any) -> Response:
+    response = await client.responses.create(**{"model": batch.model, "input": "hi", "background": True} | fields)
+    assert (response.status, response.background, response.output) == ("queued", True, [])
+    return response
+
+
+async def _status(client: openai.AsyncOpenAI, response: Response) -> str | None:
+    return (await client.responses.retrieve(response.id)).status
+
+
+async def test_background_response_goes_through_its_states(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    response = await _queue(client, batch, max_output_tokens=7, instructions="Count.")
+    assert await _status(client, response) == "queued"
+    job = await batch.take()
+    assert (job.id, job.lane, job.sampling.max_tokens) == (response.id, "batch", 7)
+    assert job.messages is not None
+    assert [message.role for message in job.messages] == ["system", "user"]
+    assert await _status(client, response) == "in_progress"
+    await batch.end(job, TEXT)
+    done = await client.responses.retrieve(response.id)
+    assert (done.status, done.output_text, done.id) == ("completed", TEXT, response.id)
+    assert done.usage is not None
+    assert done.usage.total_tokens == 7
+    following = await _queue(client, batch, input="and?", previous_response_id=response.id)
+    job = await batch.take()
+    assert job.messages is not None
+    assert [message.content for message in job.messages] == ["hi", TEXT, "and?"]
+    assert following.previous_response_id == response.id
+
+
+async def test_failure_and_end_by_length_are_told(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    failing, long = await _queue(client, batch), await _queue(client, batch)
+    for finish, error in (("failed", "it broke"), ("length", None)):
+        await batch.end(await batch.take(), "abc", finish, error)  # type: ignore[arg-type]
+    failed = await client.responses.retrieve(failing.id)
+    assert failed.error is not None
+    assert (failed.status, failed.error.message, failed.output_text) == ("failed", "it broke", "abc")
+    incomplete = await client.responses.retrieve(long.id)
+    assert incomplete.incomplete_details is not None
+    assert (incomplete.status, incomplete.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_cancelled_response_keeps_what_it_had_and_leaves_the_queue(
+    batch: BatchWorker, client: openai.AsyncOpenAI
+) -> None:
+    running, waiting = await _queue(client, batch), await _queue(client, batch)
+    job = await batch.take()
+    await batch.progress(job, "so far")
+    for response in (running, waiting):
+        assert (await client.responses.cancel(response.id)).status == "cancelled"
+        assert (await client.responses.cancel(response.id)).status == "cancelled"
+    assert (await client.responses.retrieve(running.id)).output_text == "so far"
+    await batch.nats.flush()
+    assert batch.cancelled == [running.id, waiting.id]
+    after = await _queue(client, batch)
+    # The one that waited is never given to a worker.
+    assert (await batch.take()).id == after.id
+
+
+async def test_finished_response_is_not_cancelled(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    response = await _queue(client, batch)
+    await batch.end(await batch.take(), "done")
+    assert (await client.responses.cancel(response.id)).output_text == "done"
+
+
+async def test_deleted_response_is_not_computed_and_leaves_no_result(
+    batch: BatchWorker, client: openai.AsyncOpenAI
+) -> None:
+    done, waiting = await _queue(client, batch), await _queue(client, batch)
+    await batch.end(await batch.take(), "secret")
+    for response in (done, waiting):
+        await client.responses.delete(response.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response.id)
+    found = await batch.nats.jetstream().get_last_msg("HR_RESULTS", f"hr.result.default.{done.id.replace('_', '_5f')}")
+    assert b"secret" not in (found.data or b"")
+
+
+async def test_stream_follows_the_job_and_is_told_again_from_every_event(
+    batch: BatchWorker, client: openai.AsyncOpenAI
+) -> None:
+    stream = await client.responses.create(model=batch.model, input="hi", background=True, stream=True)
+
+    async def work() -> None:
+        job = await batch.take()
+        await batch.progress(job, TEXT[:50])
+        await asyncio.sleep(0.3)
+        await batch.progress(job, TEXT[:101])
+        await asyncio.sleep(0.3)
+        await batch.end(job, TEXT)
+
+    working = asyncio.create_task(work())
+    live = [event async for event in stream]
+    await working
+    assert [event.sequence_number for event in live] == list(range(len(live)))
+    assert [event.type for event in live[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert "".join(event.delta for event in live if event.type == "response.output_text.delta") == TEXT
+    assert live[-1].type == "response.completed"
+    assert live[-1].response.output_text == TEXT
+    response_id = live[-1].response.id
+    for after in (None, 0, 5, len(live) - 2, len(live) - 1):
+        options: dict[str, Any] = {} if after is None else {"starting_after": after}
+        again = await client.responses.retrieve(response_id, stream=True, **options)
+        rest = live[0 if after is None else after + 1 :] or live[-1:]
+        assert [event.to_dict() async for event in again] == [event.to_dict() for event in rest]
+
+
+async def test_what_cannot_be_done_in_the_background_is_refused_by_name(
+    batch: BatchWorker, client: openai.AsyncOpenAI
+) -> None:
+    for fields, param in (({"store": False}, "store"), ({"top_logprobs": 2}, "top_logprobs")):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await client.responses.create(model=batch.model, input="hi", background=True, **fields)  # type: ignore[call-overload]
+        assert refusal.value.param == param
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        await client.responses.create(model="no-such-model", input="hi", background=True)
