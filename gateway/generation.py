@@ -9,16 +9,18 @@ from typing import Literal
 from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.messages import Lane
+from shared.pooling import Pooling, Task
 from shared.sampling import Grammar, Sampling
 
-Kind = Literal["chat", "completion"]
+Kind = Literal["chat", "completion", "embedding", "score"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt: a conversation, a text, or token ids. Exactly one of these fields is set.
 
-    `chat` goes with a conversation: what the template gets besides the messages.
+    `chat` goes with a conversation: what the template gets besides the messages. `query` goes with a text that is to be
+    scored: what it is scored against.
 
     `estimated_tokens` is computed from lengths alone, before admission; the worker reports the true count.
     """
@@ -28,11 +30,12 @@ class Prompt:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     chat: ChatOptions | None = None
+    query: str | None = None
 
     @property
     def num_characters(self) -> int:
         """Length of all its texts."""
-        return len(self.text or "") + sum(map(num_characters_of, self.messages or ()))
+        return len(self.text or "") + len(self.query or "") + sum(map(num_characters_of, self.messages or ()))
 
 
 def num_characters_of(message: ChatMessage) -> int:
@@ -102,6 +105,7 @@ class Generation:
         tools: What a conversation offers; None without tools.
         may_reason: The client has not turned the model's reasoning off.
         includes_reasoning: The client gets the reasoning.
+        pooling: The answer is numbers made of each prompt, and nothing is generated.
         reading: How the text is read, once the model's chat format is known; None where all of it is content.
     """
 
@@ -123,6 +127,12 @@ class Generation:
     may_reason: bool = True
     includes_reasoning: bool = True
     reading: OutputReading | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def task(self) -> Task:
+        """What is done with the prompts."""
+        return "generate" if self.pooling is None else self.pooling.task
 
     @property
     def num_sequences(self) -> int:

@@ -85,7 +85,9 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     if load.queued_requests > 0:
         bounds.insert(0, _requests(load, generation.num_sequences, departure_s, config.max_queued_requests))
         bounds.insert(1, _tokens(load, own_tokens, config.max_queued_tokens))
-    return Forecast(wait_s, own_s, max(own_s, generation.num_sequences * departure_s), _worst(bounds))
+    # What generates nothing leaves when its prompt is computed.
+    decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
+    return Forecast(wait_s, own_s, max(own_s, decode_s), _worst(bounds))
 
 
 def _worst(bounds: list[Excess]) -> Excess:

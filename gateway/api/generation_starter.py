@@ -6,9 +6,10 @@ Only what is new is checked against the fleet's capacity: joining a generation o
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
@@ -27,6 +28,12 @@ from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.background_tasks import BackgroundTasks
 from shared.errors import prompt_too_long
+from shared.pooling import Task
+
+# How errors tell what a model can do.
+_TASKS: Mapping[Task, str] = MappingProxyType(
+    {"generate": "generate text", "embed": "make embeddings", "score": "score texts for a query"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,9 @@ class GenerationStarter:
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
-        _check_length(generation, self._dispatcher.fleet.load(generation.model))
+        load = self._dispatcher.fleet.load(generation.model)
+        _check_task(generation, load)
+        _check_length(generation, load)
         await self._grammars.check(generation, caller.tenant)
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
@@ -176,14 +185,25 @@ class GenerationStarter:
         self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
 
 
+def _check_task(generation: Generation, load: FleetLoad | None) -> None:
+    """Refuse what no worker of the model can do; it says why in its log."""
+    if load is None or load.num_workers == 0 or generation.task in load.tasks:
+        return
+    wanted = _TASKS[generation.task]
+    can = " and ".join(_TASKS[task] for task in sorted(load.tasks)) or "do nothing that is served"
+    message = f"The model `{load.model}` cannot {wanted}: it can {can}. The worker's log says why."
+    raise ApiError(400, message, param="model", code="unsupported_task")
+
+
 def _check_length(generation: Generation, load: FleetLoad | None) -> None:
     """Refuse by its length alone what every worker would refuse, before it goes through the queue."""
     if load is None:
         return
     for prompt in generation.prompts:
         if prompt.token_ids is not None:
-            # The context holds at least one generated token too.
-            num, limit, unit = len(prompt.token_ids), load.longest_model_len - 1, "tokens"
+            # The context holds at least one generated token too, where any is wanted.
+            room = load.longest_model_len - (generation.pooling is None)
+            num, limit, unit = len(prompt.token_ids), room, "tokens"
         else:
             num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
         if limit > 0 and num > limit:

@@ -28,6 +28,9 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
     base = secrets.token_urlsafe(12)
     requests: list[Request] = []
     for prompt in generation.prompts:
+        pooling = generation.pooling
+        if pooling is not None and prompt.query is not None:
+            pooling = msgspec.structs.replace(pooling, query=prompt.query)
         for choice in range(generation.n):
             sampling = generation.sampling
             if choice:
@@ -50,6 +53,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     created=now,
                     trace=request_id,
                     prediction=generation.prediction,
+                    pooling=pooling,
                 )
             )
     return requests

@@ -60,9 +60,19 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     # In a fixed order, because a map's own order is how the client wrote it.
     biases = sorted(sampling.logit_bias.items())
     sampling = msgspec.structs.replace(sampling, logit_bias={})
-    prompts = [(prompt.messages, prompt.chat, prompt.text, prompt.token_ids) for prompt in generation.prompts]
+    prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query) for p in generation.prompts]
     model = (generation.model, revisions)
-    material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, generation.n, generation.echo)
+    material = (
+        FORMAT_VERSION,
+        tenant,
+        model,
+        prompts,
+        sampling,
+        biases,
+        generation.n,
+        generation.echo,
+        generation.pooling,
+    )
     return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
 
 

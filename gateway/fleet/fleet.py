@@ -132,6 +132,7 @@ def _fleet_load(model: str, workers: list[Heartbeat], gateways: list[GatewayHear
         free_slots=sum(max(0, h.max_num_seqs - h.running) for h in workers),
         revisions=tuple(sorted({h.revision for h in workers})),
         num_gateways=1 + len(gateways),
+        tasks=frozenset(task for h in workers for task in h.tasks),
         chat_format=_most_common([h.chat_format for h in workers]),
         max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.pooling import Task
+
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
@@ -18,6 +20,7 @@ class FleetLoad:
         free_slots: Sequences that could start now (`max_num_seqs - running`).
         longest_model_len: The longest context of any of the workers, in tokens; 0 while there is none.
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
+        tasks: What some of the workers can do with a prompt.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         chat_format: How the model writes reasoning and tool calls, by most of its workers; "" while unknown.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
@@ -44,6 +47,7 @@ class FleetLoad:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     longest_model_len: int = 0
+    tasks: frozenset[Task] = frozenset({"generate"})
     chat_format: str = ""
 
     def prompt_tokens(self, estimate: float) -> float:

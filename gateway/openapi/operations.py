@@ -31,7 +31,9 @@ from gateway.openapi.other_answers import (
     TokenizeAnswer,
     VersionAnswer,
 )
+from gateway.openapi.pooling_answers import EmbeddingList, Ranking, ScoreList
 from gateway.openapi.response_answers import DeletedResponse, InputItemList, ResponseAnswer, ResponseEvent
+from gateway.pooling.bodies import Document, EmbeddingsBody, RerankBody, ScoreBody
 from gateway.responses.body import ResponseBody
 
 # The struct that reads each object of the table of parameters.
@@ -39,6 +41,10 @@ BODIES: dict[Kind, type[Struct]] = {
     Kind.CHAT: ChatBody,
     Kind.COMPLETION: CompletionBody,
     Kind.RESPONSE: ResponseBody,
+    Kind.EMBEDDINGS: EmbeddingsBody,
+    Kind.RERANK: RerankBody,
+    Kind.SCORE: ScoreBody,
+    Kind.DOCUMENT: Document,
     Kind.TOKENIZE: TokenizeBody,
     Kind.DETOKENIZE: DetokenizeBody,
     Kind.STREAM_OPTIONS: StreamOptions,
@@ -106,6 +112,9 @@ OPERATIONS = (
         CountTokensBody,
         error=AnthropicError,
     ),
+    Operation("post", "/v1/embeddings", "Make vectors of texts.", EmbeddingList, EmbeddingsBody),
+    Operation("post", "/v1/rerank", "Rank documents for a query.", Ranking, RerankBody),
+    Operation("post", "/v1/score", "Score texts for queries.", ScoreList, ScoreBody),
     Operation("get", "/v1/models", "List the models.", ModelList),
     Operation("get", "/v1/models/{model}", "Show one model.", ModelAnswer),
     Operation("post", "/tokenize", "Turn a text or a conversation into token ids.", TokenizeAnswer, TokenizeBody),

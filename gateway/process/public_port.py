@@ -12,6 +12,7 @@ from gateway.api.paths import KnownPaths
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.http1.asgi import AsgiHandler
 from gateway.openapi.route import OPENAPI_ROUTE
+from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
@@ -42,6 +43,9 @@ def public_app(services: RouteServices, responses: ResponseStore) -> tuple[Publi
         CompletionEndpoint(allow_unknown),
         MessagesEndpoint(allow_unknown),
         ResponsesEndpoint(responses, allow_unknown),
+        EmbeddingsEndpoint(allow_unknown),
+        RerankEndpoint(allow_unknown),
+        ScoreEndpoint(allow_unknown),
     ]
     routes: list[KeyRoute] = [count_tokens_route(services), *StoredResponses(responses).routes()]
     return create_app(services, endpoints, routes, [OPENAPI_ROUTE]), endpoints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from nats.errors import Error as NatsError
 
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import connect
+from shared.pooling import Task
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import cancel_subject, encode_name, probe_subject, worker_subject
 
@@ -50,6 +52,7 @@ class WireWorker:
         self.is_pulling = True
         self.draining = False
         self.max_prompt_characters = 0
+        self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
         self.num_prepared = 0
         self._url = nats_url
         self._messages: dict[tuple[str, int], Msg] = {}
@@ -114,6 +117,13 @@ class WireWorker:
         for position in range(start, stop):
             await self.send(request.reply, [token(request, position)])
 
+    async def pool(self, request: Request) -> None:
+        """Answer with the length of the text, and with 1."""
+        text = request.text or ""
+        numbers = (float(len(text)), 1.0)[: request.pooling.dimensions if request.pooling else None]
+        vector = struct.pack(f"<{len(numbers)}f", *numbers)
+        await self.end(request, 0, Finish("stop", Usage(3, 0, 1), vector=vector))
+
     async def end(self, request: Request, num_tokens: int, finish: Finish | None = None) -> None:
         assert request.reply is not None
         finish = finish or Finish("length", Usage(3, num_tokens, 1))
@@ -136,6 +146,9 @@ class WireWorker:
             while not self.requests.empty() or not running:
                 request = await self.requests.get()
                 await self.claim(request)
+                if request.pooling is not None:
+                    await self.pool(request)
+                    continue
                 running[request.id] = (request, len(request.emitted))
             self.forget_cancelled(running)
             self.running = len(running)
@@ -204,6 +217,7 @@ class WireWorker:
             draining=self.draining,
             max_prompt_characters=self.max_prompt_characters,
             started=1.0,
+            tasks=self.tasks,
         )
 
     async def _pull(self) -> None:

@@ -12,6 +12,7 @@ from msgspec import inspect
 from gateway.api.schemas.chat import ChatBody
 from gateway.api.schemas.completion import CompletionBody
 from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
+from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
 from shared.messages import DetokenizeCall, GatewayHeartbeat, Heartbeat, Request, TokenizeCall, decode_request
 from tests.bounded_types import (
@@ -24,12 +25,16 @@ from tests.bounded_types import (
     legal_numbers,
 )
 
-BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody]
+BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, EmbeddingsBody, RerankBody, ScoreBody]
 HEARTBEATS = [Heartbeat, GatewayHeartbeat]
 MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
 # These are as long as the message or the body, which is bounded as a whole.
 LONG_TEXTS = {
     "query",
+    "input",
+    "documents",
+    "text_1",
+    "text_2",
     "text",
     "content",
     "prediction",

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from gateway.api.schemas.anthropic_names import ANTHROPIC_NAMES
 from gateway.api.schemas.ignored import IGNORED
+from gateway.api.schemas.pooling_names import POOLING_NAMES
 from gateway.api.schemas.refused import REFUSED
 from gateway.api.schemas.response_names import RESPONSE_NAMES
 from gateway.api.schemas.row import Kind, Row, Use
@@ -56,4 +57,4 @@ class ParameterTable:
         return ""
 
 
-PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED, *ANTHROPIC_NAMES, *RESPONSE_NAMES))
+PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED, *ANTHROPIC_NAMES, *RESPONSE_NAMES, *POOLING_NAMES))

@@ -26,6 +26,9 @@ PROMPTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/embeddings": {"input": ["hi", "there"]},
+    "/v1/rerank": {"query": "hi", "documents": ["there", {"text": "hi"}]},
+    "/v1/score": {"text_1": "hi", "text_2": ["there", "hi"]},
 }
 
 
@@ -98,7 +101,7 @@ async def ask_all(gateway: GatewayProcess, nats_url: str, path: str, count: int)
     return num_answered
 
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages"]
+PATHS = list(PROMPTS)
 
 
 @pytest.mark.parametrize("path", PATHS)

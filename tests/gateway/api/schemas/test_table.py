@@ -18,6 +18,7 @@ from gateway.api.schemas.row import Kind, Row, Use
 from gateway.api.schemas.table import PARAMETERS, ParameterTable
 from gateway.errors import ApiError
 from gateway.openapi.operations import BODIES
+from gateway.pooling.bodies import parse_embeddings, parse_rerank, parse_score
 from gateway.responses.request import own_items, parse_body, to_generation
 
 PAGE = Path(__file__).parents[4] / "ops/docs/parameters.md"
@@ -34,6 +35,10 @@ def parse_response(body: bytes, allow_unknown: bool) -> Any:
 PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.COMPLETION: parse_completion,
     Kind.RESPONSE: parse_response,
+    Kind.EMBEDDINGS: parse_embeddings,
+    Kind.RERANK: parse_rerank,
+    Kind.SCORE: parse_score,
+    Kind.DOCUMENT: parse_rerank,
     Kind.TOKENIZE: parse_tokenize,
     Kind.DETOKENIZE: parse_detokenize,
     Kind.ANTHROPIC_MESSAGES: parse_messages,
@@ -41,6 +46,7 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Kind.TURN: parse_messages,
     Kind.BLOCK: parse_messages,
 }
+POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
 ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
 # Served, and without influence on what is generated.
 CHECKED_ONLY = {"user", "n_predict"}
@@ -57,6 +63,8 @@ def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
         return {"model": "m", "prompt": "hello", "seed": 1, **fields}
     if kind is Kind.RESPONSE:
         return {"model": "m", "input": "hello", "seed": 1, **fields}
+    if kind in POOLING:
+        return pooling_body(kind, fields)
     if kind is Kind.TOKENIZE:
         return {"messages": [message], **fields}
     if kind is Kind.DETOKENIZE:
@@ -93,6 +101,16 @@ def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
         # Without it every request has a seed of its own.
         prompt |= {"max_tokens": 5, "temperature": 0}
     return prompt | (fields if kind in (Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS) else {})
+
+
+def pooling_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
+    document = {"text": "hello", **(fields if kind is Kind.DOCUMENT else {})}
+    whole: dict[Kind, dict[str, Any]] = {
+        Kind.EMBEDDINGS: {"model": "m", "input": "hello"},
+        Kind.SCORE: {"model": "m", "text_1": "hello", "text_2": "there"},
+    }
+    rerank = {"model": "m", "query": "hi", "documents": [document]}
+    return whole.get(kind, rerank) | (fields if kind is not Kind.DOCUMENT else {})
 
 
 def parse(kind: Kind, fields: dict[str, Any], allow_unknown: bool = False) -> Any:

@@ -1,0 +1,1 @@
+"""Endpoints whose answer is numbers: embeddings, reranking and scores."""

@@ -1,0 +1,187 @@
+"""Answers of numbers: each sequence's arrives whole in its last delta, and one JSON body is sent when all have come.
+
+A vector is written when it arrives, so that thousands of them in one answer do not hold up everybody else at its end.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import struct
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.pooling.bodies import EmbeddingsRequest, RerankRequest
+from shared.messages import Delta
+
+Value = TypeVar("Value", Raw, float)
+
+
+class _NumbersSink:
+    """Sink of one sequence."""
+
+    __slots__ = ("_answer", "_index")
+
+    def __init__(self, answer: NumbersAnswer[Any], index: int) -> None:
+        self._answer = answer
+        self._index = index
+
+    def deliver(self, delta: Delta) -> None:
+        """Pass the numbers on when they are there."""
+        if delta.finish is None:
+            return
+        if delta.finish.vector is None:
+            # Another version's worker, which does not know what it was asked for.
+            self.fail(ApiError(500, "The worker failed at this request.", code="worker_failed"))
+            return
+        self._answer.note_output()
+        self._answer.keep(self._index, delta.finish.vector)
+        self._answer.finish_choice(self._index, delta.finish)
+
+    def fail(self, error: ApiError) -> None:
+        """End the whole answer."""
+        self._answer.fail_at(self._index, error)
+
+
+class NumbersAnswer(Answer, Generic[Value]):
+    """Base of the answers of numbers."""
+
+    # The body's names for the wire's, and those of them that are lists of what each sequence is for.
+    names: Mapping[str, str]
+    _listed = frozenset({"input", "documents", "text_2"})
+
+    def __init__(self, asked: Asked, generation: Generation) -> None:
+        """Prepare one sink per sequence."""
+        super().__init__(asked.exchange, generation, asked.head)
+        self._model = generation.model
+        self._values: list[Value | None] = [None] * generation.num_sequences
+        self.sinks = [_NumbersSink(self, index) for index in range(generation.num_sequences)]
+
+    def keep(self, index: int, vector: bytes) -> None:
+        """Take the numbers of one sequence: of 32 bits, little end first."""
+        if not self.done.done():
+            self._values[index] = self._value(vector)
+
+    def fail_at(self, index: int, error: ApiError) -> None:
+        """End with the error of one sequence, which names its place where there are several."""
+        name = self.names.get(error.param or "")
+        if name in self._listed and len(self._values) > 1:
+            error = _about(error, f"{name}.[{index}]")
+        self.fail(error)
+
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._values = []
+
+    @property
+    def values(self) -> list[Value]:
+        """The numbers of all sequences; all must have come."""
+        values = [value for value in self._values if value is not None]
+        assert len(values) == len(self._values)
+        return values
+
+    def _report(self, error: ApiError) -> None:
+        name = self.names.get(error.param or "")
+        self._respond_error(error if name is None else _about(error, name))
+
+    def _complete(self) -> None:
+        headers = self._head.headers([(b"content-type", b"application/json")])
+        self._exchange.respond(200, headers, msgspec.json.encode(self._body()))
+
+    def _usage(self) -> dict[str, int]:
+        num_tokens = self.usage.prompt_tokens
+        return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+    @abstractmethod
+    def _value(self, vector: bytes) -> Value:
+        """Return what is kept of a sequence's numbers."""
+
+    @abstractmethod
+    def _body(self) -> dict[str, Any]:
+        """Return the JSON object."""
+
+
+class EmbeddingsAnswer(NumbersAnswer[Raw]):
+    """OpenAI's list of embeddings."""
+
+    names = MappingProxyType({"prompt": "input"})
+
+    def __init__(self, asked: Asked, request: EmbeddingsRequest) -> None:
+        """Write vectors as the request says."""
+        super().__init__(asked, request)
+        self._is_base64 = request.is_base64
+
+    def _value(self, vector: bytes) -> Raw:
+        if self._is_base64:
+            return Raw(b'"%s"' % base64.b64encode(vector))
+        return Raw(msgspec.json.encode(_numbers(vector)))
+
+    def _body(self) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(self.values)
+        ]
+        return {"object": "list", "data": data, "model": self._model, "usage": self._usage()}
+
+
+class _ScoresAnswer(NumbersAnswer[float]):
+    def _value(self, vector: bytes) -> float:
+        return _numbers(vector)[0]
+
+
+class RerankAnswer(_ScoresAnswer):
+    """Jina's and Cohere's list of documents, best first; of equal ones the earlier first."""
+
+    names = MappingProxyType({"prompt": "documents"})
+
+    def __init__(self, asked: Asked, request: RerankRequest) -> None:
+        """Answer with as many documents as the request says."""
+        super().__init__(asked, request)
+        self._request = request
+
+    def _body(self) -> dict[str, Any]:
+        scores = self.values
+        ranking = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._request.top_n]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in ranking]
+        if self._request.returns_documents:
+            for result in results:
+                result["document"] = {"text": self._request.prompts[result["index"]].text}
+        identity = {"id": f"rerank-{secrets.token_hex(12)}", "model": self._model}
+        return {**identity, "usage": self._usage(), "results": results}
+
+
+class ScoreAnswer(_ScoresAnswer):
+    """vLLM's list of scores."""
+
+    names = MappingProxyType({"prompt": "text_2", "query": "text_1"})
+
+    def _body(self) -> dict[str, Any]:
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.values)]
+        identity = {"id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time())}
+        return {**identity, "model": self._model, "data": data, "usage": self._usage()}
+
+
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def _about(error: ApiError, param: str) -> ApiError:
+    return ApiError(
+        error.status,
+        error.message,
+        param=param,
+        code=error.code,
+        type=error.type,
+        retry_after_s=error.retry_after_s,
+        headers=error.headers,
+    )

@@ -1,0 +1,224 @@
+"""From the bodies of embeddings, reranking and scores to what is to be computed. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.row import Kind
+from gateway.generation import Generation, Prompt
+from shared.bounds import (
+    MAX_DIMENSIONS,
+    MAX_INPUTS,
+    MAX_INSTRUCTION_CHARACTERS,
+    MAX_NAME_BYTES,
+    MAX_PROMPT_TOKENS,
+    Priority,
+    TimeoutSeconds,
+    TokenId,
+)
+from shared.pooling import Pooling
+from shared.sampling import Sampling
+
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
+Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARACTERS)]
+
+_NOTHING = Sampling(max_tokens=0)
+
+
+class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of all three bodies. None always means: left out."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    priority: Priority | None = None
+    timeout: TimeoutSeconds | None = None
+
+
+class EmbeddingsBody(PooledBody, kw_only=True):
+    """The body of `POST /v1/embeddings`."""
+
+    input: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    normalize: bool | None = None
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    """A document that is an object."""
+
+    text: str
+
+
+class RerankBody(PooledBody, kw_only=True):
+    """The body of `POST /v1/rerank`."""
+
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)]
+    top_n: Annotated[int, Meta(ge=0, le=MAX_INPUTS)] | None = None
+    return_documents: bool | None = None
+    instruction: Instruction | None = None
+
+
+class ScoreBody(PooledBody, kw_only=True):
+    """The body of `POST /v1/score`."""
+
+    text_1: Texts
+    text_2: Texts
+    instruction: Instruction | None = None
+
+
+_embeddings_decoder = msgspec.json.Decoder(EmbeddingsBody)
+_rerank_decoder = msgspec.json.Decoder(RerankBody)
+_score_decoder = msgspec.json.Decoder(ScoreBody)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest(Generation):
+    """What a body of embeddings asks for; vectors are written in base64 or as lists of numbers."""
+
+    is_base64: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest(Generation):
+    """What a body of reranking asks for.
+
+    Attributes:
+        top_n: Documents in the answer at most; None for all.
+        returns_documents: The answer repeats their texts.
+    """
+
+    top_n: int | None = None
+    returns_documents: bool = True
+
+
+def parse_embeddings(body: bytes, allow_unknown: bool = False) -> EmbeddingsRequest:
+    """Turn the body of embeddings into what is to be computed; `allow_unknown` is as in `decode_body`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_embeddings_decoder, Kind.EMBEDDINGS, body, allow_unknown)
+    return EmbeddingsRequest(
+        kind="embedding",
+        prompts=_inputs(parsed.input),
+        pooling=Pooling(task="embed", dimensions=parsed.dimensions, normalize=parsed.normalize),
+        is_base64=parsed.encoding_format == "base64",
+        **_common(parsed),
+    )
+
+
+def parse_rerank(body: bytes, allow_unknown: bool = False) -> RerankRequest:
+    """Turn the body of reranking into what is to be computed; `allow_unknown` is as in `decode_body`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_rerank_decoder, Kind.RERANK, body, allow_unknown)
+    query = _required_text("query", parsed.query)
+    texts = [document if isinstance(document, str) else document.text for document in parsed.documents]
+    return RerankRequest(
+        kind="score",
+        prompts=tuple(_pair(query, text, f"documents.[{i}]") for i, text in enumerate(texts)),
+        pooling=_score(parsed.instruction),
+        top_n=parsed.top_n or None,
+        returns_documents=parsed.return_documents is not False,
+        **_common(parsed),
+    )
+
+
+def parse_score(body: bytes, allow_unknown: bool = False) -> Generation:
+    """Turn the body of scores into what is to be computed; `allow_unknown` is as in `decode_body`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    parsed = decode_body(_score_decoder, Kind.SCORE, body, allow_unknown)
+    queries, texts = _as_list(parsed.text_1), _as_list(parsed.text_2)
+    if len(queries) not in (1, len(texts)):
+        message = f"'text_1' has {len(queries)} texts and 'text_2' {len(texts)}; give one query, or one for each text."
+        raise invalid_value("text_1", message)
+    for i, query in enumerate(queries):
+        _required_text(f"text_1.[{i}]", query)
+    pairs = zip(queries * (len(texts) // len(queries)), texts, strict=True)
+    return Generation(
+        kind="score",
+        prompts=tuple(_pair(query, text, f"text_2.[{i}]") for i, (query, text) in enumerate(pairs)),
+        pooling=_score(parsed.instruction),
+        **_common(parsed),
+    )
+
+
+def _common(body: PooledBody) -> dict[str, Any]:
+    """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept.
+
+    Raises:
+        ApiError: 400; a name holds a NUL or is longer than its subject token may be.
+    """
+    require_text("model", body.model)
+    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
+        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
+    if body.user is not None:
+        require_text("user", body.user)
+    return {
+        "model": body.model,
+        "n": 1,
+        "sampling": _NOTHING,
+        "deterministic": True,
+        "priority": body.priority or 0,
+        "timeout_s": body.timeout,
+    }
+
+
+def _inputs(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(given, str):
+        return (_text(given, "input"),)
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        return (_tokens(cast("list[int]", given), "input"),)
+    if len(given) > MAX_INPUTS:
+        raise invalid_value("input", f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed.")
+    if kinds == {str}:
+        return tuple(_text(text, f"input.[{i}]") for i, text in enumerate(cast("list[str]", given)))
+    if kinds == {list}:
+        return tuple(_tokens(ids, f"input.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
+    message = "'input' must be a string, or a list of strings, of token ids, or of token id lists."
+    raise invalid_value("input", message)
+
+
+def _text(text: str, where: str) -> Prompt:
+    return Prompt(estimated_tokens=estimate_tokens(text), text=_required_text(where, text))
+
+
+def _tokens(token_ids: list[int], where: str) -> Prompt:
+    if not token_ids:
+        raise invalid_value(where, f"'{where}' must not be empty.")
+    return Prompt(estimated_tokens=len(token_ids), token_ids=tuple(token_ids))
+
+
+def _pair(query: str, text: str, where: str) -> Prompt:
+    tokens = estimate_tokens(query) + estimate_tokens(text)
+    return Prompt(estimated_tokens=tokens, text=_required_text(where, text), query=query)
+
+
+def _required_text(where: str, text: str) -> str:
+    if not text:
+        raise invalid_value(where, f"'{where}' must not be empty.")
+    return require_text(where, text)
+
+
+def _score(instruction: str | None) -> Pooling:
+    if instruction is not None:
+        require_text("instruction", instruction)
+    return Pooling(task="score", instruction=instruction)
+
+
+def _as_list(texts: Texts) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts

@@ -1,0 +1,67 @@
+"""`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`."""
+
+from __future__ import annotations
+
+from gateway.admission.auth import Principal
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.generation import Generation
+from gateway.pooling.answers import EmbeddingsAnswer, RerankAnswer, ScoreAnswer
+from gateway.pooling.bodies import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
+
+
+class _NumbersEndpoint(Endpoint):
+    def __init__(self, allow_unknown: bool) -> None:
+        """Leave out unknown parameters where the operator allows it."""
+        self._allow_unknown = allow_unknown
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Never asked for: no body says `stream`."""
+        raise NotImplementedError
+
+
+class EmbeddingsEndpoint(_NumbersEndpoint):
+    """Makes vectors of texts."""
+
+    path = "/v1/embeddings"
+    name = "embeddings"
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body."""
+        return parse_embeddings(body, self._allow_unknown)
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one list of vectors."""
+        assert isinstance(asked.generation, EmbeddingsRequest)
+        return EmbeddingsAnswer(asked, asked.generation)
+
+
+class RerankEndpoint(_NumbersEndpoint):
+    """Ranks documents for a query."""
+
+    path = "/v1/rerank"
+    name = "rerank"
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body."""
+        return parse_rerank(body, self._allow_unknown)
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one list of documents."""
+        assert isinstance(asked.generation, RerankRequest)
+        return RerankAnswer(asked, asked.generation)
+
+
+class ScoreEndpoint(_NumbersEndpoint):
+    """Scores texts for queries."""
+
+    path = "/v1/score"
+    name = "score"
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body."""
+        return parse_score(body, self._allow_unknown)
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one list of scores."""
+        return ScoreAnswer(asked, asked.generation)

@@ -1,0 +1,90 @@
+"""Bodies of embeddings, reranking and scores: what they become, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.pooling.bodies import parse_embeddings, parse_rerank, parse_score
+from shared.bounds import MAX_INPUTS
+
+EMBED: dict[str, Any] = {"model": "m", "input": "hello"}
+RERANK: dict[str, Any] = {"model": "m", "query": "q", "documents": ["a", {"text": "b"}]}
+SCORE: dict[str, Any] = {"model": "m", "text_1": "q", "text_2": ["a", "b"]}
+
+
+def encoded(base: dict[str, Any], fields: dict[str, Any]) -> bytes:
+    return json.dumps(base | fields).encode()
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "tokens"),
+    [
+        ("hello", ["hello"], [None]),
+        (["a", "b"], ["a", "b"], [None, None]),
+        ([5, 6], [None], [(5, 6)]),
+        ([[5, 6], [7]], [None, None], [(5, 6), (7,)]),
+    ],
+)
+def test_inputs_of_every_form_become_prompts(given: Any, texts: list[Any], tokens: list[Any]) -> None:
+    request = parse_embeddings(encoded(EMBED, {"input": given}))
+    assert [prompt.text for prompt in request.prompts] == texts
+    assert [prompt.token_ids for prompt in request.prompts] == tokens
+    assert (request.task, request.deterministic, request.sampling.max_tokens) == ("embed", True, 0)
+
+
+def test_documents_are_scored_for_one_query() -> None:
+    request = parse_rerank(encoded(RERANK, {"top_n": 0}))
+    assert [(prompt.query, prompt.text) for prompt in request.prompts] == [("q", "a"), ("q", "b")]
+    assert (request.task, request.top_n, request.returns_documents) == ("score", None, True)
+
+
+@pytest.mark.parametrize(
+    ("queries", "texts", "pairs"),
+    [
+        ("q", "a", [("q", "a")]),
+        ("q", ["a", "b"], [("q", "a"), ("q", "b")]),
+        (["q"], ["a", "b"], [("q", "a"), ("q", "b")]),
+        (["q", "r"], ["a", "b"], [("q", "a"), ("r", "b")]),
+    ],
+)
+def test_texts_are_paired(queries: Any, texts: Any, pairs: list[tuple[str, str]]) -> None:
+    request = parse_score(encoded(SCORE, {"text_1": queries, "text_2": texts}))
+    assert [(prompt.query, prompt.text) for prompt in request.prompts] == pairs
+
+
+@pytest.mark.parametrize(
+    ("parse", "base", "fields", "param"),
+    [
+        (parse_embeddings, EMBED, {"input": ""}, "input"),
+        (parse_embeddings, EMBED, {"input": []}, "input"),
+        (parse_embeddings, EMBED, {"input": ["a", ""]}, "input.[1]"),
+        (parse_embeddings, EMBED, {"input": ["a", "\0"]}, "input.[1]"),
+        (parse_embeddings, EMBED, {"input": [[1], []]}, "input.[1]"),
+        (parse_embeddings, EMBED, {"input": ["a", 1]}, "input"),
+        (parse_embeddings, EMBED, {"input": ["a"] * (MAX_INPUTS + 1)}, "input"),
+        (parse_embeddings, EMBED, {"dimensions": 0}, "dimensions"),
+        (parse_embeddings, EMBED, {"encoding_format": "int8"}, "encoding_format"),
+        (parse_embeddings, EMBED, {"model": "é" * 100}, "model"),
+        (parse_rerank, RERANK, {"documents": []}, "documents"),
+        (parse_rerank, RERANK, {"documents": ["a", {"text": ""}]}, "documents.[1]"),
+        (parse_rerank, RERANK, {"documents": ["a"] * (MAX_INPUTS + 1)}, "documents"),
+        (parse_rerank, RERANK, {"query": ""}, "query"),
+        (parse_rerank, RERANK, {"top_n": -1}, "top_n"),
+        (parse_score, SCORE, {"text_1": ["q", "r", "s"]}, "text_1"),
+        (parse_score, SCORE, {"text_1": ["q", "r"], "text_2": "a"}, "text_1"),
+        (parse_score, SCORE, {"text_1": "q", "text_2": ["a", ""]}, "text_2.[1]"),
+        (parse_score, SCORE, {"instruction": ""}, "instruction"),
+    ],
+)
+def test_refusal_names_the_field(
+    parse: Callable[[bytes], Generation], base: dict[str, Any], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(encoded(base, fields))
+    assert (caught.value.status, caught.value.param) == (400, param)
