@@ -83,6 +83,8 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     tokenizer = ModelTokenizer(directory)
     check_vocabulary(tokenizer, directory)
     model_tasks = read_model_tasks(directory, tokenizer)
+    for task, reason in model_tasks.unserved.items():
+        _log.info("task not served", extra={"task": task, "reason": reason})
     if model_tasks.generates:
         _prepare_grammars(tokenizer)
     setup = build_engine(config, directory, tokenizer, start_up)

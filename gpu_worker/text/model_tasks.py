@@ -87,6 +87,12 @@ class ModelTasks:
     score: ScoreForm | Unserved
 
     @property
+    def unserved(self) -> dict[Task, str]:
+        """Return why the model cannot do what it cannot, besides generating."""
+        forms: dict[Task, EmbeddingForm | ScoreForm | Unserved] = {"embed": self.embedding, "score": self.score}
+        return {task: form.reason for task, form in forms.items() if isinstance(form, Unserved)}
+
+    @property
     def names(self) -> tuple[Task, ...]:
         """Return the names under which heartbeats tell them."""
         tasks: list[Task] = ["generate"] if self.generates else []
