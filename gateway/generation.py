@@ -20,7 +20,7 @@ class Prompt:
     """One prompt: a conversation, a text, or token ids. Exactly one of these fields is set.
 
     `chat` goes with a conversation: what the template gets besides the messages. `query` goes with a text that is to be
-    scored: what it is scored against.
+    scored: what it is scored against. `suffix` goes with a text: what follows the answer.
 
     `estimated_tokens` is computed from lengths alone, before admission; the worker reports the true count.
     """
@@ -31,11 +31,13 @@ class Prompt:
     token_ids: tuple[int, ...] | None = None
     chat: ChatOptions | None = None
     query: str | None = None
+    suffix: str | None = None
 
     @property
     def num_characters(self) -> int:
         """Length of all its texts."""
-        return len(self.text or "") + len(self.query or "") + sum(map(num_characters_of, self.messages or ()))
+        num_others = len(self.query or "") + len(self.suffix or "")
+        return len(self.text or "") + num_others + sum(map(num_characters_of, self.messages or ()))
 
 
 def num_characters_of(message: ChatMessage) -> int:
@@ -88,6 +90,27 @@ class StructuredOutput:
     grammar: Grammar
 
 
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What an answer shows besides its text and its log probabilities, and how.
+
+    Attributes:
+        token_ids: Report the token ids of prompt and answer.
+        prompt_logprobs: Report the log probabilities of the prompt, apart from those of the answer.
+        echoes_logprobs: The log probabilities of an echoed prompt stand before those of the answer.
+        tokens_as_ids: Call the tokens of log probabilities by their ids.
+        usage_so_far: Every chunk of a stream counts tokens.
+        opening: Text before that of each choice.
+    """
+
+    token_ids: bool = False
+    prompt_logprobs: bool = False
+    echoes_logprobs: bool = False
+    tokens_as_ids: bool = False
+    usage_so_far: bool = False
+    opening: str = ""
+
+
 PLAIN_READING = OutputReading(lambda starts_in_reasoning: PlainReader())
 
 
@@ -106,6 +129,9 @@ class Generation:
         may_reason: The client has not turned the model's reasoning off.
         includes_reasoning: The client gets the reasoning.
         pooling: The answer is numbers made of each prompt, and nothing is generated.
+        details: What the answer reports besides; None for nothing.
+        truncate_prompt_tokens: As in `Request`.
+        cache_salt: As in `Request`; answers are repeated only to those who give the same.
         reading: How the text is read, once the model's chat format is known; None where all of it is content.
     """
 
@@ -126,6 +152,9 @@ class Generation:
     tools: ToolUse | None = None
     may_reason: bool = True
     includes_reasoning: bool = True
+    details: Details | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
     reading: OutputReading | None = None
     pooling: Pooling | None = None
 

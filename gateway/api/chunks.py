@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
 from shared.messages import Delta, TokenLogprob
@@ -27,18 +28,23 @@ class ChoiceChunks:
     Attributes:
         prefix: Bytes before the JSON string of the text, in a chunk that has text alone.
         suffix: Bytes after it.
+        details: What chunks report besides, so that none has text alone; None for nothing.
     """
 
-    __slots__ = ("_identity", "_index", "_offset", "_with_usage", "prefix", "suffix")
+    __slots__ = ("_identity", "_index", "_offset", "_with_usage", "details", "prefix", "suffix")
 
-    def __init__(self, identity: AnswerIdentity, index: int, with_usage: bool) -> None:
+    def __init__(
+        self, identity: AnswerIdentity, index: int, with_usage: bool, details: ChoiceDetails | None = None
+    ) -> None:
         """Encode the template. `with_usage` puts `usage: null` in every chunk, as clients that asked for it expect."""
+        self.details = None
         self._identity = identity
         self._index = index
         self._with_usage = with_usage
         self._offset = 0
         marker = "\x00text\x00"
         self.prefix, self.suffix = self._chunk(marker).split(encode_json(marker))
+        self.details = details
 
     def opening(self) -> bytes:
         """Return the chunk before the first text: chat says who speaks, completions say nothing."""
@@ -49,6 +55,8 @@ class ChoiceChunks:
     def content(self, delta: Delta) -> bytes:
         """Return the chunk with a delta's text and log probabilities, or nothing if it has neither."""
         if not (delta.logprobs or delta.prompt_logprobs):
+            if self.details is not None:
+                return self._chunk(delta.text) if delta.text else b""
             return self.prefix + encode_json(delta.text) + self.suffix if delta.text else b""
         return self._chunk(delta.text, self._logprobs(delta))
 
@@ -72,8 +80,17 @@ class ChoiceChunks:
         return self._encode(body | {"logprobs": logprobs, "finish_reason": None})
 
     def _encode(self, choice: dict[str, Any]) -> bytes:
-        fields = self._identity.fields(streamed=True) | {"choices": [{"index": self._index} | choice]}
-        return _event(fields | {"usage": None} if self._with_usage else fields)
+        choice = {"index": self._index} | choice
+        usage: dict[str, Any] = {"usage": None} if self._with_usage else {}
+        details = self.details
+        if details is None:
+            return _event(self._identity.fields(streamed=True) | {"choices": [choice]} | usage)
+        choice |= details.take_choice_fields()
+        so_far = details.usage_so_far()
+        if so_far is not None:
+            usage = {"usage": so_far}
+        fields = self._identity.fields(streamed=True) | {"choices": [choice]} | usage
+        return _event(fields | details.take_answer_fields())
 
 
 def _event(fields: dict[str, Any]) -> bytes:

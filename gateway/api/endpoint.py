@@ -32,12 +32,14 @@ class Asked:
         generation: What is asked for.
         head: The answer's headers.
         principal: Who asks.
+        fingerprint: Names the files of the model that answers; None where no worker has told.
     """
 
     exchange: Exchange
     generation: Generation
     head: ResponseHead
     principal: Principal
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,11 @@ class _OpenAiEndpoint(Endpoint):
         self._allow_unknown = allow_unknown
 
     def whole_answer(self, asked: Asked) -> Answer:
-        identity = AnswerIdentity.new(asked.generation)
+        identity = AnswerIdentity.new(asked.generation, asked.fingerprint)
         return WholeAnswer(asked.exchange, asked.generation, identity, asked.head)
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
-        identity = AnswerIdentity.new(asked.generation)
+        identity = AnswerIdentity.new(asked.generation, asked.fingerprint)
         return StreamedAnswer(
             asked.exchange, asked.generation, identity, asked.head, parts.flusher, parts.limits, parts.now
         )

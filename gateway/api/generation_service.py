@@ -100,7 +100,8 @@ class GenerationService:
             generation = self._starter.with_reading(generation)
             lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
             head.limits = lease.headers
-            asked = Asked(exchange, generation, head, principal)
+            fingerprint = self._starter.fingerprint(generation.model)
+            asked = Asked(exchange, generation, head, principal, fingerprint)
             answer = self._new_answer(endpoint, asked)
             caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
             tokens_used: int | None = None

@@ -93,6 +93,11 @@ class GenerationStarter:
             raise model_not_found(generation.model)
         _check_length(generation, load)
 
+    def fingerprint(self, model: str) -> str | None:
+        """Return what names the files of a model's workers, or None where they have not told."""
+        load = self._dispatcher.fleet.load(model)
+        return None if load is None else load.fingerprint
+
     async def start(self, generation: Generation, caller: Caller, sinks: Sequence[Sink], is_fresh: bool) -> Ticket:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 

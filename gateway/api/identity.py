@@ -12,22 +12,29 @@ from gateway.generation import Generation, Kind
 
 @dataclass(frozen=True, slots=True)
 class AnswerIdentity:
-    """Id, format, model and time of an answer; `created` is in Unix seconds."""
+    """Id, format, model and time of an answer; `created` is in Unix seconds, `fingerprint` names the model's files."""
 
     id: str
     kind: Kind
     model: str
     created: int
+    fingerprint: str | None = None
 
     @classmethod
-    def new(cls, generation: Generation) -> AnswerIdentity:
+    def new(cls, generation: Generation, fingerprint: str | None = None) -> AnswerIdentity:
         """Identify a new answer; its id has the prefix that its endpoint's clients know."""
         prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
-        return cls(prefix + secrets.token_hex(12), generation.kind, generation.model, int(time.time()))
+        return cls(prefix + secrets.token_hex(12), generation.kind, generation.model, int(time.time()), fingerprint)
 
     def fields(self, streamed: bool) -> dict[str, Any]:
         """Return the leading fields of the JSON object."""
         name = "text_completion" if self.kind == "completion" else "chat.completion"
         if streamed and self.kind == "chat":
             name += ".chunk"
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }

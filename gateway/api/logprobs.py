@@ -42,6 +42,23 @@ def completion_logprobs(entries: Sequence[TokenLogprob | None], offset: int, fir
     }
 
 
+def prompt_logprob_fields(entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+    """Return a prompt's log probabilities as vLLM reports them: for each token, its own and the likeliest, by id.
+
+    The rank of a token that is not among the likeliest is not known.
+    """
+    return [None if entry is None else _by_id(entry) for entry in entries]
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, Any]:
+    fields: dict[str, Any] = {str(entry.token_id): _ranked(entry, None)}
+    return fields | {str(top.token_id): _ranked(top, rank) for rank, top in enumerate(entry.top, 1)}
+
+
+def _ranked(entry: TokenLogprob, rank: int | None) -> dict[str, Any]:
+    return {"logprob": _finite(entry.logprob), "rank": rank, "decoded_token": entry.token}
+
+
 def first_token_text(text: str, entries: Sequence[TokenLogprob | None]) -> str:
     """Return the text of a prompt's first token, which has no entry: what `text` has before all others."""
     num_rest = sum(len(entry.bytes) for entry in entries if entry is not None)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.api.chunks import ChoiceChunks, encode_json
+from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs
 from gateway.api.tool_calls import call_fields, reasoning_fields
@@ -22,12 +23,20 @@ class ReadChunks(ChoiceChunks):
 
     __slots__ = ("_arguments", "_content", "_is_function_call", "_reasoning")
 
-    def __init__(self, identity: AnswerIdentity, index: int, with_usage: bool, is_function_call: bool) -> None:
-        """Encode the templates of text and of reasoning."""
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        index: int,
+        with_usage: bool,
+        is_function_call: bool,
+        details: ChoiceDetails | None = None,
+    ) -> None:
+        """Encode the templates of text and of reasoning; with `details` there are none."""
         super().__init__(identity, index, with_usage)
         self._is_function_call = is_function_call
         self._content = self._template({"content": _MARKER})
         self._reasoning = self._template(reasoning_fields(_MARKER))
+        self.details = details
         # Of each call, in their order.
         self._arguments: list[list[bytes]] = []
 
@@ -37,29 +46,37 @@ class ReadChunks(ChoiceChunks):
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return a chunk of content."""
-        return self._fill(self._content, text) if not logprobs else self._delta({"content": text}, logprobs)
+        if self._is_plain(logprobs):
+            return self._fill(self._content, text)
+        return self._delta({"content": text}, logprobs)
 
     def reasoning(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return a chunk of reasoning."""
-        return self._fill(self._reasoning, text) if not logprobs else self._delta(reasoning_fields(text), logprobs)
+        if self._is_plain(logprobs):
+            return self._fill(self._reasoning, text)
+        return self._delta(reasoning_fields(text), logprobs)
 
     def call(self, index: int, call_id: str, name: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return the chunk that opens a call."""
-        assert index == len(self._arguments)
-        self._arguments.append(self._template(self._call_delta(index, {"arguments": _MARKER})))
+        if self.details is None:
+            self._arguments.append(self._template(self._call_delta(index, {"arguments": _MARKER})))
         if self._is_function_call:
             return self._delta({"function_call": {"name": name, "arguments": ""}}, logprobs)
         return self._delta({"tool_calls": [{"index": index} | call_fields(call_id, name, "")]}, logprobs)
 
     def arguments(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return a chunk of a call's arguments."""
-        if not logprobs:
+        if self._is_plain(logprobs):
             return self._fill(self._arguments[index], text)
         return self._delta(self._call_delta(index, {"arguments": text}), logprobs)
 
     def end(self, reason: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return the chunk that says why the choice ended."""
         return self._delta({}, logprobs, reason)
+
+    def _is_plain(self, logprobs: Sequence[TokenLogprob]) -> bool:
+        """Say whether a chunk differs from others of its kind in its text alone."""
+        return not logprobs and self.details is None
 
     def _call_delta(self, index: int, function: dict[str, str]) -> dict[str, Any]:
         if self._is_function_call:

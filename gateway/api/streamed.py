@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.api.answer import ResponseHead
 from gateway.api.chunks import ChoiceChunks, encode_json, usage_event
+from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.event_answer import EventAnswer
 from gateway.api.identity import AnswerIdentity
 from gateway.api.read_chunks import ReadChunks
@@ -57,7 +58,7 @@ class StreamedChoice:
             return
         events = self._chunks.content(delta)
         if not self._has_begun:
-            self._has_begun = self._is_plain = True
+            self._has_begun, self._is_plain = True, self._chunks.details is None
             events = self._chunks.opening() + events
             answer.note_output()
             if delta.finish is None and events:
@@ -92,11 +93,19 @@ class StreamedAnswer(EventAnswer):
         self.sinks = [self._sink(generation, index) for index in range(generation.num_sequences)]
 
     def _sink(self, generation: Generation, index: int) -> Sink:
+        wanted = generation.details
+        if wanted is None:
+            return self._choice(generation, index, None)
+        details = ChoiceDetails(wanted, generation.kind)
+        return DetailedSink(self._choice(generation, index, details), details, wanted)
+
+    def _choice(self, generation: Generation, index: int, details: ChoiceDetails | None) -> Sink:
         reading = generation.reading
         if reading is None:
-            chunks = ChoiceChunks(self._identity, index, self._include_usage)
+            chunks = ChoiceChunks(self._identity, index, self._include_usage, details)
             return StreamedChoice(self, self._stream, chunks, index)
-        read_chunks = ReadChunks(self._identity, index, self._include_usage, reading.is_function_call)
+        is_function_call = reading.is_function_call
+        read_chunks = ReadChunks(self._identity, index, self._include_usage, is_function_call, details)
         return ReadStreamedChoice(self, self._stream, read_chunks, index, reading)
 
     def _complete(self) -> None:

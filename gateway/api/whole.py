@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.answer import Answer, ResponseHead
+from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
 from gateway.api.read_whole import ReadWholeChoice
@@ -85,6 +86,12 @@ class WholeAnswer(Answer):
             for index in range(generation.num_sequences)
         ]
         self.sinks = self._choices
+        self._details: list[ChoiceDetails] = []
+        wanted = generation.details
+        if wanted is not None:
+            self._details = [ChoiceDetails(wanted, generation.kind) for _ in self._choices]
+            pairs = zip(self._choices, self._details, strict=True)
+            self.sinks = [DetailedSink(choice, details, wanted) for choice, details in pairs]
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""
@@ -95,9 +102,12 @@ class WholeAnswer(Answer):
         self._respond_error(error)
 
     def _complete(self) -> None:
-        body = self._identity.fields(streamed=False) | {
-            "choices": [choice.fields(self._identity.kind) for choice in self._choices],
-            "usage": usage_fields(self.usage),
-        }
+        choices = [choice.fields(self._identity.kind) for choice in self._choices]
+        more: dict[str, Any] = {}
+        for choice, details in zip(choices, self._details, strict=False):
+            choice |= details.take_choice_fields()
+            # Of several choices of one prompt, each tells the same of it.
+            more = more or details.take_answer_fields()
+        body = self._identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(self.usage)} | more
         headers = self._head.headers([(b"content-type", b"application/json")])
         self._exchange.respond(200, headers, msgspec.json.encode(body))

@@ -54,6 +54,10 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     trace=request_id,
                     prediction=generation.prediction,
                     pooling=pooling,
+                    suffix=prompt.suffix,
+                    truncate_prompt_tokens=generation.truncate_prompt_tokens,
+                    cache_salt=generation.cache_salt,
+                    return_prompt_token_ids=generation.details is not None and generation.details.token_ids,
                 )
             )
     return requests

@@ -23,7 +23,7 @@ from gateway.cache.redis_client import RedisCache
 from gateway.generation import Generation
 from shared.messages import Delta
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 TTL_JITTER = 0.2
 
 _logger = logging.getLogger(__name__)
@@ -60,19 +60,12 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     # In a fixed order, because a map's own order is how the client wrote it.
     biases = sorted(sampling.logit_bias.items())
     sampling = msgspec.structs.replace(sampling, logit_bias={})
-    prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query) for p in generation.prompts]
+    prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query, p.suffix) for p in generation.prompts]
     model = (generation.model, revisions)
-    material = (
-        FORMAT_VERSION,
-        tenant,
-        model,
-        prompts,
-        sampling,
-        biases,
-        generation.n,
-        generation.echo,
-        generation.pooling,
-    )
+    # Deltas are kept as they came, so what they hold beside the text counts too.
+    has_token_ids = generation.details is not None and generation.details.token_ids
+    options = (generation.n, generation.echo, generation.truncate_prompt_tokens, generation.cache_salt, has_token_ids)
+    material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, options, generation.pooling)
     return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
 
 

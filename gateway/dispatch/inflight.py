@@ -54,7 +54,7 @@ class Flight:
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
         is_parked: Waits, unpublished, until its probation may begin.
         is_held_back: Came while NATS was away, and has never been published.
-        has_prompt_output: The echoed prompt or its log probabilities have been delivered.
+        has_prompt_output: The echoed prompt or its log probabilities came without a token.
         counted_in: Written by the table alone.
     """
 
@@ -112,14 +112,16 @@ class Flight:
         """Return the request of the current epoch, to continue after what has been emitted."""
         request = self.request
         sampling = request.sampling
-        if self.has_prompt_output:
+        # What is told of the prompt comes with the first token.
+        has_prompt_output = self.has_prompt_output or bool(self.emitted)
+        if has_prompt_output:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return msgspec.structs.replace(
             request,
             epoch=self.epoch,
             emitted=tuple(self.emitted),
-            echo=request.echo and not self.has_prompt_output,
-            return_prompt_token_ids=request.return_prompt_token_ids and not self.has_prompt_output,
+            echo=request.echo and not has_prompt_output,
+            return_prompt_token_ids=request.return_prompt_token_ids and not has_prompt_output,
             sampling=sampling,
             probation=self.probation,
         )

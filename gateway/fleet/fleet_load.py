@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from shared.pooling import Task
@@ -49,6 +50,13 @@ class FleetLoad:
     longest_model_len: int = 0
     tasks: frozenset[Task] = frozenset({"generate"})
     chat_format: str = ""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What answers of the same files of the model have in common; None where no worker has told."""
+        if not any(self.revisions):
+            return None
+        return "fp_" + hashlib.sha256("\n".join(self.revisions).encode()).hexdigest()[:12]
 
     def prompt_tokens(self, estimate: float) -> float:
         """Return an estimate of one prompt's tokens, without what no worker computes: a longer prompt is refused."""

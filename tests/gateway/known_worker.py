@@ -31,7 +31,7 @@ async def until_known(gateway: GatewayProcess, model: str) -> None:
     head = b"GET /v1/models/%b HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer %b\r\n\r\n"
     for _ in range(200):
         async with connected(gateway) as client:
-            client.post("/v1/completions", {"model": model, "prompt": "", "max_tokens": 1})
+            client.post("/v1/completions", {"model": model, "prompt": []})
             client.writer.write(head % (model.encode(), API_KEY.encode()))
             await client.whole()
             status, _ = await client.whole()

@@ -158,7 +158,7 @@ async def test_idle_connections_beyond_the_limit_deny_nobody(gateway: GatewayPro
             idle.writer.write(b"GET / HTTP/1.1\r\n")
         assert await is_live(gateway)
         newcomer = await stack.enter_async_context(connected(gateway))
-        newcomer.post("/v1/completions", {"model": worker.model, "prompt": ""})
+        newcomer.post("/v1/completions", {"model": worker.model, "prompt": []})
         assert (await newcomer.whole())[0] == 400
         await worker.say(request, 1, 3)
         await worker.end(request, 3)
@@ -185,7 +185,7 @@ async def test_connections_that_owe_the_rest_of_an_answered_request_deny_nobody(
             debtor.writer.write(b"GET /health/live HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n")
             assert (await debtor.whole())[0] == 200
         newcomer = await stack.enter_async_context(connected(gateway))
-        newcomer.post("/v1/completions", {"model": worker.model, "prompt": ""})
+        newcomer.post("/v1/completions", {"model": worker.model, "prompt": []})
         assert (await newcomer.whole())[0] == 400
 
 
@@ -276,7 +276,7 @@ async def test_one_address_may_not_take_all_connections(nats_url: str, tmp_path:
             clients = [await stack.enter_async_context(connected(gateway)) for _ in range(5)]
             codes = []
             for client in clients:
-                client.post("/v1/completions", {"model": "m", "prompt": ""})
+                client.post("/v1/completions", {"model": "m", "prompt": []})
                 codes.append((await client.whole())[1]["error"]["code"])
             assert codes.count("too_many_connections") == 1
             assert await is_live(gateway)

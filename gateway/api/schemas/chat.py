@@ -10,14 +10,18 @@ from msgspec import Meta, Struct
 from gateway.api.schemas.conversation import Content, MessageBodies, content_text, estimate_messages, flatten_messages
 from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.parameters import (
+    AskedLogprobs,
     CommonBody,
     check_names,
     check_sequences,
     check_stream_options,
+    check_truncation,
     is_deterministic,
+    one_of,
     to_sampling,
 )
 from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.api.schemas.template_options import (
@@ -40,7 +44,8 @@ from gateway.api.schemas.tools import (
     offered_tools,
 )
 from gateway.generation import Generation, Prompt
-from shared.bounds import MAX_OUTPUT_TOKENS, NumLogprobs
+from shared.bounds import MAX_OUTPUT_TOKENS
+from shared.conversation import ChatMessage
 
 
 class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +61,7 @@ class ChatBody(CommonBody, kw_only=True):
     messages: MessageBodies
     max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: NumLogprobs | None = None
+    top_logprobs: AskedLogprobs | None = None
     prediction: PredictionBody | None = None
     tools: ToolBodies | None = None
     tool_choice: Choice | ToolChoiceBody | None = None
@@ -85,7 +90,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     check_names(chat)
     output = asked_output(chat)
     n = chat.n or 1
-    check_sequences(1, n)
+    check_sequences(1, n, chat.best_of)
     logprobs = _num_logprobs(chat)
     messages = flatten_messages(chat.messages)
     tools = _tools(chat)
@@ -96,13 +101,16 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         model=chat.model,
         prompts=(Prompt(estimate_messages(messages, options), messages=messages, chat=options),),
         n=n,
-        sampling=constrained(to_sampling(chat, _max_tokens(chat), logprobs, None), output),
+        sampling=constrained(to_sampling(chat, _max_tokens(chat), logprobs, prompt_logprobs(chat, None)), output),
         structured_output=output,
         deterministic=is_deterministic(chat),
         stream=bool(chat.stream),
         include_usage=check_stream_options(chat),
         priority=chat.priority or 0,
         timeout_s=chat.timeout,
+        details=details(chat, opening=_opening(chat, messages)),
+        truncate_prompt_tokens=check_truncation(chat),
+        cache_salt=chat.cache_salt,
         prediction=None if chat.prediction is None else content_text(chat.prediction.content, "prediction.content"),
         tools=tools.use,
         may_reason=may_reason(variables),
@@ -118,17 +126,23 @@ def _tools(chat: ChatBody) -> OfferedTools:
     return offered_functions(chat.functions, chat.function_call)
 
 
+def _opening(chat: ChatBody, messages: tuple[ChatMessage, ...]) -> str:
+    """Return what the answer begins with: the last message, where it is the assistant's and is to be repeated."""
+    return messages[-1].content if chat.echo and messages[-1].role == "assistant" else ""
+
+
 def _max_tokens(chat: ChatBody) -> int | None:
-    if chat.max_tokens == 0:
-        raise invalid_value("max_tokens", "'max_tokens' is invalid: expected integer >= 1.")
+    asked: int | None = one_of(chat, "max_tokens", "n_predict")
+    if asked == 0:
+        raise invalid_value("max_tokens", "'max_tokens' is invalid: expected integer >= 1, or -1 for no limit.")
     if chat.max_completion_tokens is not None:
         return chat.max_completion_tokens
-    return chat.max_tokens
+    return None if asked is None or asked < 0 else asked
 
 
 def _num_logprobs(chat: ChatBody) -> int | None:
     if chat.logprobs:
-        return chat.top_logprobs or 0
+        return num_logprobs(chat.top_logprobs) or 0
     if chat.top_logprobs:
         raise invalid_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return None

@@ -9,18 +9,22 @@ from msgspec import Meta
 
 from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
 from gateway.api.schemas.parameters import (
+    AskedLogprobs,
     CommonBody,
     check_names,
     check_sequences,
     check_stream_options,
+    check_truncation,
     is_deterministic,
+    one_of,
     to_sampling,
 )
 from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.generation import Generation, Prompt
-from shared.bounds import MAX_PROMPT_TOKENS, NumLogprobs, TokenId
+from shared.bounds import MAX_PROMPT_TOKENS, TokenId
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -31,8 +35,8 @@ class CompletionBody(CommonBody, kw_only=True):
     """The whole body."""
 
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
-    logprobs: NumLogprobs | None = None
-    echo: bool | None = None
+    logprobs: AskedLogprobs | None = None
+    suffix: str | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -48,46 +52,54 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
     check_names(completion)
     output = asked_output(completion)
     n = completion.n or 1
-    prompts = _prompts(completion.prompt, n)
+    prompts = _prompts(completion, n)
     echo = bool(completion.echo)
-    logprobs = completion.logprobs
+    logprobs = num_logprobs(completion.logprobs)
+    echoed = logprobs if echo else None
     return Generation(
         kind="completion",
         model=completion.model,
         prompts=prompts,
         n=n,
         sampling=constrained(
-            to_sampling(completion, _max_tokens(completion), logprobs, logprobs if echo else None), output
+            to_sampling(completion, _max_tokens(completion), logprobs, prompt_logprobs(completion, echoed)), output
         ),
         structured_output=output,
         deterministic=is_deterministic(completion),
         stream=bool(completion.stream),
         include_usage=check_stream_options(completion),
         echo=echo,
+        details=details(completion, echoes_logprobs=echoed is not None),
+        truncate_prompt_tokens=check_truncation(completion),
+        cache_salt=completion.cache_salt,
         priority=completion.priority or 0,
         timeout_s=completion.timeout,
     )
 
 
-def _max_tokens(completion: CompletionBody) -> int:
-    if completion.max_tokens is None:
+def _max_tokens(completion: CompletionBody) -> int | None:
+    asked: int | None = one_of(completion, "max_tokens", "n_predict")
+    if asked is None:
         return DEFAULT_MAX_TOKENS
-    if completion.max_tokens == 0 and not completion.echo:
-        raise invalid_value("max_tokens", "'max_tokens' is invalid: expected integer >= 1, or 0 when 'echo' is true.")
-    return completion.max_tokens
+    if asked == 0 and not (completion.echo or completion.prompt_logprobs is not None):
+        raise invalid_value("max_tokens", "'max_tokens' is invalid: expected integer >= 1, -1, or 0 with 'echo'.")
+    return None if asked < 0 else asked
 
 
-def _prompts(prompt: str | list[str | int | list[int]], n: int) -> tuple[Prompt, ...]:
+def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
+    prompt, suffix, best_of = completion.prompt, completion.suffix or None, completion.best_of
     if isinstance(prompt, str):
-        check_sequences(1, n)
-        return (_text_prompt(prompt, "prompt"),)
+        check_sequences(1, n, best_of)
+        return (_text_prompt(prompt, "prompt", suffix),)
     kinds = {type(item) for item in prompt}
-    if kinds == {int}:
-        check_sequences(1, n)
-        return (_token_prompt(cast("list[int]", prompt), "prompt"),)
-    check_sequences(len(prompt), n)
+    num_prompts = 1 if kinds == {int} else len(prompt)
+    check_sequences(num_prompts, n, best_of)
     if kinds == {str}:
-        return tuple(_text_prompt(text, f"prompt.[{i}]") for i, text in enumerate(cast("list[str]", prompt)))
+        return tuple(_text_prompt(text, f"prompt.[{i}]", suffix) for i, text in enumerate(cast("list[str]", prompt)))
+    if suffix is not None:
+        raise invalid_value("suffix", "'suffix' needs a 'prompt' that is a text or a list of texts.")
+    if kinds == {int}:
+        return (_token_prompt(cast("list[int]", prompt), "prompt"),)
     if kinds == {list}:
         return tuple(_token_prompt(ids, f"prompt.[{i}]") for i, ids in enumerate(cast("list[list[int]]", prompt)))
     raise invalid_value(
@@ -95,10 +107,12 @@ def _prompts(prompt: str | list[str | int | list[int]], n: int) -> tuple[Prompt,
     )
 
 
-def _text_prompt(text: str, where: str) -> Prompt:
-    if not text:
-        raise invalid_value(where, f"'{where}' must not be empty.")
-    return Prompt(estimated_tokens=estimate_tokens(text), text=require_text(where, text))
+def _text_prompt(text: str, where: str, suffix: str | None) -> Prompt:
+    require_text(where, text)
+    if suffix is None:
+        return Prompt(estimated_tokens=estimate_tokens(text), text=text)
+    tokens = estimate_tokens(text) + estimate_tokens(require_text("suffix", suffix))
+    return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
 
 
 def _token_prompt(token_ids: list[int], where: str) -> Prompt:

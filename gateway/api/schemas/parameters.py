@@ -14,13 +14,20 @@ from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.structured_output import StructuredOutputFields
 from shared.bounds import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
     MAX_NAME_BYTES,
+    MAX_OUTPUT_TOKENS,
     MAX_SEQUENCES,
     MAX_STOP_TOKENS,
     MAX_STOPS,
     MAX_TOKEN_ID,
+    BadWord,
     Biases,
+    CacheSalt,
     NumOutputTokens,
+    NumTruncatedTokens,
     Penalty,
     Priority,
     Probability,
@@ -33,37 +40,56 @@ from shared.bounds import (
 )
 from shared.sampling import Sampling
 
+# -1 asks for as many as are ever reported.
+AskedLogprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
+
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """What a stream reports besides its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of both bodies. None always means: left out."""
 
     model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
-    max_tokens: NumOutputTokens | None = None
+    # -1 is how some clients say that only the context bounds the answer; of llama.cpp's `n_predict`, -2 too.
+    max_tokens: Annotated[int, Meta(ge=-1, le=MAX_OUTPUT_TOKENS)] | None = None
+    n_predict: Annotated[int, Meta(ge=-2, le=MAX_OUTPUT_TOKENS)] | None = None
+    min_tokens: NumOutputTokens | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     # -1 is how vLLM's clients say that all tokens are kept.
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
     min_p: Probability | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
     priority: Priority | None = None
     timeout: TimeoutSeconds | None = None
+    prompt_logprobs: AskedLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: NumTruncatedTokens | None = None
+    cache_salt: CacheSalt | None = None
+    echo: bool | None = None
 
 
 _COPIED = (
@@ -72,9 +98,11 @@ _COPIED = (
     "min_p",
     "presence_penalty",
     "frequency_penalty",
-    "repetition_penalty",
     "logit_bias",
     "ignore_eos",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
 )
 
 
@@ -85,11 +113,23 @@ def to_sampling(
 
     A request without a seed gets a random one, so that it can move to another worker; when greedy it gets 0, so that
     equal requests look equal.
+
+    Raises:
+        ApiError: 400; two parameters contradict each other.
     """
+    if body.min_tokens and max_tokens is not None and body.min_tokens > max_tokens:
+        raise invalid_value("min_tokens", f"'min_tokens' must not be larger than the {max_tokens} tokens at most.")
     values: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
     seed = body.seed
     if seed is None:
         seed = 0 if body.temperature == 0 else secrets.randbits(62)
+    penalty = one_of(body, "repetition_penalty", "repeat_penalty")
+    if penalty is not None:
+        values["repetition_penalty"] = penalty
+    if body.allowed_token_ids is not None:
+        values["allowed_token_ids"] = tuple(dict.fromkeys(body.allowed_token_ids))
+    if body.bad_words:
+        values["bad_words"] = tuple(require_text("bad_words", word) for word in body.bad_words)
     return Sampling(
         max_tokens=max_tokens,
         top_k=max(0, body.top_k or 0),
@@ -102,13 +142,27 @@ def to_sampling(
     )
 
 
+def one_of(body: CommonBody, name: str, other: str) -> Any:
+    """Return the value of a parameter that has two names, or None.
+
+    Raises:
+        ApiError: 400; both are given, and differ.
+    """
+    value, same = getattr(body, name), getattr(body, other)
+    if value is None:
+        return same
+    if same not in (None, value):
+        raise invalid_value(other, f"'{other}' and '{name}' mean the same, and differ. Give one of them.")
+    return value
+
+
 def is_deterministic(body: CommonBody) -> bool:
     """Tell whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
     return body.temperature == 0 or body.seed is not None
 
 
 def check_names(body: CommonBody) -> None:
-    """Check the strings that become names: the model and the end user.
+    """Check the strings that become names: the model, the end user, the salt.
 
     Raises:
         ApiError: 400; a name holds a NUL or is longer than its subject token may be.
@@ -118,6 +172,8 @@ def check_names(body: CommonBody) -> None:
         raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
     if body.user is not None:
         require_text("user", body.user)
+    if body.cache_salt is not None:
+        require_text("cache_salt", body.cache_salt)
 
 
 def check_stream_options(body: CommonBody) -> bool:
@@ -133,15 +189,31 @@ def check_stream_options(body: CommonBody) -> bool:
     return bool(body.stream_options.include_usage)
 
 
-def check_sequences(num_prompts: int, n: int) -> None:
+def check_sequences(num_prompts: int, n: int, best_of: int | None) -> None:
     """Check how many sequences one request makes.
 
     Raises:
-        ApiError: 400; more than `MAX_SEQUENCES`.
+        ApiError: 400; more than `MAX_SEQUENCES`, or not all of them would be in the answer.
     """
+    if best_of not in (None, n):
+        message = (
+            f"'best_of' is {best_of} and 'n' is {n}; they must be equal. Ask for more answers with 'n' and choose."
+        )
+        raise invalid_value("best_of", message)
     if num_prompts * n > MAX_SEQUENCES:
         message = f"'n' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
         raise invalid_value("n", message)
+
+
+def check_truncation(body: CommonBody) -> int | None:
+    """Return how many of the prompt's last tokens count, or None for all.
+
+    Raises:
+        ApiError: 400; none would be left.
+    """
+    if body.truncate_prompt_tokens == 0:
+        raise invalid_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1.")
+    return body.truncate_prompt_tokens
 
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -28,25 +28,6 @@ def _row(
     return Row(name, kinds, instead, example, without_effect, use=Use.REFUSED)
 
 
-_SOON = (
-    _row("allowed_token_ids", _LEAVE_OUT, [1]),
-    _row("bad_words", "Use 'logit_bias'.", ["a"], ([],)),
-    _row("best_of", "Use 'n' and choose among the answers.", 2, (1,)),
-    _row("cache_salt", _LEAVE_OUT, "mine"),
-    _row("include_stop_str_in_output", _LEAVE_OUT, True, (False,)),
-    _row("min_tokens", _LEAVE_OUT, 5, (0,)),
-    _row("prompt_logprobs", _LEAVE_OUT, 1),
-    _row("return_token_ids", _LEAVE_OUT, True, (False,)),
-    _row("return_tokens_as_token_ids", _LEAVE_OUT, True, (False,)),
-    _row("skip_special_tokens", _LEAVE_OUT, False, (True,)),
-    _row("truncate_prompt_tokens", "Shorten the prompt.", 5),
-    _row("n_predict", "Use 'max_tokens'.", 5),
-    _row("repeat_penalty", "Use 'repetition_penalty'.", 1.1, (1, 1.0)),
-    _row("suffix", _LEAVE_OUT, "x", ("",), _COMPLETION),
-    _row("echo", _LEAVE_OUT, True, (False,), _CHAT),
-    _row("continuous_usage_stats", "Use 'include_usage'.", True, (False,), (Kind.STREAM_OPTIONS,)),
-)
-
 _FOR_TOOLS = "It constrains calls of tools. Offer them with 'tools'."
 _STRUCTURED_OUTPUT = (
     _row("structural_tag", _FOR_TOOLS, "{}", (), (Kind.STRUCTURED_OUTPUTS,)),
@@ -73,6 +54,7 @@ _FOREVER = (
     _row("web_search_options", "Put what was found into a message.", {"a": 1}, (), _CHAT),
     _row("length_penalty", "It belongs to beam search, which is not served.", 2.0, (1, 1.0)),
     _row("use_beam_search", "Use 'n' and a 'temperature'.", True, (False,)),
+    _row("truncation_side", "The end of a prompt is what is kept.", "right", ("left",)),
     _row("early_stopping", "It belongs to beam search, which is not served.", True, (False,)),
     _row("logits_processors", "Use 'logit_bias'.", ["a.b"], ([],)),
     _row("spaces_between_special_tokens", _LEAVE_OUT, False, (True,)),
@@ -91,7 +73,6 @@ _FOREVER = (
     _row("n_probs", "Use 'logprobs'.", 5, (0,)),
     _row("top_n_tokens", "Use 'logprobs'.", 5, (0,)),
     _row("details", "Use 'logprobs'.", True, (False,)),
-    _row("best_of_sequences", "Use 'n'.", 2, (1,)),
     _row("return_tokens", "Use 'return_token_ids'.", True, (False,)),
     _row("repeat_last_n", "Penalties look at the whole answer.", 64, (-1,)),
     _row("typical_p", _TRUNCATION, 0.9, (1, 1.0)),
@@ -110,4 +91,4 @@ _FOREVER = (
     _row("return_token_strs", _LEAVE_OUT, True, (False,), _TOKENIZE),
 )
 
-REFUSED = (*_SOON, *_STRUCTURED_OUTPUT, *_FOREVER)
+REFUSED = (*_STRUCTURED_OUTPUT, *_FOREVER)

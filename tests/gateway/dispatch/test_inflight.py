@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.errors import ApiError
 from shared.messages import Delta, Request
@@ -64,11 +66,14 @@ def test_models_are_counted_apart() -> None:
     assert table.unclaimed() == (2, 13)
 
 
-def test_next_attempt_continues_after_what_was_emitted() -> None:
+@pytest.mark.parametrize(("emitted", "has_prompt_output"), [([7, 8], False), ([], True)])
+def test_next_attempt_continues_after_what_was_emitted(emitted: list[int], has_prompt_output: bool) -> None:
     one = flight("a")
-    one.request = Request(id="a", model="m", text="x", echo=True, sampling=Sampling(prompt_logprobs=2))
+    sampling = Sampling(prompt_logprobs=2)
+    one.request = Request(id="a", model="m", text="x", echo=True, sampling=sampling, return_prompt_token_ids=True)
     assert one.attempt() == one.request
-    one.epoch, one.emitted, one.has_prompt_output = 2, [7, 8], True
+    one.epoch, one.emitted, one.has_prompt_output = 2, emitted, has_prompt_output
     attempt = one.attempt()
-    assert (attempt.epoch, attempt.emitted, attempt.echo) == (2, (7, 8), False)
+    assert (attempt.epoch, attempt.emitted, attempt.echo) == (2, tuple(emitted), False)
     assert attempt.sampling.prompt_logprobs is None
+    assert not attempt.return_prompt_token_ids

@@ -66,7 +66,7 @@ async def test_processes_share_the_port_and_dead_ones_come_back(nats_url: str, t
         os.kill(min(pids), signal.SIGKILL)
         await until(lambda: len(re.findall(r" serving .*?pid=(\d+)", gateway.log)) == 3, 10)
         async with connected(gateway) as client:
-            client.post("/v1/completions", {"model": "m", "prompt": ""})
+            client.post("/v1/completions", {"model": "m", "prompt": []})
             assert (await client.whole())[0] == 400
         children = psutil.Process(gateway.process.pid).children()
         assert await asyncio.to_thread(gateway.stop) == 0

@@ -42,7 +42,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("presence_penalty", [-2, 2], [-2.1, 2.1]),
     ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
     ("repetition_penalty", [0.1, 10], [0, 10.1]),
-    ("max_tokens", [1, 10_000_000], [0, -1, 10_000_001, 1.5, 10**30]),
+    ("max_tokens", [1, 10_000_000, -1, 7.0], [0, -2, 10_000_001, 1.5, 10**30]),
     ("stop", ["x", ["x"] * 16, [], None], ["", ["x"] * 17, [""], 5, "x" * 1025]),
     ("stop_token_ids", [[1, 2]], [[-1], [2**31], [1] * 65, 5]),
     ("logit_bias", [{"5": -100, "6": 100}, {}], [{"5": 101}, {"-1": 1}, {"x": 1}, [1], {str(2**31): 1}]),
@@ -56,7 +56,15 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("guided_choice", [["a"], ["a"] * 4000], [[], [""], ["a"] * 4001, "a", [1]]),
     ("guided_regex", ["a+", "a" * 262144], ["", "a" * 262145, 1, "\0"]),
     ("guided_json", [{}, True, "{}"], [1, [], "[]", "x", {"a": "b" * 262144}]),
-    ("best_of", [1], [2]),
+    ("best_of", [1], [2, 0]),
+    ("min_tokens", [0, 16], [-1, 10_000_001, 1.5]),
+    ("truncate_prompt_tokens", [1, -1], [0, -2, (1 << 20) + 1]),
+    ("prompt_logprobs", [0, 20, -1], [21, -2]),
+    ("allowed_token_ids", [[1, 2]], [[], [-1], 5, [1] * 65_537]),
+    ("bad_words", [["x"], []], ["x", [""], ["x" * 65], ["x"] * 65, ["a\0"]]),
+    ("cache_salt", ["me"], ["", "x" * 513, "a\0b", 5]),
+    ("n_predict", [5, -1, -2], [-3, 10_000_001]),
+    ("repeat_penalty", [1.1], [0, 10.1]),
 ]
 
 
@@ -93,10 +101,13 @@ def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: 
             return {str(value): 1.0}
         return {"1": value} if name == "logit_bias" else [value] if len(leaf.path) > 1 else value
 
-    others = {"logprobs": True} if (parse, name) == (chat, "top_logprobs") else {}
+    others: dict[str, Any] = {"logprobs": True} if (parse, name) == (chat, "top_logprobs") else {}
+    if name == "min_tokens":
+        others = {"max_tokens": -1}
     for value in legal_numbers(leaf.type):
-        if (name, value) != ("max_tokens", 0):
-            parse(**others, **{name: entry(value)})
+        if (name, value) not in (("max_tokens", 0), ("n_predict", 0), ("truncate_prompt_tokens", 0)):
+            same = {"n": value} if name == "best_of" else {}
+            parse(**others, **same, **{name: entry(value)})
     for value in illegal_numbers(leaf.type):
         if leaf.path[-1] == "keys" and value in ("1", True):
             continue
@@ -156,6 +167,35 @@ def test_all_parameters_arrive() -> None:
     assert (sampling.logit_bias, sampling.ignore_eos) == ({7: 1.5}, True)
     assert (generation.n, generation.stream, generation.include_usage) == (2, True, True)
     assert (generation.priority, generation.timeout_s, generation.deterministic) == (5, 12.5, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 5, "n_predict": 6}, "n_predict"),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_parameters_that_contradict_each_other_are_refused(parse: Any, fields: dict[str, Any], param: str) -> None:
+    assert refused(parse, **fields).param == param
+    assert parse(**dict.fromkeys(fields, 2))
+
+
+def test_no_limit_is_the_context() -> None:
+    assert chat(max_tokens=-1).sampling.max_tokens is None
+    assert completion(max_tokens=-1).sampling.max_tokens is None
+    assert completion(n_predict=-2).sampling.max_tokens is None
+    assert chat(max_completion_tokens=7, max_tokens=-1).sampling.max_tokens == 7
+
+
+def test_minus_one_asks_for_as_many_logprobs_as_are_reported() -> None:
+    assert chat(logprobs=True, top_logprobs=-1, prompt_logprobs=-1).sampling.logprobs == 20
+    asked = completion(logprobs=-1, prompt_logprobs=3).sampling
+    assert (asked.logprobs, asked.prompt_logprobs) == (20, 3)
+    assert completion(logprobs=2, echo=True, prompt_logprobs=5).sampling.prompt_logprobs == 5
 
 
 def test_deterministic_is_greedy_or_seeded() -> None:

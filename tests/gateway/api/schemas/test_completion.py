@@ -34,9 +34,7 @@ def test_each_form_of_prompt_becomes_prompts() -> None:
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
-        ("", "prompt"),
         ([], "prompt"),
-        (["a", ""], "prompt.[1]"),
         ([[1], []], "prompt.[1]"),
         (["a", 1], "prompt"),
         ([1, [2]], "prompt"),
@@ -76,3 +74,13 @@ def test_echo_with_logprobs_asks_for_the_prompts_too() -> None:
     assert refused("a", logprobs=21).param == "logprobs"
     assert refused("a", logprobs=True).param == "logprobs"
     assert parse("a", echo=True).sampling.prompt_logprobs is None
+
+
+def test_empty_text_is_passed_on() -> None:
+    assert [prompt.text for prompt in parse(["", "a"]).prompts] == ["", "a"]
+
+
+def test_suffix_goes_with_texts_only() -> None:
+    assert [prompt.suffix for prompt in parse(["a", "b"], suffix="c").prompts] == ["c", "c"]
+    assert parse("a", suffix="").prompts[0].suffix is None
+    assert refused([1, 2], suffix="c").param == "suffix"

@@ -49,14 +49,15 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
 POOLING = {Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE, Kind.DOCUMENT}
 ANTHROPIC = {Kind.ANTHROPIC_MESSAGES, Kind.COUNT_TOKENS, Kind.TURN, Kind.BLOCK}
 # Served, and without influence on what is generated.
-CHECKED_ONLY = {"user", "n_predict"}
+CHECKED_ONLY = {"user", "best_of"}
 NAMES_OF_SCHEMAS = {"name", "description"}
 
 
 def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return a body of whose objects one of this kind has these fields."""
     part = {"type": "text", "text": "hello", **(fields if kind is Kind.CONTENT_PART else {})}
-    message = {"role": "user", "content": [part], **(fields if kind is Kind.MESSAGE else {})}
+    role = "assistant" if kind is Kind.CHAT else "user"
+    message = {"role": role, "content": [part], **(fields if kind is Kind.MESSAGE else {})}
     if kind in ANTHROPIC:
         return anthropic_body(kind, fields)
     if kind is Kind.COMPLETION:

@@ -1,0 +1,108 @@
+"""What an answer reports besides its text: token ids, the prompt's log probabilities, the usage so far.
+
+Only answers whose clients asked for some of it come this way. A `DetailedSink` stands before the sink of a choice and
+keeps what is reported here; chunks and whole answers take it from the choice's `ChoiceDetails`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.api.logprobs import prompt_logprob_fields
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
+from gateway.generation import Details, Kind
+from shared.messages import Delta, TokenLogprob
+
+
+class ChoiceDetails:
+    """What one choice has to report. Token ids are those since they were last taken."""
+
+    def __init__(self, wanted: Details, kind: Kind) -> None:
+        """Report what is wanted, in an endpoint's format."""
+        self._wanted = wanted
+        self._kind = kind
+        self._token_ids: list[int] = []
+        self._prompt: dict[str, Any] = {}
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
+
+    def note(self, delta: Delta) -> None:
+        """Take in what a delta brings."""
+        self._num_tokens += len(delta.token_ids)
+        if delta.prompt_tokens is not None:
+            self._num_prompt_tokens = delta.prompt_tokens
+        if self._wanted.token_ids:
+            self._token_ids += delta.token_ids
+            if delta.prompt_token_ids is not None:
+                self._prompt["prompt_token_ids"] = delta.prompt_token_ids
+        if self._wanted.prompt_logprobs and delta.prompt_logprobs is not None:
+            self._prompt["prompt_logprobs"] = prompt_logprob_fields(delta.prompt_logprobs)
+
+    def take_choice_fields(self) -> dict[str, Any]:
+        """Return what belongs into the choice's object, once."""
+        fields: dict[str, Any] = {}
+        if self._wanted.token_ids:
+            fields["token_ids"], self._token_ids = self._token_ids, []
+        return fields | (self._take_prompt() if self._kind == "completion" else {})
+
+    def take_answer_fields(self) -> dict[str, Any]:
+        """Return what belongs beside the choices, once: in chat, what is told of the prompt."""
+        return self._take_prompt() if self._kind == "chat" else {}
+
+    def usage_so_far(self) -> dict[str, int] | None:
+        """Return the usage of this choice so far, where every chunk is to have it."""
+        if not self._wanted.usage_so_far:
+            return None
+        prompt_tokens, completion_tokens = self._num_prompt_tokens, self._num_tokens
+        total = prompt_tokens + completion_tokens
+        return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+
+    def _take_prompt(self) -> dict[str, Any]:
+        fields, self._prompt = self._prompt, {}
+        return fields
+
+
+class DetailedSink:
+    """Notes what a choice has to report, and passes deltas on as the choice is to show them."""
+
+    __slots__ = ("_details", "_opening", "_sink", "_wanted")
+
+    def __init__(self, sink: Sink, details: ChoiceDetails, wanted: Details) -> None:
+        """Stand before `sink`."""
+        self._sink = sink
+        self._details = details
+        self._wanted = wanted
+        self._opening = wanted.opening
+
+    def deliver(self, delta: Delta) -> None:
+        """Note a delta and pass it on."""
+        self._details.note(delta)
+        changes: dict[str, Any] = {}
+        if self._wanted.prompt_logprobs and not self._wanted.echoes_logprobs:
+            changes["prompt_logprobs"] = None
+        if self._wanted.tokens_as_ids:
+            changes["logprobs"] = _named_by_ids(delta.logprobs)
+            if "prompt_logprobs" not in changes:
+                changes["prompt_logprobs"] = _named_by_ids(delta.prompt_logprobs)
+        if self._opening and (delta.token_ids or delta.finish is not None):
+            changes["text"] = self._opening + delta.text
+            self._opening = ""
+        self._sink.deliver(msgspec.structs.replace(delta, **changes) if changes else delta)
+
+    def fail(self, error: ApiError) -> None:
+        """Pass it on."""
+        self._sink.fail(error)
+
+
+def _named_by_ids(entries: Sequence[TokenLogprob | None] | None) -> tuple[Any, ...] | None:
+    """Return entries whose tokens are called by their ids: two tokens may look the same."""
+    return None if entries is None else tuple(None if entry is None else _named_by_id(entry) for entry in entries)
+
+
+def _named_by_id(entry: TokenLogprob) -> TokenLogprob:
+    top = tuple(map(_named_by_id, entry.top))
+    return msgspec.structs.replace(entry, token=f"token_id:{entry.token_id}", top=top)
