@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.conversation import ChatMessage, ChatOptions
+from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.messages import Lane
 from shared.pooling import Pooling, Task
@@ -36,14 +36,9 @@ class Prompt:
     @property
     def num_characters(self) -> int:
         """Length of all its texts."""
-        num_others = len(self.query or "") + len(self.suffix or "")
-        return len(self.text or "") + num_others + sum(map(num_characters_of, self.messages or ()))
-
-
-def num_characters_of(message: ChatMessage) -> int:
-    """Return the length of all texts of a message."""
-    calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
-    return len(message.content) + len(message.reasoning or "") + calls
+        if self.messages is not None:
+            return Conversation(self.messages, self.chat or ChatOptions()).num_characters
+        return len(self.text or "") + len(self.query or "") + len(self.suffix or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,3 +53,23 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Messages = Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_MESSAGES)]
+
+
+class Conversation(Struct, frozen=True):
+    """Everything that a chat template makes a prompt of."""
+
+    messages: Messages
+    options: ChatOptions = ChatOptions()
+
+    @property
+    def num_characters(self) -> int:
+        """Length of all its texts."""
+        options = self.options
+        own = len(options.tools or "") + len(options.variables or "") + len(options.template or "")
+        return own + sum(map(_num_characters, self.messages))
+
+
+def _num_characters(message: ChatMessage) -> int:
+    calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    names = len(message.role) + len(message.name or "") + len(message.tool_call_id or "")
+    return len(message.content) + len(message.reasoning or "") + calls + names

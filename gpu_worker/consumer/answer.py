@@ -11,7 +11,7 @@ from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Delta, Finish, FinishReason, Request, Usage
+from shared.messages import Delta, Finish, FinishReason, Usage
 
 _NOTHING = Prelude()
 
@@ -116,9 +116,11 @@ def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str 
     return last if last in held.request.sampling.stop_token_ids else None
 
 
-def claim(request: Request, num_prompt_tokens: int) -> Delta:
+def claim(held: HeldRequest, num_prompt_tokens: int) -> Delta:
     """Return the first delta of an attempt: the gateway learns from its frame which worker holds the request."""
-    return Delta(request.id, request.epoch, len(request.emitted), prompt_tokens=num_prompt_tokens)
+    request = held.request
+    seq = len(request.emitted)
+    return Delta(request.id, request.epoch, seq, prompt_tokens=num_prompt_tokens, in_reasoning=held.in_reasoning)
 
 
 def ending(held: HeldRequest, finish: Finish) -> Delta:

@@ -32,12 +32,15 @@ class ConstraintSource:
         self._lane = FairLane("grammars", 1)
         self._cache = GrammarCache()
 
-    async def constraint(self, request: Request, is_wanted: Callable[[], bool]) -> OutputConstraint | None:
+    async def constraint(
+        self, request: Request, is_wanted: Callable[[], bool], *, in_reasoning: bool = False
+    ) -> OutputConstraint | None:
         """Return what a request's output has to look like, which follows what it has emitted; None for anything.
 
         Args:
             request: Whose output it is.
             is_wanted: Asked before the grammar is compiled.
+            in_reasoning: The prompt has opened the model's reasoning.
 
         Raises:
             BadRequestError: The grammar cannot be followed here.
@@ -46,6 +49,8 @@ class ConstraintSource:
         grammar = request.sampling.grammar
         if grammar is None:
             return None
+        if in_reasoning:
+            grammar = grammar.begun_in_reasoning()
         tokenizer = self._grammar_tokenizer()
         try:
             async with asyncio.timeout(MAX_COMPILE_S):

@@ -31,6 +31,7 @@ class HeartbeatSource:
     max_model_len: int
     max_prompt_characters: int = 0
     tasks: tuple[Task, ...] = ("generate",)
+    chat_format: str = ""
     is_draining: bool = False
     started: float = field(default_factory=time.time)
 
@@ -69,4 +70,5 @@ class HeartbeatSource:
             last_pulled=last_pulled,
             max_prompt_characters=self.max_prompt_characters,
             tasks=self.tasks,
+            chat_format=self.chat_format,
         )

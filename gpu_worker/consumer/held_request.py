@@ -35,6 +35,7 @@ class HeldRequest:
         sequence: Set when the prompt has been encoded and given to the engine.
         output: The text so far.
         prelude: What is still to be sent with the first token.
+        in_reasoning: Its prompt has opened the model's reasoning, and the answer begins inside of it.
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
         parts: Text so far, of a request whose answer is delivered as a whole.
@@ -52,6 +53,7 @@ class HeldRequest:
     sequence: Sequence | None = None
     output: OutputText | None = None
     prelude: Prelude | None = None
+    in_reasoning: bool = False
     num_blocks: int = 0
     is_plain: bool = False
     parts: list[str] = field(default_factory=list)

@@ -14,6 +14,7 @@ from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
+from gpu_worker.text.tokenizer import EncodedPrompt
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError
 
@@ -67,8 +68,8 @@ class Intake:
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
             is_plain = not prediction and not held.probation and held.request.sampling.grammar is None
             if is_short and is_plain:
-                prompt_ids = prompt if isinstance(prompt, list) else self._encoder.encode_now(prompt)
-                self._admit(held, lane, self._reader.truncated(held.request, prompt_ids), [], None)
+                encoded = EncodedPrompt(prompt) if isinstance(prompt, list) else self._encoder.encode_now(prompt)
+                self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
                 self._tasks.spawn(encoding, f"encode {held.key}")
@@ -77,11 +78,13 @@ class Intake:
 
     async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: Prompt, prediction: str | None) -> None:
         try:
-            prompt_ids = prompt if isinstance(prompt, list) else await self._encode(held, prompt)
-            prompt_ids = self._reader.truncated(held.request, prompt_ids)
-            prediction_ids = await self._encode(held, prediction, add_special_tokens=False) if prediction else []
+            encoded = EncodedPrompt(prompt) if isinstance(prompt, list) else await self._encode(held, prompt)
+            prompt_ids = self._prompt_ids(held, encoded)
+            prediction_ids: list[int] = []
+            if prediction:
+                prediction_ids = (await self._encode(held, prediction, add_special_tokens=False)).token_ids
             is_wanted = partial(self._held.is_current, held)
-            constraint = await self._constraints.constraint(held.request, is_wanted)
+            constraint = await self._constraints.constraint(held.request, is_wanted, in_reasoning=held.in_reasoning)
             if held.probation and self._held.is_current(held):
                 await lane.announce(held, len(prompt_ids))
             if self._held.is_current(held):
@@ -90,7 +93,12 @@ class Intake:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
 
-    async def _encode(self, held: HeldRequest, prompt: PromptText, *, add_special_tokens: bool = True) -> list[int]:
+    def _prompt_ids(self, held: HeldRequest, encoded: EncodedPrompt) -> list[int]:
+        """Note where the answer begins, and return the part of the prompt that counts."""
+        held.in_reasoning = encoded.in_reasoning
+        return self._reader.truncated(held.request, encoded.token_ids)
+
+    async def _encode(self, held: HeldRequest, prompt: PromptText, *, add_special_tokens: bool = True) -> EncodedPrompt:
         return await self._encoder.encode(
             prompt,
             tenant=held.request.tenant,

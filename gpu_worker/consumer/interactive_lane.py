@@ -121,7 +121,7 @@ class InteractiveLane:
 
     async def announce(self, held: HeldRequest, num_prompt_tokens: int) -> None:
         """Claim a request on probation before the engine has it: if it kills this worker, its gateway knows."""
-        self._put(held, claim(held.request, num_prompt_tokens))
+        self._put(held, claim(held, num_prompt_tokens))
         try:
             await self._outbox.deliver()
         except SEND_ERRORS as error:
@@ -133,7 +133,7 @@ class InteractiveLane:
         """Claim a request that the engine has, unless it has been announced."""
         if held is not self._suspect:
             assert held.sequence is not None
-            self._put(held, claim(held.request, held.sequence.num_prompt_tokens))
+            self._put(held, claim(held, held.sequence.num_prompt_tokens))
 
     def refuse(self, held: HeldRequest, error: BadRequestError) -> None:
         """End a request that can never run."""

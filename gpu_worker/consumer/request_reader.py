@@ -15,6 +15,7 @@ from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.prompt_encoder import PromptText
 from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
 from shared.messages import Request, TokenLogprob
 from shared.sampling import Sampling
@@ -69,9 +70,10 @@ class RequestReader:
         if request.pooling is not None and request.pooling.query is not None:
             assert request.text is not None
             return ScoredText(request.pooling.query, request.text, request.pooling.instruction)
-        prompt = request.messages if request.text is None else request.text
-        assert prompt is not None
-        return prompt
+        if request.messages is not None:
+            return Conversation(request.messages, request.chat or ChatOptions())
+        assert request.text is not None
+        return request.text
 
     def truncated(self, request: Request, prompt_ids: list[int]) -> list[int]:
         """Return the part of a prompt that counts."""

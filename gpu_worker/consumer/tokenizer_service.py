@@ -17,6 +17,7 @@ from gpu_worker.text.fair_lane import LaneBusyError
 from gpu_worker.text.prompt_encoder import PromptEncoder, num_characters
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.background_tasks import BackgroundTasks
+from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
 from shared.messages import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
 from shared.nats_connection import SEND_ERRORS
@@ -95,8 +96,7 @@ class TokenizerService:
             return _BYTES_PER_TOKEN_ID * len(call.token_ids)
         if (call.text is None) == (call.messages is None):
             raise BadRequestError("Give either a text or messages.", "prompt")
-        prompt = call.messages if call.text is None else call.text
-        assert prompt is not None
+        prompt = _prompt(call)
         self._encoder.check_length(prompt, self._encoder.max_call_characters)
         return num_characters(prompt)
 
@@ -105,15 +105,18 @@ class TokenizerService:
         if not isinstance(call, TokenizeCall):
             text = self._encoder.decode_now(call.token_ids)
             return encode(TokenizerReply(text=text, max_model_len=self._max_model_len))
-        prompt = call.messages if call.text is None else call.text
+        prompt = _prompt(call)
         token_ids: list[int] = []
-        if prompt is not None and prompt != "":
-            token_ids = self._encoder.encode_now(
-                prompt,
-                add_special_tokens=call.add_special_tokens,
-                add_generation_prompt=call.chat is None or call.chat.add_generation_prompt,
-            )
+        if prompt != "":
+            token_ids = self._encoder.encode_now(prompt, add_special_tokens=call.add_special_tokens).token_ids
         return encode(TokenizerReply(token_ids=tuple(token_ids), max_model_len=self._max_model_len))
+
+
+def _prompt(call: TokenizeCall) -> str | Conversation:
+    if call.messages is not None:
+        return Conversation(call.messages, call.chat or ChatOptions())
+    assert call.text is not None
+    return call.text
 
 
 def _busy(error: LaneBusyError) -> TokenizerReply:

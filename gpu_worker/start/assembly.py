@@ -86,6 +86,7 @@ class Worker:
             sizes.max_model_len,
             self._encoder.max_characters,
             model_tasks.names,
+            tokenizer.chat_format,
         )
         self._service = TokenizerService(nats, identity.model, sizes.max_model_len, tokenizer, self._encoder)
         self.consumer = Consumer(

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpu_worker.speculative.registry import RECIPES, describe_proposers, describe_weights
 from shared.audit import AUDIT_HELP
 from shared.config import setting
+from shared.formats import format_names
 from shared.nats_files import NatsFiles
 from shared.telemetry import LEVELS
 
@@ -21,6 +22,14 @@ class WorkerConfig(NatsFiles):
 
     model: Path | None = setting(None, "Directory of the model, in Hugging Face's format, or a GGUF file. Required.")
     served_model_name: str | None = setting(None, "Name that clients ask for; the directory's or file's if not given.")
+    chat_format: str = setting(
+        "auto",
+        "How the model writes reasoning and calls of tools; auto is what its chat template says.",
+        choices=("auto", *format_names()),
+    )
+    allow_chat_template: bool = setting(
+        False, "Let requests bring their own chat template; only for clients that you trust with the worker's memory."
+    )
     device: str = setting("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
         "auto",

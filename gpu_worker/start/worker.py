@@ -28,7 +28,7 @@ from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.model_tasks import ModelTasks, read_model_tasks
-from gpu_worker.text.tokenizer import ModelTokenizer
+from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
 from shared.errors import ConfigError
@@ -80,7 +80,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     start_up = StartUp(ProgressBar(sys.stderr))
     directory = read_model_directory(config.model)
-    tokenizer = ModelTokenizer(directory)
+    tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
     check_vocabulary(tokenizer, directory)
     model_tasks = read_model_tasks(directory, tokenizer)
     for task, reason in model_tasks.unserved.items():

@@ -18,6 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from gpu_worker.text.model_directory import ModelDirectory
+from gpu_worker.text.template_messages import TemplateNeeds
 from gpu_worker.text.template_sandbox import TemplateSandbox
 from shared.errors import BadRequestError, ConfigError
 
@@ -27,15 +28,28 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 class ChatTemplate:
-    """A compiled template."""
+    """A compiled template.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`; `special_tokens` are variables of the template, e.g. `bos_token`.
+    Attributes:
+        source: As it was written.
+        needs: What it expects of its messages.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, is_trusted: bool = True) -> None:
+        """Compile `source`.
+
+        Args:
+            source: A Jinja template.
+            special_tokens: Variables of the template, e.g. `bos_token`.
+            is_trusted: It came with the model, and not with a request.
 
         Raises:
             ConfigError: The template has a syntax error.
         """
-        environment = TemplateSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        self.source = source
+        self.needs = TemplateNeeds.of(source)
+        extensions = [_GenerationBlock, loopcontrols]
+        environment = TemplateSandbox(is_trusted, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -53,9 +67,10 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
         """Return the prompt of a conversation; `variables` are more variables of the template.
@@ -65,7 +80,7 @@ class ChatTemplate:
         """
         parts: list[str] = []
         size = 0
-        given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": None}
+        given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
         values = {"documents": None, **(variables or {}), **given, **self._special_tokens}
         try:
             with self._environment.rendering():
@@ -80,24 +95,27 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def load_chat_template(directory: ModelDirectory) -> ChatTemplate | None:
-    """Return the model's chat template, or None when it has none.
+def load_chat_template(directory: ModelDirectory, name: str = "default") -> ChatTemplate | None:
+    """Return the model's chat template of this name, or None when it has none.
 
     A file `chat_template.jinja` goes before `tokenizer_config.json`, where the template is a string or a list of named
-    ones, of which `default` counts.
+    ones: `default`, and for conversations with tools `tool_use`.
     """
     source: Any = directory.tokenizer_config.get("chat_template")
     file = directory.path / "chat_template.jinja"
     if file.is_file():
         source = file.read_text(encoding="utf-8")
     if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        source = {entry["name"]: entry["template"] for entry in source}.get(name)
+    elif name != "default":
+        return None
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, _special_tokens(directory.tokenizer_config))
+    return ChatTemplate(source, special_tokens(directory.tokenizer_config))
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that templates name, by these names."""
     tokens = {}
     for name in _SPECIAL_TOKENS:
         value = config.get(name)

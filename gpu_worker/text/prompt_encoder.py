@@ -8,13 +8,14 @@ one thread that yields to everything else: nobody's prompt ever waits for them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_tasks import ScoreForm
 from gpu_worker.text.score_prompt import ScoredText, score_prompt
-from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.conversation import ChatMessage
+from gpu_worker.text.tokenizer import EncodedPrompt, ModelTokenizer
+from shared.conversation import Conversation
 from shared.errors import BadRequestError, prompt_too_long
 
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
@@ -26,7 +27,7 @@ MIN_CALL_CHARACTERS = 256 << 10
 MAX_WAITING_CALL_BYTES = 8 << 20
 MAX_CALL_WAIT_S = 4.0
 
-PromptText = str | InfillPrompt | ScoredText | tuple[ChatMessage, ...]
+PromptText = str | InfillPrompt | ScoredText | Conversation
 
 
 class PromptEncoder:
@@ -51,8 +52,10 @@ class PromptEncoder:
 
     def is_short(self, prompt: PromptText) -> bool:
         """Say whether `encode_now` will not stall the loop."""
-        if isinstance(prompt, tuple) and len(prompt) > INLINE_MESSAGES:
-            return False
+        if isinstance(prompt, Conversation):
+            has_own_template = prompt.options.template is not None
+            if has_own_template or len(prompt.messages) > INLINE_MESSAGES:
+                return False
         return num_characters(prompt) <= INLINE_CHARACTERS
 
     def check_length(self, prompt: PromptText, max_characters: int | None = None) -> None:
@@ -64,32 +67,26 @@ class PromptEncoder:
         limit = self.max_characters if max_characters is None else max_characters
         length = num_characters(prompt)
         if length > limit:
-            param = "messages" if isinstance(prompt, tuple) else "prompt"
+            param = "messages" if isinstance(prompt, Conversation) else "prompt"
             message = prompt_too_long(length, limit, "characters", self._max_model_len)
             raise BadRequestError(message, param, "context_length_exceeded")
 
-    def encode_now(
-        self,
-        prompt: PromptText,
-        *,
-        add_special_tokens: bool = True,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """Return the token ids of a text or a conversation.
+    def encode_now(self, prompt: PromptText, *, add_special_tokens: bool = True) -> EncodedPrompt:
+        """Return the tokens of a prompt.
 
         Raises:
             BadRequestError: The prompt cannot be encoded.
         """
         if isinstance(prompt, ScoredText):
             assert self._score is not None, "the request was not checked"
-            return score_prompt(self._tokenizer, self._score, prompt)
+            return EncodedPrompt(score_prompt(self._tokenizer, self._score, prompt))
         if isinstance(prompt, str):
-            return self._tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens)
+            return EncodedPrompt(self._tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens))
         if isinstance(prompt, InfillPrompt):
-            return self._tokenizer.encode_infill(prompt)
-        if not prompt:
+            return EncodedPrompt(self._tokenizer.encode_infill(prompt))
+        if not prompt.messages:
             raise BadRequestError("messages must not be empty.", "messages")
-        return self._tokenizer.encode_chat(prompt, add_generation_prompt=add_generation_prompt)
+        return self._tokenizer.encode_chat(prompt.messages, prompt.options)
 
     async def encode(
         self,
@@ -98,30 +95,26 @@ class PromptEncoder:
         tenant: str = "",
         is_wanted: Callable[[], bool] = lambda: True,
         add_special_tokens: bool = True,
-        add_generation_prompt: bool = True,
         is_truncated: bool = False,
-    ) -> list[int]:
-        """Return the token ids of a request's prompt.
+    ) -> EncodedPrompt:
+        """Return the tokens of a request's prompt.
 
         Args:
             prompt: Of any length.
             tenant: Tenants take turns.
             is_wanted: Asked when it is its turn; a prompt that nobody wants any more is not encoded.
             add_special_tokens: For a text, those that the tokenizer itself adds.
-            add_generation_prompt: For a conversation, the opening of the answer.
             is_truncated: Only its end will be used: it may be longer than what fits.
 
         Raises:
             BadRequestError: The prompt cannot be encoded, or cannot fit.
             asyncio.CancelledError: It was not wanted any more.
         """
-        options = {"add_special_tokens": add_special_tokens, "add_generation_prompt": add_generation_prompt}
         if self.is_short(prompt):
-            return self.encode_now(prompt, **options)
+            return self.encode_now(prompt, add_special_tokens=add_special_tokens)
         self.check_length(prompt, self.max_call_characters if is_truncated else None)
-        return await self.prompts.run(
-            tenant, num_characters(prompt), lambda: self.encode_now(prompt, **options), is_wanted
-        )
+        encode = partial(self.encode_now, prompt, add_special_tokens=add_special_tokens)
+        return await self.prompts.run(tenant, num_characters(prompt), encode, is_wanted)
 
     def decode_now(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of token ids, special tokens left out."""
@@ -137,10 +130,4 @@ def num_characters(prompt: PromptText) -> int:
     """Return the length of all texts in a prompt."""
     if isinstance(prompt, InfillPrompt):
         return len(prompt.prefix) + len(prompt.suffix)
-    if isinstance(prompt, ScoredText):
-        return prompt.num_characters
-    return len(prompt) if isinstance(prompt, str) else sum(map(_size, prompt))
-
-
-def _size(message: ChatMessage) -> int:
-    return len(message.role) + len(message.content) + len(message.name or "")
+    return len(prompt) if isinstance(prompt, str) else prompt.num_characters

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gpu_worker.text.model_tasks import ScoreForm
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.conversation import ChatMessage
+from shared.conversation import ChatMessage, ChatOptions
 from shared.errors import BadRequestError
 
 _DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -19,6 +19,8 @@ _JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
 )
+# A model that could think before it answers is to answer at once.
+_AT_ONCE = ChatOptions(variables='{"enable_thinking":false}')
 _ROLES = ("query", "document")
 
 
@@ -56,5 +58,4 @@ def score_prompt(tokenizer: ModelTokenizer, form: ScoreForm, scored: ScoredText)
 
 def _conversation(tokenizer: ModelTokenizer, turns: list[tuple[str, str]]) -> list[int]:
     messages = [ChatMessage(role=role, content=content) for role, content in turns]
-    # A model that could think before it answers is to answer at once.
-    return tokenizer.encode_chat(messages, variables={"enable_thinking": False})
+    return tokenizer.encode_chat(messages, _AT_ONCE).token_ids

@@ -1,17 +1,20 @@
 """The sandbox in which chat templates run: Jinja's own, with a bound on how much a template may do.
 
 Jinja's sandbox keeps templates from files and from the attributes of Python objects. It does not keep them from
-computing for hours. Here every iteration of a loop, every call and every joined text counts as steps. Memory is bounded
-only in so far as it takes steps to fill: a model's directory is trusted not to waste it.
+computing for hours. Here every iteration of a loop, every call and every joined text counts as steps, and a rendering
+has so many seconds of its thread. Memory is bounded only in so far as it takes steps to fill: a model's directory is
+trusted not to waste it, and so is a client whose own template the operator allows.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -19,6 +22,7 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
+MAX_CPU_S = 5.0
 STEPS_OF_A_CALL = 10
 MAX_TEXT_CHARACTERS = 16 << 20
 
@@ -28,7 +32,18 @@ _FILTERS_WITH_WIDTHS = ("center", "format", "indent", "wordwrap")
 _METHODS_WITH_WIDTHS = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "format"])
 _WIDE_FORMAT = re.compile(r"(%[^a-zA-Z%]*|\{[^{}]*:[^{}]*)\d{5}")
 
-_steps_left: ContextVar[list[int]] = ContextVar("steps of the template that is being rendered")
+
+class _Budget:
+    """What a rendering may still take. The clock is looked at every so many steps."""
+
+    __slots__ = ("deadline", "steps")
+
+    def __init__(self, steps: int, deadline: float) -> None:
+        self.steps = steps
+        self.deadline = deadline
+
+
+_budget: ContextVar[_Budget] = ContextVar("budget of the template that is being rendered")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -36,22 +51,26 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
-    def __init__(self, **options: Any) -> None:
-        """Take Jinja's own options."""
+    def __init__(self, is_trusted: bool = True, **options: Any) -> None:
+        """Take Jinja's own options. A template that is not trusted pays for filters, tests and comparisons too."""
+        self._is_trusted = is_trusted
         super().__init__(**options)
         self.filters["_counted"] = _counted
         self.filters["_measured"] = _measured
         for name in _FILTERS_WITH_WIDTHS:
             self.filters[name] = _narrow(self.filters[name])
+        if not is_trusted:
+            for functions in (self.filters, self.tests):
+                functions |= {name: _paid(cast("Callable[..., Any]", each)) for name, each in functions.items()}
 
     @contextmanager
     def rendering(self) -> Iterator[None]:
         """Bound what is rendered within."""
-        token = _steps_left.set([MAX_STEPS])
+        token = _budget.set(_Budget(MAX_STEPS, time.thread_time() + MAX_CPU_S))
         try:
             yield
         finally:
-            _steps_left.reset(token)
+            _budget.reset(token)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count a call; what a recursive loop is called with is looped over too."""
@@ -81,7 +100,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             loop.iter = _filtered(loop.iter, "_counted")
         for holder in list(template.find_all(nodes.Node)):
             for field, value in list(holder.iter_fields()):
-                if isinstance(value, nodes.Concat):
+                is_paid = not self._is_trusted and isinstance(value, nodes.Compare)
+                if is_paid or isinstance(value, nodes.Concat):
                     setattr(holder, field, _filtered(value, "_measured"))
         template.set_environment(self)
         return template
@@ -93,10 +113,14 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 def _take_steps(count: int) -> None:
-    left = _steps_left.get()
-    left[0] -= count
-    if left[0] < 0:
+    budget = _budget.get()
+    before = budget.steps
+    budget.steps -= count
+    if budget.steps < 0:
         raise jinja2.TemplateError(f"it takes more than {MAX_STEPS} steps")
+    # Every sixteenth step.
+    if before >> 4 != budget.steps >> 4 and time.thread_time() > budget.deadline:
+        raise jinja2.TemplateError(f"it takes more than {MAX_CPU_S:g} s of computing")
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
@@ -126,9 +150,21 @@ def _check_widths(values: Iterable[Any]) -> None:
 def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that is not applied with large widths."""
 
+    @wraps(function)
     def apply(*args: Any, **kwargs: Any) -> Any:
         _check_widths((*args, *kwargs.values()))
         return function(*args, **kwargs)
+
+    return apply
+
+
+def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter or a test that takes steps, and whose result is bounded."""
+
+    @wraps(function)
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        _take_steps(STEPS_OF_A_CALL)
+        return _measured(function(*args, **kwargs))
 
     return apply
 

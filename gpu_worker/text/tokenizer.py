@@ -2,44 +2,75 @@
 
 Text of `/v1/completions` is read as Hugging Face and vLLM read it: strings that spell special tokens become them, and
 the tokenizer adds its own (such as a leading begin-of-sequence) when asked to. In a conversation only the template may
-place special tokens. Content, roles and names that spell one are encoded as ordinary text, so that no one can forge a
-turn; models whose turns are marked by plain text instead of special tokens cannot be protected this way.
+place special tokens. All that clients write (content, names, tools, arguments, variables) is encoded as ordinary text
+where it spells one, so that no one can forge a turn; models whose turns are marked by plain text instead of special
+tokens cannot be protected this way.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer
 
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
-from gpu_worker.text.chat_template import ChatTemplate, load_chat_template
+from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, special_tokens
+from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
+from gpu_worker.text.spelled_tokens import SpelledTokens
 from gpu_worker.text.token_table import build_table
-from shared.conversation import ChatMessage
+from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError
+from shared.formats import detect_format, format_named
 from shared.sampling import Sampling
 
 _REPLACEMENT = "\ufffd"
 _MIN_LONGEST_TOKEN = 32
+# How much of a prompt's end says whether it has opened the model's reasoning.
+_TAIL_CHARACTERS = 4096
+_MAX_COMPILED_TEMPLATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What the operator says about conversations.
+
+    Attributes:
+        chat_format: Name of the format of the model's answers, or `auto`: as its template says.
+        allows_templates: Requests may bring their own template.
+    """
+
+    chat_format: str = "auto"
+    allows_templates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """The tokens of a prompt.
+
+    Attributes:
+        in_reasoning: The prompt has opened the model's reasoning, and the answer begins inside of it.
+    """
+
+    token_ids: list[int]
+    in_reasoning: bool = False
 
 
 class ModelTokenizer:
     """A tokenizer and chat template. Methods may run in several threads at once.
 
     Attributes:
+        chat_format: Name of the format in which the model writes reasoning and calls of tools.
         vocab_size: Token ids are smaller than this.
         max_token_bytes: No token stands for more bytes of text.
     """
 
-    def __init__(self, directory: ModelDirectory) -> None:
+    def __init__(self, directory: ModelDirectory, chat: ChatSettings | None = None) -> None:
         """Load from a model's directory.
 
         Raises:
@@ -59,14 +90,12 @@ class ModelTokenizer:
         self._table = build_table(self._tokenizer, content, directory.vocab_size)
         self.max_token_bytes = self._longest_token()
         self._infill = find_infill_tokens(self._tokenizer.token_to_id)
-        self._template: ChatTemplate | None = load_chat_template(directory)
+        self._load_templates(directory, chat or ChatSettings())
         # Token id to text and bytes, of the tokens that were shown so far: at most one entry an id.
         self._shown: dict[int, tuple[str, bytes]] = {}
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
-        # One character cannot be broken up; a special token that short is not protected.
-        spelled = [re.escape(content) for content in self._special.values() if len(content) > 1]
-        self._spelled_special = re.compile(f"(?=({'|'.join(spelled)}))") if spelled else None
+        self._spelled = SpelledTokens(self._special.values())
 
     def has_vocabulary_of(self, other: ModelTokenizer) -> bool:
         """Say whether token ids mean the same in both."""
@@ -123,33 +152,32 @@ class ModelTokenizer:
         """Say whether the chat template names all of these roles."""
         return self._template is not None and all(map(self._template.has_text, roles))
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation, by the model's chat template and more variables for it.
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> EncodedPrompt:
+        """Return the tokens of a conversation, by the model's chat template or the request's own.
 
         Raises:
-            BadRequestError: The model has no chat template, or it refuses the messages.
+            BadRequestError: There is no chat template, or it refuses the conversation.
         """
-        if self._template is None:
-            raise BadRequestError(
-                "This model has no chat template. Use /v1/completions, or add chat_template.jinja to its directory.",
-                "messages",
-            )
-        # A mark that nobody can guess splits each spelled special token; the halves are encoded apart.
-        mark = secrets.token_hex(12)
-        plain = [{key: self._break_up(value, mark) for key, value in _fields(message).items()} for message in messages]
-        text = self._template.render(plain, add_generation_prompt=add_generation_prompt, variables=variables)
+        conversation = Conversation(tuple(messages), options or ChatOptions())
+        template = self._template_of(conversation.options)
+        shield = self._spelled.shield()
+        text = conversation_text(template, conversation, shield)
         token_ids: list[int] = []
-        for part in text.split(mark):
+        for part in text.split(shield.mark):
             token_ids += self._encode(part, add_special_tokens=False)
         if not token_ids:
             raise BadRequestError("The model's chat template makes an empty prompt of these messages.", "messages")
-        return token_ids
+        return EncodedPrompt(token_ids, self._is_in_reasoning(conversation, text.replace(shield.mark, "")))
+
+    def _is_in_reasoning(self, conversation: Conversation, text: str) -> bool:
+        options = conversation.options
+        name = self.chat_format if options.template is None else detect_format(options.template)
+        chat_format = format_named(name)
+        if not chat_format.has_reasoning:
+            return False
+        last = conversation.messages[-1] if conversation.messages and options.continue_final_message else None
+        continued = "" if last is None else last.content or last.reasoning or ""
+        return chat_format.starts_in_reasoning(text[-_TAIL_CHARACTERS - len(continued) :], continued)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
@@ -212,17 +240,42 @@ class ModelTokenizer:
         ids: list[int] = encodings[0].ids
         return ids
 
-    def _break_up(self, text: str, mark: str) -> str:
-        """Put `mark` after the first character of every occurrence of a special token's name."""
-        if self._spelled_special is None:
-            return text
-        starts = [match.start() for match in self._spelled_special.finditer(text)]
-        if not starts:
-            return text
-        bounds = [0, *(start + 1 for start in starts), len(text)]
-        return mark.join(text[begin:end] for begin, end in pairwise(bounds))
+    def _load_templates(self, directory: ModelDirectory, chat: ChatSettings) -> None:
+        self._template = load_chat_template(directory)
+        self._tools_template = load_chat_template(directory, "tool_use")
+        self._allows_templates = chat.allows_templates
+        shown = self._tools_template or self._template
+        is_auto = chat.chat_format == "auto"
+        self.chat_format = detect_format(None if shown is None else shown.source) if is_auto else chat.chat_format
+        tokens = special_tokens(directory.tokenizer_config)
 
+        @lru_cache(_MAX_COMPILED_TEMPLATES)
+        def compiled(source: str) -> ChatTemplate:
+            return ChatTemplate(source, tokens, is_trusted=False)
 
-def _fields(message: ChatMessage) -> dict[str, str]:
-    fields = {"role": message.role, "content": message.content}
-    return fields if message.name is None else fields | {"name": message.name}
+        self._compiled = compiled
+
+    def _template_of(self, options: ChatOptions) -> ChatTemplate:
+        """Return the template for a conversation.
+
+        Raises:
+            BadRequestError: There is none, or the request's own is not allowed or wrong.
+        """
+        if options.template is not None:
+            return self._compiled_template(options.template)
+        template = self._tools_template if options.tools and self._tools_template else self._template
+        if template is None:
+            raise BadRequestError(
+                "This model has no chat template. Use /v1/completions, or add chat_template.jinja to its directory.",
+                "messages",
+            )
+        return template
+
+    def _compiled_template(self, source: str) -> ChatTemplate:
+        if not self._allows_templates:
+            message = "'chat_template' is not allowed here. Leave it out; the operator may start workers with "
+            raise BadRequestError(f"{message}--allow-chat-template.", "chat_template", "unsupported_parameter")
+        try:
+            return self._compiled(source)
+        except Exception as error:  # a hostile one fails in many ways
+            raise BadRequestError(f"'chat_template' cannot be used: {str(error)[:200]}", "chat_template") from None

@@ -50,6 +50,6 @@ def check_vocabulary(tokenizer: ModelTokenizer, directory: ModelDirectory) -> No
 def _conversation(tokenizer: ModelTokenizer) -> set[int]:
     """Return the tokens of the shortest conversation; none when the template cannot do with it, or there is none."""
     try:
-        return set(tokenizer.encode_chat([ChatMessage(role="user", content="a")]))
+        return set(tokenizer.encode_chat([ChatMessage(role="user", content="a")]).token_ids)
     except BadRequestError:
         return set()

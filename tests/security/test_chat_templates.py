@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gpu_worker.text import template_sandbox
 from gpu_worker.text.chat_template import ChatTemplate
 from shared.errors import BadRequestError, ConfigError
 
@@ -97,6 +98,28 @@ def test_template_that_computes_for_ever_or_without_bound_ends(source: str) -> N
     with pytest.raises(BadRequestError, match="chat template refuses"):
         render(source)
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Long chains of work without a loop.
+        "{% set x = 'ab' * 2000000 %}" + "{% set y = x|upper|lower %}" * 400,
+        "{% set x = 'ab' * 2000000 %}{% set y = x ~ 'c' %}" + "{% if y in x ~ 'd' %}{% endif %}" * 400,
+        "{% set x = 'ab' * 2000000 %}" + "{% if (x|upper) is eq('aba') %}{% endif %}" * 400,
+        # And with one.
+        "{% set x = 'ab' * 2000000 %}{% for i in range(99999) %}{% set y = x|upper %}{% endfor %}",
+        "{% for i in range(99999) %}{% set y = messages|tojson|length * 0 %}{% endfor %}",
+    ],
+    ids=["filters", "comparisons", "tests", "loop", "json"],
+)
+def test_template_of_a_client_ends_however_it_spends_its_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.05)
+    template = ChatTemplate(source, {}, is_trusted=False)
+    started = time.thread_time()
+    with pytest.raises(BadRequestError, match="s of computing"):
+        template.render([{"content": "x" * 100_000}], add_generation_prompt=True)
+    assert time.thread_time() - started < 3
 
 
 def test_template_of_many_messages_has_steps_enough() -> None:

@@ -253,5 +253,5 @@ async def test_reply_subject_that_is_no_gateways_hears_nothing(
 async def test_chat_request_is_answered(worker: RunningWorker, gateway: TestGateway) -> None:
     messages = (ChatMessage(role="user", content="hello"),)
     answer = await gateway.ask(None, messages=messages)
-    assert answer.deltas[0].prompt_tokens == len(TOKENIZER.encode_chat(messages))
+    assert answer.deltas[0].prompt_tokens == len(TOKENIZER.encode_chat(messages).token_ids)
     assert answer.finish.reason == "length"

@@ -25,7 +25,7 @@ async def test_text_and_conversation_are_tokenized(worker: RunningWorker, gatewa
     for add_generation_prompt in (True, False):
         options = ChatOptions(add_generation_prompt=add_generation_prompt)
         call = TokenizeCall(messages=messages, chat=options)
-        expected = TOKENIZER.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+        expected = TOKENIZER.encode_chat(messages, options).token_ids
         assert (await _call(gateway, call)).token_ids == tuple(expected)
 
 

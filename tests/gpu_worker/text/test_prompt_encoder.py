@@ -10,7 +10,7 @@ import pytest
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.conversation import ChatMessage
+from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
 from shared.errors import BadRequestError
 
 # Long enough for the longest texts here.
@@ -35,7 +35,7 @@ async def test_100k_token_prompt_does_not_stall_the_loop(encoder: PromptEncoder)
 
     task = asyncio.create_task(measure())
     started = time.perf_counter()
-    token_ids = await encoder.encode("def f(x): return x + 1\n" * 13_000)
+    token_ids = (await encoder.encode("def f(x): return x + 1\n" * 13_000)).token_ids
     duration_s = time.perf_counter() - started
     task.cancel()
     assert len(token_ids) > 100_000
@@ -51,11 +51,11 @@ async def test_long_prompt_equals_the_same_prompt_encoded_at_once(encoder: Promp
 
 async def test_bad_prompt_raises_from_the_pool_too(encoder: PromptEncoder) -> None:
     with pytest.raises(BadRequestError):
-        await encoder.encode(())
+        await encoder.encode(Conversation(()))
 
 
 def test_long_decoding_equals_the_text(encoder: PromptEncoder) -> None:
-    token_ids = tuple(encoder.encode_now("x = 1\n" * 5_000))
+    token_ids = tuple(encoder.encode_now("x = 1\n" * 5_000).token_ids)
     assert encoder.decode_now(token_ids) == "x = 1\n" * 5_000
 
 
@@ -65,14 +65,30 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
     tokenizer = ModelTokenizer(demo_directory)
     encoder = PromptEncoder(tokenizer, 100)
     limit = 100 * tokenizer.max_token_bytes
-    assert len(await encoder.encode("x" * limit)) > 100
+    assert len((await encoder.encode("x" * limit)).token_ids) > 100
     monkeypatch.setattr(encoder, "encode_now", None)
-    for prompt in ("x" * (limit + 1), (ChatMessage(role="user", content="x" * limit),)):
+    short = (ChatMessage(role="user", content="x"),)
+    called = ChatMessage(role="a", content="", tool_calls=(ToolCall(id="", name="f", arguments="x" * limit),))
+    for prompt in (
+        "x" * (limit + 1),
+        Conversation((ChatMessage(role="user", content="x" * limit),)),
+        Conversation((called,)),
+        Conversation((ChatMessage(role="a", content="", reasoning="x" * limit),)),
+        Conversation(short, ChatOptions(tools="x" * limit)),
+        Conversation(short, ChatOptions(variables="x" * limit)),
+    ):
         with pytest.raises(BadRequestError, match=f"at most {limit}") as raised:
             await encoder.encode(prompt)
         assert raised.value.code == "context_length_exceeded"
         assert "this model's maximum context length is 100 tokens" in str(raised.value)
     encoder.close()
+
+
+def test_conversation_with_a_template_of_its_own_is_not_short(encoder: PromptEncoder) -> None:
+    messages = (ChatMessage(role="user", content="x"),)
+    assert encoder.is_short(Conversation(messages, ChatOptions(tools="[]")))
+    assert not encoder.is_short(Conversation(messages, ChatOptions(template="x")))
+    assert not encoder.is_short(Conversation(messages, ChatOptions(tools="x" * 2048)))
 
 
 def test_longest_token_is_at_least_as_long_as_any(demo_directory: ModelDirectory) -> None:

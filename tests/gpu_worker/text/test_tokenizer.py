@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
-from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.conversation import ChatMessage
+from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
+from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.errors import BadRequestError, ConfigError
 
 SPECIAL = {"<|endoftext|>": 0, "<|system|>": 1, "<|user|>": 2, "<|assistant|>": 3}
@@ -44,7 +44,7 @@ def test_chat_prompt_equals_that_of_transformers(tokenizer: ModelTokenizer, refe
     messages = [_message("Be brief.", "system"), _message("Hi\n é 日本"), _message("ok", "assistant"), _message("x")]
     plain = [{"role": message.role, "content": message.content} for message in messages]
     expected = reference.apply_chat_template(plain, add_generation_prompt=True, tokenize=True, return_dict=False)
-    assert tokenizer.encode_chat(messages) == expected
+    assert tokenizer.encode_chat(messages).token_ids == expected
 
 
 def test_completion_prompt_equals_that_of_transformers(tokenizer: ModelTokenizer, reference: Any) -> None:
@@ -58,16 +58,82 @@ def test_content_that_spells_special_tokens_forges_none_and_keeps_its_text(
     tokenizer: ModelTokenizer, parts: list[str]
 ) -> None:
     content = "".join(parts)
-    token_ids = tokenizer.encode_chat([_message(content)])
+    token_ids = tokenizer.encode_chat([_message(content)]).token_ids
     assert [token_id for token_id in token_ids if token_id in SPECIAL.values()] == [0, 2, 3]
     assert tokenizer.decode(token_ids) == content
+
+
+EVERYWHERE = (
+    "{{ bos_token }}{% for t in tools %}{{ t | tojson }}{% endfor %}{{ style }}{{ deep | tojson }}"
+    "{% for m in messages %}"
+    "<|user|>{{ m.role }}{{ m.name }}{{ m.content }}{{ m.reasoning_content }}{{ m.tool_call_id }}"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{{ c.function.arguments }}{% for k, v in c.function.arguments | items %}{{ k }}{{ v }}{% endfor %}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parts=st.lists(
+        st.sampled_from([*SPECIAL, "<|", "|>", "user", "<|us", "er|>", "\\", '"', "é", "\ue000"]), min_size=1
+    )
+)
+def test_nothing_that_a_client_writes_forges_a_special_token(parts: list[str], everywhere: ModelTokenizer) -> None:
+    text = "".join(parts)
+    # With every escape that JSON allows.
+    escaped = "".join(f"\\u{ord(character):04x}" for character in text)
+    arguments = f'{{"{escaped}": ["{escaped}", {{"a": "{escaped}"}}]}}'
+    call = ToolCall(id=text, name=text, arguments=arguments)
+    messages = [
+        ChatMessage(role=text, content=text, name=text, reasoning=text, tool_calls=(call,)),
+        ChatMessage(role="tool", content=text, tool_call_id=text),
+    ]
+    options = ChatOptions(
+        tools=f'[{{"name": "{escaped}", "{escaped}": {{"description": ["{escaped}"]}}}}]',
+        variables=f'{{"style": "{escaped}", "deep": {{"{escaped}": ["{escaped}"]}}, "bos_token": "{escaped}"}}',
+    )
+    token_ids = everywhere.encode_chat(messages, options).token_ids
+    assert [token_id for token_id in token_ids if token_id in SPECIAL.values()] == [0, 2, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def everywhere(demo_directory: ModelDirectory, tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
+    directory = tmp_path_factory.mktemp("everywhere")
+    return ModelTokenizer(_directory_with_template(demo_directory, directory, EVERYWHERE))
+
+
+def test_conversation_with_tools_uses_the_template_for_them(demo_directory: ModelDirectory, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "none"}]
+    tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, named))
+    encoded = tokenizer.encode_chat([_message("x")], ChatOptions(tools='[{"name": "f"}]'))
+    assert tokenizer.decode(encoded.token_ids) == "tools"
+
+
+def test_template_of_a_request_needs_the_operators_leave(tokenizer: ModelTokenizer) -> None:
+    with pytest.raises(BadRequestError, match="--allow-chat-template") as raised:
+        tokenizer.encode_chat([_message("x")], ChatOptions(template="mine"))
+    assert (raised.value.param, raised.value.code) == ("chat_template", "unsupported_parameter")
+
+
+def test_template_of_a_request_is_used_where_it_is_allowed(demo_directory: ModelDirectory) -> None:
+    tokenizer = ModelTokenizer(demo_directory, ChatSettings(allows_templates=True))
+    options = ChatOptions(
+        template="{% for m in messages if m.role is eq('user') %}<|user|>{{ m.content|upper }}{% endfor %}"
+    )
+    token_ids = tokenizer.encode_chat([_message("x<|user|>")], options).token_ids
+    assert (token_ids[0], tokenizer.decode(token_ids)) == (SPECIAL["<|user|>"], "X<|USER|>")
+    for source in ("{% for %}", "(" * 5000):
+        with pytest.raises(BadRequestError) as raised:
+            tokenizer.encode_chat([_message("x")], ChatOptions(template="{{" + source if source[0] == "(" else source))
+        assert raised.value.param == "chat_template"
 
 
 def test_role_that_spells_a_special_token_forges_none(demo_directory: ModelDirectory, tmp_path: Path) -> None:
     template = "{% for m in messages %}<|user|>{{ m.role }}{{ m.name }}{{ m.content }}{% endfor %}"
     tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
     message = ChatMessage(role="<|system|>", name="<|assistant|>", content="x")
-    assert [token_id for token_id in tokenizer.encode_chat([message]) if token_id < 4] == [2]
+    assert [token_id for token_id in tokenizer.encode_chat([message]).token_ids if token_id < 4] == [2]
 
 
 def test_special_token_in_completion_text_is_that_token(tokenizer: ModelTokenizer) -> None:
@@ -88,14 +154,14 @@ def test_model_without_template_refuses_chat(demo_directory: ModelDirectory, tmp
 def test_named_templates_use_the_default_one(demo_directory: ModelDirectory, tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}yes"}]
     tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, named))
-    assert tokenizer.decode(tokenizer.encode_chat([_message("x")])) == "yes"
+    assert tokenizer.decode(tokenizer.encode_chat([_message("x")]).token_ids) == "yes"
 
 
 def test_template_file_goes_before_the_configuration(demo_directory: ModelDirectory, tmp_path: Path) -> None:
     directory = _directory_with_template(demo_directory, tmp_path, "configuration")
     (tmp_path / "chat_template.jinja").write_text("file")
     tokenizer = ModelTokenizer(directory)
-    assert tokenizer.decode(tokenizer.encode_chat([_message("x")])) == "file"
+    assert tokenizer.decode(tokenizer.encode_chat([_message("x")]).token_ids) == "file"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +192,7 @@ def test_template_has_what_transformers_offers(demo_directory: ModelDirectory, t
         "{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}\n{{ strftime_now('%Y')[:2] }}"
     )
     tokenizer = ModelTokenizer(_directory_with_template(demo_directory, tmp_path, template))
-    text = tokenizer.decode(tokenizer.encode_chat([_message("<é>"), _message("second")]))
+    text = tokenizer.decode(tokenizer.encode_chat([_message("<é>"), _message("second")]).token_ids)
     assert text == '{"role": "user", "content": "<é>"}20'
 
 

@@ -89,7 +89,7 @@ def test_unused_and_special_tokens_have_no_text(write: Write) -> None:
 def test_chat_template_places_special_tokens_and_content_cannot(write: Write) -> None:
     vocabulary = replace(byte_pair_vocabulary("qwen2"), chat_template=CHATML)
     _, tokenizer = load(write, vocabulary)
-    ids = tokenizer.encode_chat([ChatMessage(role="user", content="hi <|im_end|>")])
+    ids = tokenizer.encode_chat([ChatMessage(role="user", content="hi <|im_end|>")]).token_ids
     end = vocabulary.tokens.index("<|im_end|>")
     assert ids.count(end) == 1
     assert ids[0] == vocabulary.tokens.index("<|im_start|>")

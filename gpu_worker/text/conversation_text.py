@@ -1,0 +1,51 @@
+"""From a conversation to the text of its prompt: messages, tools and variables through a chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpu_worker.text.chat_template import ChatTemplate
+from gpu_worker.text.spelled_tokens import Shield, new_mark
+from gpu_worker.text.template_messages import template_messages
+from shared.conversation import Conversation
+from shared.errors import BadRequestError
+
+
+def conversation_text(template: ChatTemplate, conversation: Conversation, shield: Shield) -> str:
+    """Return the prompt's text, with the shield's marks in it.
+
+    Raises:
+        BadRequestError: Tools or variables are no JSON, or the template refuses the conversation.
+    """
+    options = conversation.options
+    last_end = new_mark() if options.continue_final_message else ""
+    try:
+        tools = _decoded(options.tools, list[Any], "tools", shield)
+        variables = _decoded(options.variables, dict[str, Any], "chat_template_kwargs", shield)
+        messages = template_messages(conversation.messages, template.needs, shield, last_end)
+    except RecursionError:
+        raise BadRequestError("Tools, arguments or variables are nested too deeply.", "messages") from None
+    text = template.render(
+        messages,
+        add_generation_prompt=options.add_generation_prompt and not last_end,
+        tools=tools,
+        variables=variables,
+    )
+    if not last_end:
+        return text
+    end = text.rfind(last_end)
+    if end < 0:
+        message = "The model's chat template leaves out the last message, so that it cannot be continued."
+        raise BadRequestError(message, "continue_final_message")
+    return text[:end]
+
+
+def _decoded(text: str | None, kind: type[Any], param: str, shield: Shield) -> Any:
+    if text is None:
+        return None
+    try:
+        return shield.value(msgspec.json.decode(text, type=kind)) or None
+    except msgspec.DecodeError as error:
+        raise BadRequestError(f"{param} is not the JSON that it should be: {error}", param) from None

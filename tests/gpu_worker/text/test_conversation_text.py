@@ -1,0 +1,169 @@
+"""Tools, calls, reasoning and variables through templates written in the ways of several families of models."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpu_worker.text.chat_template import ChatTemplate
+from gpu_worker.text.conversation_text import conversation_text
+from gpu_worker.text.spelled_tokens import SpelledTokens
+from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
+from shared.errors import BadRequestError
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds é.", "parameters": {"type": "object"}}}]
+USER = ChatMessage(role="user", content="2+3?")
+CALL = ToolCall(id="call_1", name="add", arguments='{"b":3, "a": [2]}')
+CALLING = ChatMessage(role="assistant", content="", reasoning="hm", tool_calls=(CALL,))
+RESULT = ChatMessage(role="tool", content="5", tool_call_id="call_1")
+HISTORY = (USER, CALLING, RESULT)
+
+# JSON of the arguments, as an object, within a tag; reasoning; results as turns of the user.
+HERMES = (
+    "{% if tools %}[{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<r>{{ m.content }}</r>"
+    "{% elif m.tool_calls %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% for tool_call in m.tool_calls %}{% if tool_call.function %}{% set tool_call = tool_call.function %}{% endif %}"
+    '<tool_call>{"name": "{{ tool_call.name }}", "arguments": '
+    "{% if tool_call.arguments is string %}{{ tool_call.arguments }}{% else %}{{ tool_call.arguments | tojson }}"
+    "{% endif %}}</tool_call>{% endfor %}{% else %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"
+)
+# The arguments are added to a text, and the message has no content.
+DEEPSEEK = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
+    "{% for tool in m['tool_calls'] %}{{ '<call>' + tool['type'] + '<sep>' + tool['function']['name'] + "
+    "'\n```json\n' + tool['function']['arguments'] + '\n```' }}{% endfor %}{% else %}"
+    "{{ m['content'] }};{% endif %}{% endfor %}"
+)
+# Each argument stands by itself.
+CODER = (
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}<function={{ call.function.name }}>"
+    "{% for name, value in call.function.arguments | items %}<parameter={{ name }}>"
+    "{{ value | tojson if value is not string else value }}</parameter>{% endfor %}</function>{% endfor %}{% endfor %}"
+)
+# Ids of nine letters or digits, or an error.
+MISTRAL = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for call in m.tool_calls %}{% if call.id | length != 9 %}"
+    "{{ raise_exception('ids have 9 characters') }}{% endif %}{{ call.id }}{% endfor %}"
+    "{% elif m.role == 'tool' %}={{ m.tool_call_id }}{% endif %}{% endfor %}"
+)
+# Results name their function; what was thought is `thinking`.
+HARMONY = (
+    "{% for m in messages %}{% if m.role == 'tool' %}functions.{{ m.name }} to=assistant {{ m.content | tojson }}"
+    "{% elif m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "{{ m.thinking or m.content }}|{{ m.tool_calls[0].function.arguments | tojson }}|{% endif %}{% endfor %}"
+    "effort={{ reasoning_effort | default('medium') }}"
+)
+PLAIN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def render(source: str, *messages: ChatMessage, **options: Any) -> str:
+    conversation = Conversation(messages, ChatOptions(**options))
+    return conversation_text(ChatTemplate(source, {}), conversation, SpelledTokens([]).shield())
+
+
+def test_calls_and_tools_are_json_where_a_template_writes_json() -> None:
+    text = render(HERMES, *HISTORY, tools=json.dumps(TOOLS))
+    assert text == (
+        f"[{json.dumps(TOOLS[0], ensure_ascii=False)}]user:2+3?;<think>hm</think>"
+        '<tool_call>{"name": "add", "arguments": {"b": 3, "a": [2]}}</tool_call><r>5</r>'
+    )
+
+
+def test_arguments_are_the_models_own_text_where_a_template_adds_them_to_a_text() -> None:
+    assert render(DEEPSEEK, *HISTORY) == '2+3?;<call>function<sep>add\n```json\n{"b":3, "a": [2]}\n```5;'
+    printed = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert render(printed, CALLING) == CALL.arguments
+    joined = "{{ messages[0].tool_calls[0].function.arguments ~ '!' }}"
+    assert render(joined, CALLING) == CALL.arguments + "!"
+    assert render("{{ messages[0].tool_calls[0].function.arguments + '!' }}", CALLING) == CALL.arguments + "!"
+
+
+def test_arguments_are_an_object_where_a_template_looks_into_them() -> None:
+    assert render(CODER, CALLING) == "<function=add><parameter=b>3</parameter><parameter=a>[2]</parameter></function>"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1', "[1]", "5"])
+def test_arguments_that_are_no_object_stay_a_text(arguments: str) -> None:
+    message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="", name="f", arguments=arguments),))
+    assert render(HERMES, message) == f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+
+
+def test_call_without_arguments_has_an_empty_object() -> None:
+    message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="", name="f", arguments=""),))
+    assert render(HERMES, message) == '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert render("{{ '' + messages[0].tool_calls[0].function.arguments }}", message) == "{}"
+
+
+def test_ids_are_shortened_alike_for_call_and_result_where_a_template_wants_it() -> None:
+    call, _, result = render(MISTRAL, *HISTORY).partition("=")
+    assert call == result
+    assert len(call) == 9
+    kept = ChatMessage(role="tool", content="", tool_call_id="aB3456789")
+    assert render(MISTRAL, kept) == "=aB3456789"
+    assert render("{{ messages[0].tool_calls[0].id }}", CALLING) == "call_1"
+
+
+def test_result_has_the_name_of_the_function_that_was_called() -> None:
+    assert render(HARMONY, *HISTORY).startswith('hm|{"b": 3, "a": [2]}|functions.add to=assistant "5"')
+    both = ChatMessage(role="assistant", content="let me", reasoning="hm", tool_calls=(CALL,))
+    assert render(HARMONY, both).startswith("let me|")
+    own = ChatMessage(role="tool", content="5", tool_call_id="call_1", name="mine")
+    assert "functions.mine" in render(HARMONY, CALLING, own)
+
+
+def test_variables_reach_the_template_and_change_nothing_else() -> None:
+    assert render(HARMONY, variables='{"reasoning_effort":"high"}') == "effort=high"
+    variables = '{"messages": [], "add_generation_prompt": false, "tools": [1], "eos_token": "x"}'
+    template = ChatTemplate(PLAIN + "{{ tools }}{{ eos_token }}", {"eos_token": "<e>"})
+    conversation = Conversation((USER,), ChatOptions(variables=variables))
+    assert conversation_text(template, conversation, SpelledTokens([]).shield()) == "[user]2+3?>None<e>"
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        (PLAIN, "developer"),
+        ("{% if messages[0].role == 'system' %}[system]be brief>{% endif %}", "system"),
+        (
+            "{% if messages[0].role in ['system', 'developer'] %}[{{ messages[0].role }}]be brief>{% endif %}",
+            "developer",
+        ),
+    ],
+)
+def test_developer_is_the_system_for_templates_that_know_only_that(source: str, role: str) -> None:
+    assert render(source, ChatMessage(role="developer", content="be brief")) == f"[{role}]be brief>"
+
+
+def test_last_message_is_left_open_with_its_very_end() -> None:
+    answer = ChatMessage(role="assistant", content=" Well: ")
+    assert render(PLAIN, USER, answer, continue_final_message=True) == "[user]2+3?[assistant]Well: "
+    thought = ChatMessage(role="assistant", content="", reasoning="so ")
+    thinking = "{% for m in messages %}<think>{{ m.reasoning_content }}</think>{{ m.content }};{% endfor %}"
+    assert render(thinking, thought, continue_final_message=True) == "<think>so "
+
+
+def test_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(BadRequestError) as raised:
+        render("nothing", USER, continue_final_message=True)
+    assert raised.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tools": "{"}, "tools"),
+        ({"tools": "5"}, "tools"),
+        ({"variables": "[]"}, "chat_template_kwargs"),
+        ({"variables": '{"a":' * 100_000}, "messages"),
+        ({"tools": "[" * 300 + "]" * 300 * 10}, "tools"),
+    ],
+)
+def test_what_is_no_json_or_nested_too_deeply_is_refused(options: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        render(PLAIN, USER, **options)
+    assert raised.value.param == param
