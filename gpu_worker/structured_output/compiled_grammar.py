@@ -9,6 +9,7 @@ from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
 from gpu_worker.structured_output.warm_up import warm_up
 from shared.errors import BadRequestError
+from shared.formats import with_marker_tokens
 from shared.sampling import Grammar, Sampling
 from shared.structured_output import GrammarError, grammar_text, parser_limits
 
@@ -67,7 +68,7 @@ def compile_grammar(grammar: Grammar, tokenizer: GrammarTokenizer) -> CompiledGr
     from llguidance import LLMatcher
 
     try:
-        text = grammar_text(grammar)
+        text = grammar_text(with_marker_tokens(grammar, tokenizer.special_tokens))
     except GrammarError as error:
         raise GrammarError(error.reason, error.path, _PARAM) from None
     matcher = LLMatcher(tokenizer.tokenizer, text, log_level=0, limits=limits)

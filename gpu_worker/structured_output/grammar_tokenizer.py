@@ -32,9 +32,10 @@ class GrammarTokenizer:
             has one token more where the model has none that ends an answer.
         vocab_size: Token ids that the model can produce.
         eos_token_ids: Tokens that end an answer.
+        special_tokens: Token ids by text of those that llguidance takes for no text.
     """
 
-    __slots__ = ("eos_token_ids", "tokenizer", "vocab_size")
+    __slots__ = ("eos_token_ids", "special_tokens", "tokenizer", "vocab_size")
 
     tokenizer: LLTokenizer
 
@@ -64,6 +65,19 @@ class GrammarTokenizer:
             self.tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
         except ValueError as error:
             raise UnsupportedTokenizerError(str(error)) from None
+        added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens
+        self.special_tokens = {each.content: each.id for each in added if self.tokenizer.is_special_token(each.id)}
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """The part of `tokenizer.json` that lists tokens outside of the vocabulary proper."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 def _with_end_token(tokenizer_json: str, token_id: int) -> str:

@@ -10,6 +10,7 @@ from shared.formats.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from shared.formats.marker_tokens import with_marker_tokens
 from shared.formats.registry import detect_format, format_named, format_names
 from shared.formats.tools import Tool, ToolChoice
 
@@ -27,4 +28,5 @@ __all__ = [
     "detect_format",
     "format_named",
     "format_names",
+    "with_marker_tokens",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.formats.answer_grammar import AnswerGrammar
@@ -82,7 +82,6 @@ class ChatFormat:
         parallel: bool = True,
         content: Grammar | None = None,
         reasoning: bool = True,
-        token_ids: Mapping[str, int] | None = None,
     ) -> Grammar | None:
         """Return what the answer must look like; None where nothing is constrained.
 
@@ -92,7 +91,6 @@ class ChatFormat:
             parallel: The answer may have more than one call.
             content: What the content must look like, where it is no call.
             reasoning: The answer may begin with reasoning.
-            token_ids: Which of `tokens` are special to llguidance in the model's vocabulary, and their ids.
 
         Raises:
             GrammarError: `content` is not within its bounds.
@@ -107,7 +105,7 @@ class ChatFormat:
         tags = self.reasoning if reasoning else None
         if not tools and tags is None and not self.content_open:
             return content
-        lark = LarkText(token_ids or {})
+        lark = LarkText(self.tokens)
         grammar = AnswerGrammar(lark, tags, self.calls, self.content_open, tools, is_parallel=parallel)
         if must_call:
             return grammar.of_calls()

@@ -1,17 +1,18 @@
 """Writes a grammar in Lark's syntax, as llguidance reads it.
 
 llguidance has a lexer below its parser, which takes the longest lexeme it can. So free text and the marker that ends it
-are one lexeme here, and no marker stands in free text. A marker that is a special token of the model's vocabulary is
-written as that token, which no lexeme contains.
+are one lexeme here, and no marker stands in free text. A marker that may be a special token of the model's vocabulary
+is a rule of its own, of which the worker makes that token (`shared.formats.marker_tokens`); no lexeme contains it then.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema
 from shared.formats.tools import Tool
 from shared.structured_output.grammar_text import WHITESPACE
@@ -24,10 +25,10 @@ _QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})+")
 class LarkText:
     """Owns the rules and terminals written so far. Equal ones are written once."""
 
-    def __init__(self, token_ids: Mapping[str, int]) -> None:
-        """Write markers that are keys of `token_ids` as these special tokens."""
-        self._token_ids = token_ids
-        longest_first = sorted(token_ids, key=len, reverse=True)
+    def __init__(self, tokens: Sequence[str]) -> None:
+        """Begin without rules; markers among `tokens` may be special tokens."""
+        self._tokens = frozenset(tokens)
+        longest_first = sorted(tokens, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._definitions: list[str] = []
         self._names: dict[tuple[str, str], str] = {}
@@ -57,10 +58,13 @@ class LarkText:
             without: What does not stand in the text either.
             pattern: Terminals of Lark.
         """
-        plain, *special = (each for each in self._special.split(end))
+        plain, *special = self._special.split(end)
         text = self.text((end, *without), pattern)
+        as_text = self.terminal("THROUGH", f"{text} {_quoted(end)}")
+        if not special:
+            return as_text
         head = self.terminal("THROUGH", f"{text} {_quoted(plain)}") if plain else text
-        return " ".join((head, *(self._piece(each) for each in special if each)))
+        return f"( {as_text} | {head} {' '.join(self._piece(each) for each in special if each)} )"
 
     def string(self, schema: ArgumentsSchema, name: str, end: str) -> str:
         """Return an expression for an argument that is a string without quotes, and the marker behind it."""
@@ -113,8 +117,7 @@ class LarkText:
         return "\n".join((f"start: {start}", *self._definitions, ""))
 
     def _piece(self, text: str) -> str:
-        token_id = self._token_ids.get(text)
-        return _quoted(text) if token_id is None else f"<[{token_id}]>"
+        return self.rule(RULE_PREFIX, _quoted(text)) if text in self._tokens else _quoted(text)
 
     def _named(self, prefix: str, body: str) -> str:
         key = (prefix, body)

@@ -55,7 +55,7 @@ def test_written_calls_are_allowed_and_read_as_they_were_written(name: str, stri
     for vocabulary in vocabularies(spoken):
         offered = tools(strict=strict)
         for mode in ("required", "auto") if strict else ("required",):
-            grammar = spoken.grammar(offered, ToolChoice(mode), token_ids=vocabulary.token_ids)
+            grammar = spoken.grammar(offered, ToolChoice(mode))
             assert grammar is not None
             assert vocabulary.accepts(grammar, text), text
             assert vocabulary.accepts(grammar, _with_reasoning(name, text)), text
@@ -71,7 +71,7 @@ def test_strict_call_with_a_wrong_argument_is_not_allowed(name: str) -> None:
     for call in [("search", {"query": "a", "kind": "films", "tags": []}), ("get_weather", {"days": 1}), ("fly", {})]:
         for vocabulary in vocabularies(spoken):
             for mode in ("auto", "required"):
-                grammar = spoken.grammar(tools(strict=True), ToolChoice(mode), token_ids=vocabulary.token_ids)
+                grammar = spoken.grammar(tools(strict=True), ToolChoice(mode))
                 assert grammar is not None
                 assert not vocabulary.accepts(grammar, WRITERS[name]([call]))
 
@@ -80,7 +80,7 @@ def test_strict_call_with_a_wrong_argument_is_not_allowed(name: str) -> None:
 def test_named_tool_is_the_only_one_allowed(name: str) -> None:
     spoken = format_named(name)
     for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(), ToolChoice("named", "get"), token_ids=vocabulary.token_ids)
+        grammar = spoken.grammar(tools(), ToolChoice("named", "get"))
         assert grammar is not None
         assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
         assert not vocabulary.accepts(grammar, WRITERS[name]([("get_weather", {"city": "Rome"})]))
@@ -94,9 +94,7 @@ def test_second_call_needs_parallel_calls(name: str) -> None:
     for vocabulary in vocabularies(spoken):
         for mode in ("auto", "required"):
             for parallel in (True, False):
-                grammar = spoken.grammar(
-                    tools(strict=True), ToolChoice(mode), parallel=parallel, token_ids=vocabulary.token_ids
-                )
+                grammar = spoken.grammar(tools(strict=True), ToolChoice(mode), parallel=parallel)
                 assert grammar is not None
                 assert vocabulary.accepts(grammar, text) == parallel
 
@@ -113,7 +111,7 @@ def test_content_keeps_to_its_grammar_behind_reasoning(name: str, kind: Any) -> 
     spoken = format_named(name)
     content = Grammar(kind=kind, source=sources[kind])
     for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar([], ToolChoice(), content=content, token_ids=vocabulary.token_ids)
+        grammar = spoken.grammar([], ToolChoice(), content=content)
         assert grammar is not None
         good, bad = (f"{spoken.content_open}{each}" for each in ('{"start": 1}', '{"start": "x"}'))
         assert vocabulary.accepts(grammar, good)
@@ -131,7 +129,7 @@ def test_answer_with_a_content_grammar_may_call_instead(name: str) -> None:
     spoken = format_named(name)
     content = Grammar(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}')
     for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(), ToolChoice(), content=content, token_ids=vocabulary.token_ids)
+        grammar = spoken.grammar(tools(), ToolChoice(), content=content)
         assert grammar is not None
         assert vocabulary.accepts(grammar, f'{spoken.content_open}{{"a": 1}}')
         assert vocabulary.accepts(grammar, WRITERS[name]([("get", {})]))
@@ -142,7 +140,7 @@ def test_answer_with_a_content_grammar_may_call_instead(name: str) -> None:
 def test_free_text_is_allowed_beside_strict_tools(name: str) -> None:
     spoken = format_named(name)
     for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(strict=True), ToolChoice(), token_ids=vocabulary.token_ids)
+        grammar = spoken.grammar(tools(strict=True), ToolChoice())
         assert grammar is not None
         assert vocabulary.accepts(grammar, f"{spoken.content_open}Hello < [world]\n")
 
@@ -163,7 +161,7 @@ def test_call_ends_reasoning_that_the_prompt_has_opened(name: str) -> None:
     spoken = format_named(name)
     text = "I will call." + WRITERS[name]([("get", {})])
     for vocabulary in vocabularies(spoken):
-        grammar = spoken.grammar(tools(), ToolChoice("required"), token_ids=vocabulary.token_ids)
+        grammar = spoken.grammar(tools(), ToolChoice("required"))
         assert grammar is not None
         assert vocabulary.accepts(grammar.begun_in_reasoning(), text)
     found = understood(read(spoken, [text], tools(), starts_in_reasoning=True))

@@ -8,6 +8,7 @@ from typing import Any
 import llguidance
 
 from shared.formats import ChatFormat
+from shared.formats.marker_tokens import with_marker_tokens
 from shared.sampling import Grammar
 from shared.structured_output import grammar_text
 
@@ -44,7 +45,9 @@ class Vocabulary:
         return b"".join(self.tokens[each] for each in ids).decode(errors="replace")
 
     def matcher(self, grammar: Grammar) -> Any:
-        return llguidance.LLMatcher(self.tokenizer, grammar_text(grammar), log_level=0)
+        return llguidance.LLMatcher(
+            self.tokenizer, grammar_text(with_marker_tokens(grammar, self.token_ids)), log_level=0
+        )
 
     def accepts(self, grammar: Grammar, text: str) -> bool:
         """Say whether a grammar allows a whole text."""
