@@ -34,6 +34,7 @@ class CallBlock:
         opening = source.recorded()
         source.mark()
         for form in forms:
+            yield from source.skip_space()
             if (yield from source.accept_spaced(form.begin)) and (yield from self._read_call(form)):
                 source.recorded()
                 yield from self._read_rest(form)
@@ -49,9 +50,16 @@ class CallBlock:
         for part in form.parts:
             if not (yield from part.read(call)):
                 break
-        if not call.has_started and call.tool and self._source.has_ended and self._source.is_empty():
+        if self._source.has_ended and call.tool and not call.has_started and self._source.is_empty():
             call.start()
+        if call.has_started:
+            self._drop_rest()
         return call.has_started
+
+    def _drop_rest(self) -> None:
+        """Forget what is unread when the text has ended inside a block: it is the beginning of a marker."""
+        if self._source.has_ended:
+            self._source.take(len(self._source.text))
 
     def _read_rest(self, form: CallForm) -> Reading[None]:
         """Read further calls of the block, and its close."""
@@ -63,12 +71,15 @@ class CallBlock:
                 yield from source.accept(*form.closes)
                 return
             if form.separator is None:
+                self._drop_rest()
                 return
             source.mark()
             if form.separator:
                 yield from source.accept(form.separator)
             if not (yield from self._read_call(form)):
-                source.rewind()
+                self._drop_rest()
+                if not source.has_ended:
+                    source.rewind()
                 source.recorded()
                 return
             source.recorded()

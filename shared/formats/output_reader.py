@@ -90,13 +90,15 @@ class FormatReader:
             self._end_block(text)
             return
         source.recorded()
-        if found in self._dropped or self._tags is None:
-            return
-        self._end_part()
-        self._was_interrupted = False
-        self._in_reasoning = found in self._tags.opens
-        if not self._in_reasoning:
-            yield from self._read_bare_calls()
+        if self._tags and found in (self._tags.opens if not self._in_reasoning else self._tags.closes):
+            self._end_part()
+            self._in_reasoning = not self._in_reasoning
+            if not self._in_reasoning:
+                yield from self._read_bare_calls()
+        elif self._was_interrupted and self._tags and found in self._tags.closes:
+            # It closes the reasoning that a call has ended already.
+            self._end_part()
+            self._was_interrupted = False
 
     def _read_bare_calls(self) -> Reading[None]:
         """Read calls that open without a marker, where the answer begins."""
@@ -129,10 +131,6 @@ class FormatReader:
         if self._drops_space:
             text = text.lstrip()
             self._drops_space = not text
-        if not self._in_reasoning and not self._forms and not self._may_think:
-            self._flush_space()
-            self._events.content(text)
-            return
         body = text.rstrip()
         if body:
             self._flush_space()
@@ -140,6 +138,9 @@ class FormatReader:
             self._may_think = self._may_think and self._in_reasoning
         if len(body) < len(text):
             self._space.append(text[len(body) :])
+        if not self._in_reasoning and not self._forms and not self._may_think:
+            # Nothing can follow but content.
+            self._flush_space()
 
     def _flush_space(self) -> None:
         self._sink()("".join(self._space))

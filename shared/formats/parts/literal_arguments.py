@@ -146,7 +146,7 @@ class _LiteralReading:
         is_whole = yield from self._read_quoted(self.tell)
         if is_whole is not None:
             return is_whole
-        word, found = yield from self._read_word(_BEHIND_VALUE)
+        word, found = yield from self._read_word(markers(*_BEHIND_VALUE.texts, *self.call.closes.texts))
         if word:
             self.tell(as_json(word, _OTHER_TYPES))
         return bool(word and found)

@@ -53,21 +53,22 @@ class TaggedArguments:
         opening = "{"
         while True:
             yield from source.skip_space()
-            if not (yield from source.next_of(markers(self.key_open, self.end))):
-                break
-            if not call.has_started:
+            found = yield from source.next_of(markers(self.key_open, self.end))
+            if found and not call.has_started:
                 call.start()
-            if not (yield from source.accept(self.key_open)):
+            if found != self.key_open:
                 break
+            yield from source.accept(found)
             key = yield from self._read_key(call)
             kind = yield from self._read_opening(call)
             if key is None or kind is None:
+                found = ""
                 break
             call.arguments(f'{opening}"{escaped(key)}": ')
             opening = ", "
             if not (yield from self._read_value(call, self._types(call, key, kind))):
                 return False
-        if not call.has_started or (source.has_ended and source.is_empty()):
+        if not call.has_started or (source.has_ended and not found):
             return False
         call.arguments("{}" if opening == "{" else "}")
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import llguidance
@@ -26,6 +27,7 @@ class Vocabulary:
         self.tokens = [bytes([byte]) for byte in range(256)] + [b"<end>", *(text.encode() for text in special)]
         self.special_token_ids = [END, *self.token_ids.values()]
         self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
+        self._matchers: dict[Grammar, Any] = {}
         self._pieces = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
 
     def __call__(self, text: bytes) -> list[int]:
@@ -45,6 +47,14 @@ class Vocabulary:
         return b"".join(self.tokens[each] for each in ids).decode(errors="replace")
 
     def matcher(self, grammar: Grammar) -> Any:
+        """Return a matcher at the beginning of an answer; the same again for the same grammar."""
+        if grammar not in self._matchers:
+            self._matchers[grammar] = self._new_matcher(grammar)
+        matcher = self._matchers[grammar]
+        matcher.reset()
+        return matcher
+
+    def _new_matcher(self, grammar: Grammar) -> Any:
         return llguidance.LLMatcher(
             self.tokenizer, grammar_text(with_marker_tokens(grammar, self.token_ids)), log_level=0
         )
@@ -57,6 +67,7 @@ class Vocabulary:
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
+@cache
 def vocabularies(spoken: ChatFormat) -> tuple[Vocabulary, Vocabulary]:
     """Return a vocabulary in which the format's markers are text, and one in which they are tokens of their own."""
     return Vocabulary(), Vocabulary(spoken.tokens)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.formats import ContentText, PlainReader, ReasoningText, format_named, format_names
+from tests.shared.formats.reading import read, understood
+from tests.shared.formats.tools import tools
+from tests.shared.formats.writers import WRITERS
+
+_SCRAPS = (
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        '"',
+        "'",
+        "\\",
+        ",",
+        ":",
+        "=",
+        " ",
+        "\n",
+        "\\u00e9",
+        "\\ud83d",
+        "1",
+        "true",
+        "🌍",
+        "</",
+    ),
+    *("get", "get_weather", "search", "city", "name", "arguments", "parameters", '"name": "get"', '{"city": "x"}'),
+    *(
+        "function",
+        "```json",
+        "call:",
+        "to=functions.",
+        "<function=get>",
+        "<parameter=city>",
+        "</parameter>",
+        "</function>",
+    ),
+)
+
+
+def _scraps_of(name: str) -> list[str]:
+    spoken = format_named(name)
+    markup = [WRITERS[name]([("get_weather", {"city": "a"})])] if name in WRITERS else []
+    tags = [*spoken.reasoning.opens, *spoken.reasoning.closes] if spoken.reasoning else []
+    opens = [each for form in spoken.calls for each in (*form.opens, *form.closes)]
+    return [*_SCRAPS, *spoken.tokens, *spoken.dropped, *tags, *opens, *markup]
+
+
+def _check_a_random_text(name: str, chance: random.Random) -> None:
+    text = "".join(chance.choices(_scraps_of(name), k=chance.randint(1, 24)))
+    places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 6))))
+    pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    for offered in (tools(), []):
+        for starts in (False, True):
+            whole = read(format_named(name), [text], offered, starts_in_reasoning=starts)
+            assert read(format_named(name), pieces, offered, starts_in_reasoning=starts) == whole, (text, pieces)
+            assert read(format_named(name), list(text), offered, starts_in_reasoning=starts) == whole, text
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_random_markup_is_read_the_same_however_it_is_cut(name: str) -> None:
+    chance = random.Random(name)
+    for _ in range(12):
+        _check_a_random_text(name, chance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", format_names())
+def test_much_random_markup_is_read_the_same_however_it_is_cut(name: str) -> None:
+    chance = random.Random(f"much {name}")
+    for _ in range(3000):
+        _check_a_random_text(name, chance)
+
+
+@pytest.mark.parametrize("name", format_names())
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{"), min_size=1))
+def test_text_without_markup_is_content(name: str, text: str) -> None:
+    if not text.lstrip().startswith("to=functions."):
+        assert read(format_named(name), list(text), tools()) == [ContentText(text)]
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_text_is_told_at_once_but_for_the_beginning_of_a_marker(name: str) -> None:
+    reader = format_named(name).reader(tools())
+    told = "".join(event.text for event in reader.feed("One, two,") if isinstance(event, ContentText))
+    told += "".join(event.text for event in reader.feed(" three <") if isinstance(event, ContentText))
+    assert told.startswith("One, two, three")
+
+
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in format_names() if name not in ("glm", "llama-json")]
+
+
+@pytest.mark.parametrize("name", ["glm", "llama-json", *_SLOW])
+def test_reading_takes_time_linear_in_the_text(name: str) -> None:
+    opens = [each for form in format_named(name).calls for each in form.opens] or ["<"]
+    for scrap in (f"{opens[0]} ", "\n", "<", '{"arguments": ', "a" * 9):
+        seconds = []
+        for length in (4_000, 32_000):
+            text = (scrap * length)[:length]
+            begin = time.process_time()
+            read(format_named(name), [text[at : at + 7] for at in range(0, length, 7)], tools())
+            seconds.append(time.process_time() - begin)
+        # Eight times the text: quadratic time would be 64 times as much.
+        assert seconds[1] < 24 * seconds[0] + 0.05, (scrap, seconds)
+
+
+def test_answer_without_anything_to_read_is_content_as_it_comes() -> None:
+    assert isinstance(format_named("hermes").reader(), PlainReader)
+    assert isinstance(format_named("hermes-thinking").reader(), type(format_named("glm").reader()))
+
+
+def test_arguments_stream_as_they_come() -> None:
+    reader = format_named("qwen-coder").reader(tools())
+    reader.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nNew")
+    assert understood(reader.feed(" York and")[:0]).calls == ()
+    (event,) = reader.feed(" more")
+    assert getattr(event, "text", "") == " more"
+
+
+def test_reasoning_streams_as_it_comes() -> None:
+    reader = format_named("hermes-thinking").reader(starts_in_reasoning=True)
+    assert reader.feed("I") == [ReasoningText("I")]
+    assert reader.feed(" think ") == [ReasoningText(" think")]
+    assert reader.feed("</think>") == []
+    assert reader.feed("\n\nHi ") == [ContentText("Hi ")]
+    assert reader.finish() == []
