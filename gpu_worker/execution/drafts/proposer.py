@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import torch
 from msgspec import Struct
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    import torch
 
 
 class DraftRequest(Struct, frozen=True, gc=False):
@@ -26,8 +23,7 @@ class DraftRequest(Struct, frozen=True, gc=False):
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedTokens:
+class ComputedTokens(Struct, frozen=True, gc=False):
     """What a step left behind for one sequence.
 
     Attributes:

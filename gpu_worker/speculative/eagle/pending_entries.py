@@ -40,19 +40,20 @@ class PendingEntries:
 
     def add(self, computed: ComputedTokens) -> None:
         """Keep what a step computed; vectors that it does not follow go."""
-        num_rows = len(computed.token_ids) - 1
-        if num_rows <= 0:
+        start, new = computed.start, computed.token_ids[1:]
+        if not new:
             return
-        if computed.start != self.end:
+        if start != self.start + self.count:
             self.clear()
-            self.start = computed.start
+            self.start = start
         self._chunks.append(computed.hidden)
-        self.count += num_rows
-        self.has_prompt |= num_rows > 1
+        self.count += len(new)
+        self.has_prompt |= len(new) > 1
         token_ids = self.shifted.token_ids
-        known = min(len(token_ids), computed.start)
-        token_ids[known:] = self._original.token_ids[known + 1 : computed.start + 1]
-        token_ids += computed.token_ids[1:]
+        if len(token_ids) != start:
+            known = min(len(token_ids), start)
+            token_ids[known:] = self._original.token_ids[known + 1 : start + 1]
+        token_ids += new
 
     def take(self, count: int) -> tuple[ScheduledSequence, torch.Tensor]:
         """Take the first `count` vectors, as the sequence's share of a step of the layer."""
