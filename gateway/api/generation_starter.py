@@ -82,16 +82,18 @@ class GenerationStarter:
         load = self._dispatcher.fleet.load(generation.model)
         return with_reading(generation, "" if load is None else load.chat_format)
 
-    def check_possible(self, generation: Generation) -> None:
-        """Refuse what no worker could compute.
+    async def check_possible(self, generation: Generation, tenant: str) -> None:
+        """Refuse what no worker could compute, of what is not computed now.
 
         Raises:
-            ApiError: 404 for a model that nobody serves, 400 for a prompt that is too long for it.
+            ApiError: 404 for a model that nobody serves; 400 for a prompt that is too long for it, or a grammar that
+                cannot be obeyed.
         """
         load = self._dispatcher.fleet.load(generation.model)
         if load is None:
             raise model_not_found(generation.model)
         _check_length(generation, load)
+        await self._grammars.check(generation, tenant)
 
     def fingerprint(self, model: str) -> str | None:
         """Return what names the files of a model's workers, or None where they have not told."""

@@ -94,6 +94,7 @@ OPERATIONS = (
     ),
     Operation("get", "/v1/responses/{response_id}", "Show a response.", ResponseAnswer, event=ResponseEvent),
     Operation("delete", "/v1/responses/{response_id}", "Forget a response.", DeletedResponse),
+    Operation("post", "/v1/responses/{response_id}/cancel", "Stop a background response.", ResponseAnswer),
     Operation("get", "/v1/responses/{response_id}/input_items", "List what a response was asked.", InputItemList),
     Operation(
         "post",

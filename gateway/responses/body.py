@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import Meta, Struct
 
-from gateway.api.schemas.raw import null
+from gateway.api.schemas.template_options import ReasoningEffort
+from gateway.api.schemas.tools import Choice
+from gateway.responses.text_format import TextFormatBody
+from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
 from shared.bounds import (
     MAX_MESSAGES,
     MAX_NAME_BYTES,
@@ -63,7 +66,7 @@ Items = Annotated[list[ItemBody], Meta(max_length=MAX_MESSAGES)]
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the model is to think. Clients may ask for a summary; there is none, the reasoning itself is sent."""
 
-    effort: Name | None = None
+    effort: ReasoningEffort | None = None
     summary: Name | None = None
     generate_summary: Name | None = None
 
@@ -71,7 +74,7 @@ class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the text is to look like."""
 
-    format: Raw = field(default_factory=null)
+    format: TextFormatBody | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -88,8 +91,8 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     include: Annotated[list[Name], Meta(max_length=32)] | None = None
     metadata: Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)] | None = None
 
-    tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Raw = field(default_factory=null)
+    tools: Annotated[list[ResponseToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | ResponseToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     text: TextBody | None = None
     reasoning: ReasoningBody | None = None

@@ -73,7 +73,7 @@ class ResponsesEndpoint(Endpoint):
         if not isinstance(answer, BackgroundAnswer):
             return await super().start(starter, asked, answer, caller, is_fresh)
         assert isinstance(asked.generation, ResponseGeneration)
-        starter.check_possible(asked.generation)
+        await starter.check_possible(asked.generation, caller.tenant)
         answer.queued(await self._submission.submit(asked.generation, caller))
         return Ticket(leave=_nothing, tokens_used=partial(_num_reserved, answer))
 

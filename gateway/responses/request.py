@@ -12,16 +12,19 @@ from msgspec import Raw
 
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, require_text
-from gateway.api.schemas.raw import NULL
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.structured_output import constrained
+from gateway.api.schemas.template_options import may_reason, template_variables
 from gateway.generation import Prompt
-from gateway.responses.body import ItemBody, ResponseBody
+from gateway.responses.body import ItemBody, ResponseBody, TextBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.item_ids import input_item_id, new_response_id
+from gateway.responses.text_format import repeated_format, text_output
+from gateway.responses.tools import ResponseToolChoiceBody, repeated_tools, response_tools
 from shared.bounds import MAX_NAME_BYTES
-from shared.conversation import ChatMessage
+from shared.conversation import ChatMessage, ChatOptions
 from shared.sampling import Sampling
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -70,7 +73,6 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
         raise unsupported_parameter("top_logprobs", "A background response has no log probabilities. Leave them out.")
     if body.input is None and body.previous_response_id is None:
         raise invalid_value("input", "Missing required parameter: 'input'.")
-    _check_tools(body)
     return body
 
 
@@ -95,16 +97,26 @@ def to_generation(
         messages = (system, *messages)
     if not messages:
         raise invalid_value("input", "'input' must not be empty.")
+    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
+    output = text_output(None if body.text is None else body.text.format)
+    variables = _variables(body)
+    options = ChatOptions(
+        tools=tools.template, variables=msgspec.json.encode(variables).decode() if variables else None
+    )
+    chat = None if options == ChatOptions() else options
     return ResponseGeneration(
         kind="chat",
         model=body.model,
-        prompts=(Prompt(estimated_tokens=estimate_messages(messages), messages=messages),),
+        prompts=(Prompt(estimate_messages(messages, chat), messages=messages, chat=chat),),
         n=1,
-        sampling=_sampling(body),
+        sampling=constrained(_sampling(body), output),
+        structured_output=output,
         deterministic=body.temperature == 0 or body.seed is not None,
         stream=bool(body.stream),
         priority=body.priority or 0,
         timeout_s=body.timeout,
+        tools=tools.use,
+        may_reason=may_reason(variables),
         draft=_draft(body, items, ancestors),
     )
 
@@ -138,7 +150,7 @@ def _identified(item: ItemBody, response_id: str, index: int) -> ItemBody:
 
 def _parameters(body: ResponseBody) -> dict[str, Any]:
     """Return what a response repeats of its request, with the defaults that were in force."""
-    reasoning, text = body.reasoning, body.text
+    reasoning, text = body.reasoning, body.text or TextBody()
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -152,9 +164,9 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": (text and text.verbosity) or "medium"},
-        "tool_choice": "auto",
-        "tools": [],
+        "text": {"format": repeated_format(text.format), "verbosity": text.verbosity or "medium"},
+        "tool_choice": "auto" if body.tool_choice is None else _without_nulls(body.tool_choice),
+        "tools": repeated_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
@@ -183,13 +195,15 @@ def _has_logprobs(body: ResponseBody) -> bool:
     return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
 
 
-def _check_tools(body: ResponseBody) -> None:
-    """Refuse what is not served yet."""
-    if body.tools:
-        raise unsupported_parameter("tools")
-    if not _is_text(body.text.format if body.text else NULL):
-        raise unsupported_parameter("text.format")
+def _variables(body: ResponseBody) -> dict[str, Raw]:
+    """Return the variables of the chat template. One that knows no verbosity does not look at it."""
+    variables = template_variables(None, None if body.reasoning is None else body.reasoning.effort)
+    if body.text is not None and body.text.verbosity is not None:
+        variables["verbosity"] = Raw(msgspec.json.encode(body.text.verbosity))
+    return variables
 
 
-def _is_text(raw: Raw) -> bool:
-    return raw is NULL or msgspec.json.decode(raw) in (None, {"type": "text"})
+def _without_nulls(choice: str | ResponseToolChoiceBody) -> Any:
+    if isinstance(choice, str):
+        return choice
+    return {name: value for name, value in msgspec.to_builtins(choice).items() if value is not None}

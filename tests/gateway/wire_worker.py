@@ -52,6 +52,7 @@ class WireWorker:
         self.is_pulling = True
         self.draining = False
         self.max_prompt_characters = 0
+        self.chat_format = ""
         self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
         self.num_prepared = 0
         self._url = nats_url
@@ -216,6 +217,7 @@ class WireWorker:
             queue_pending=0,
             draining=self.draining,
             max_prompt_characters=self.max_prompt_characters,
+            chat_format=self.chat_format,
             started=1.0,
             tasks=self.tasks,
         )

@@ -1,0 +1,53 @@
+"""`text.format`: what the text of a response must look like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.structured_output import schema_output
+from gateway.generation import StructuredOutput
+from shared.sampling import Grammar
+
+_FIELD = "text.format"
+_TYPES = ("text", "json_object", "json_schema")
+
+
+class TextFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A format; the name says nothing about the text."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: Raw | UnsetType = UNSET
+    strict: bool | None = None
+
+
+def text_output(body: TextFormatBody | None) -> StructuredOutput | None:
+    """Return what the text must look like; None for anything.
+
+    Raises:
+        ApiError: 400; the format is unknown or not complete.
+    """
+    if body is None or body.type == "text":
+        return None
+    if body.type == "json_object":
+        return StructuredOutput(_FIELD, Grammar(kind="json_schema", source='{"type":"object"}'))
+    if body.type != "json_schema":
+        raise invalid_value(f"{_FIELD}.type", f"'{_FIELD}.type' must be one of {', '.join(_TYPES)}.")
+    field = f"{_FIELD}.schema"
+    if isinstance(body.schema, UnsetType) or bytes(body.schema) == b"null":
+        raise invalid_value(field, f"Missing required parameter: '{field}'.")
+    return schema_output(field, body.schema, strict=bool(body.strict))
+
+
+def repeated_format(body: TextFormatBody | None) -> dict[str, Any]:
+    """Return the format as the response repeats it."""
+    if body is None or body.type != "json_schema":
+        return {"type": "text" if body is None else body.type}
+    schema = {} if isinstance(body.schema, UnsetType) else msgspec.json.decode(body.schema)
+    fields = {"type": body.type, "name": body.name or "", "schema": schema, "strict": bool(body.strict)}
+    return fields | {"description": body.description}

@@ -1,0 +1,210 @@
+"""Calls of functions, reasoning and formats of the text, with a worker that writes what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
+from pydantic import BaseModel
+
+from shared.messages import Delta, Finish, Request, Usage
+from tests.gateway.responses.batch_worker import batch_worker
+from tests.gateway.wire_worker import WireWorker
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "name": "weather",
+        "description": "Of a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        "strict": True,
+    }
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Köln"}}\n</tool_call>'
+THOUGHT = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}"
+
+
+@pytest.fixture
+async def thinking(worker: WireWorker, client: openai.AsyncOpenAI) -> WireWorker:
+    """A worker of a model that thinks, and calls functions as Hermes does; its gateway knows that."""
+    worker.chat_format = "hermes-thinking"
+    for _ in range(200):
+        asking = asyncio.create_task(client.responses.create(model=worker.model, input="x", tools=TOOLS, store=False))
+        request = await worker.begin()
+        await worker.end(request, 0)
+        await asking
+        if request.sampling.grammar is not None:
+            break
+    return worker
+
+
+async def write(worker: WireWorker, request: Request, text: str, piece: int = 5) -> None:
+    """Write a text as the answer, some characters a token."""
+    assert request.reply is not None
+    pieces = [text[start : start + piece] for start in range(0, len(text), piece)]
+    for position, each in enumerate(pieces):
+        await worker.send(request.reply, [Delta(request.id, request.epoch, position, (position,), each)])
+    await worker.end(request, len(pieces), Finish("stop", Usage(3, len(pieces))))
+
+
+async def test_call_and_its_result_travel_through_the_conversation(
+    thinking: WireWorker, client: openai.AsyncOpenAI
+) -> None:
+    asking = asyncio.create_task(
+        client.responses.create(
+            model=thinking.model, input="Weather?", tools=TOOLS, include=["reasoning.encrypted_content"]
+        )
+    )
+    request = await thinking.begin()
+    assert request.chat is not None
+    assert request.chat.tools is not None
+    assert json.loads(request.chat.tools)[0]["function"]["name"] == "weather"
+    await write(thinking, request, THOUGHT)
+    response = await asking
+    reasoning, message, call = response.output
+    assert isinstance(reasoning, ResponseReasoningItem)
+    assert reasoning.content is not None
+    assert reasoning.content[0].text.strip() == "Where is it?"
+    assert isinstance(message, ResponseOutputMessage)
+    assert response.output_text.strip() == "Let me look."
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"place": "Köln"})
+    assert response.usage is not None
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    assert [tool.to_dict() for tool in response.tools] == TOOLS
+
+    result: dict[str, Any] = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    stateless = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "id": reasoning.id, "summary": [], "encrypted_content": reasoning.encrypted_content},
+        message.to_dict(),
+        call.to_dict(),
+        result,
+    ]
+    references = [
+        {"role": "user", "content": "Weather?"},
+        *({"type": "item_reference", "id": i.id} for i in response.output),
+    ]
+    conversations: list[dict[str, Any]] = [
+        {"input": [result], "previous_response_id": response.id},
+        {"input": stateless, "store": False},
+        {"input": [*references, result]},
+    ]
+    for fields in conversations:
+        asking = asyncio.create_task(client.responses.create(model=thinking.model, tools=TOOLS, **fields))
+        request = await thinking.begin()
+        assert request.messages is not None
+        user, assistant, tool = request.messages
+        assert (user.role, user.content) == ("user", "Weather?")
+        assert ((assistant.reasoning or "").strip(), assistant.content.strip()) == ("Where is it?", "Let me look.")
+        assert [(each.id, each.name) for each in assistant.tool_calls] == [(call.call_id, "weather")]
+        assert (tool.role, tool.content, tool.name, tool.tool_call_id) == ("tool", "rain", "weather", call.call_id)
+        await write(thinking, request, "It rains.")
+        assert (await asking).output_text == "It rains."
+
+
+async def test_streamed_call_is_told_as_it_is_written(thinking: WireWorker, client: openai.AsyncOpenAI) -> None:
+    async def run() -> None:
+        await write(thinking, await thinking.begin(), THOUGHT)
+
+    writing = asyncio.create_task(run())
+    async with client.responses.stream(model=thinking.model, input="Weather?", tools=TOOLS) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    await writing
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event.type in ("response.reasoning_text.delta", "response.function_call_arguments.delta"):
+            deltas[event.type] = deltas.get(event.type, "") + event.delta
+    assert deltas["response.reasoning_text.delta"].strip() == "Where is it?"
+    call = final.output[-1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert deltas["response.function_call_arguments.delta"] == call.arguments
+    assert json.loads(call.arguments) == {"place": "Köln"}
+    done = [event.item.type for event in events if event.type == "response.output_item.done"]
+    assert done == ["reasoning", "message", "function_call"]
+
+
+async def test_background_call_is_read_from_the_result(
+    thinking: WireWorker, client: openai.AsyncOpenAI, nats_url: str
+) -> None:
+    async with batch_worker(nats_url, thinking.model) as batch:
+        response = await client.responses.create(model=thinking.model, input="hi", tools=TOOLS, background=True)
+        await batch.end(await batch.take(), THOUGHT)
+        done = await client.responses.retrieve(response.id)
+        assert [item.type for item in done.output] == ["reasoning", "message", "function_call"]
+        stream = await client.responses.retrieve(response.id, stream=True)
+        events = [event async for event in stream]
+        assert events[-1].type == "response.completed"
+        assert events[-1].response.to_dict() == done.to_dict()
+
+
+async def test_effort_and_verbosity_reach_the_template(worker: WireWorker, client: openai.AsyncOpenAI) -> None:
+    for effort, variables in (("low", {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}),
+                              ("none", {"enable_thinking": False, "thinking": False})):  # fmt: skip
+        asking = asyncio.create_task(
+            client.responses.create(
+                model=worker.model,
+                input="x",
+                reasoning={"effort": effort, "summary": "auto"},
+                text={"verbosity": "low"},  # type: ignore[typeddict-item]
+            )
+        )
+        request = await worker.begin()
+        assert request.chat is not None
+        assert json.loads(request.chat.variables or "{}") == {"verbosity": "low", **variables}
+        await worker.end(request, 0)
+        assert (await asking).reasoning is not None
+
+
+class Point(BaseModel):
+    x: int
+    y: int
+
+
+async def test_format_becomes_a_grammar_and_is_parsed(worker: WireWorker, client: openai.AsyncOpenAI) -> None:
+    asking = asyncio.create_task(client.responses.parse(model=worker.model, input="x", text_format=Point))
+    request = await worker.begin()
+    assert request.sampling.grammar is not None
+    assert json.loads(request.sampling.grammar.source)["required"] == ["x", "y"]
+    await write(worker, request, '{"x": 1, "y": 2}')
+    response = await asking
+    assert response.output_parsed == Point(x=1, y=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.[0].type"),
+        ({"tools": [*TOOLS, {"type": "mcp", "server_label": "a"}]}, "tools.[1].type"),
+        ({"tools": [{"type": "custom", "name": "apply_patch"}]}, "tools.[0].type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"unknown": 1}}, "text.unknown"),
+        ({"input": [{"type": "computer_call", "id": "a"}]}, "input.[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
+            "input.[0].content.[0].type",
+        ),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.[0].id"),
+        ({"input": []}, "input"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["everything"]}, "include"),
+        ({"no_such_name": 1}, "no_such_name"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(
+    worker: WireWorker, client: openai.AsyncOpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as refusal:
+        await client.responses.create(**{"model": worker.model, "input": "x"}, extra_body=fields)  # type: ignore[call-overload]
+    assert (refusal.value.status_code in (400, 404), refusal.value.body["param"]) == (True, param)  # type: ignore[index]
