@@ -36,6 +36,14 @@ class OutputConstraint(Protocol):
         """
         ...
 
+    def allows(self, drafts: tuple[int, ...]) -> bool:
+        """Say whether these tokens may follow the output."""
+        ...
+
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that follow the output, as far as there is no choice."""
+        ...
+
     def some_allowed(self, number: int) -> int:
         """Return one of the tokens that may follow the output, the same for the same number."""
         ...

@@ -54,6 +54,20 @@ class Draft(Struct, frozen=True, gc=False):
                 return self.first(number)
         return self
 
+    def only(self, is_kept: Values[bool]) -> Draft:
+        """Return the draft tokens that are kept, as those are before them."""
+        if all(is_kept):
+            return self
+        if self.parents is None:
+            return self.first(is_kept.index(False))
+        numbers = {ROOT: ROOT}
+        for number, parent in enumerate(self.parents):
+            if is_kept[number] and parent in numbers:
+                numbers[number] = len(numbers) - 1
+        kept = [number for number in numbers if number != ROOT]
+        token_ids = tuple(self.token_ids[number] for number in kept)
+        return Draft(token_ids, tuple(numbers[self.parents[number]] for number in kept))
+
     def chain(self) -> Draft:
         """Return the first draft token, the first that follows it, and so on."""
         if self.parents is None:

@@ -13,6 +13,7 @@ Moves sequences between the waiting queues and the running set; it never ends on
 - Drafts get what is left of the budget and of the blocks after all this, for one step: they delay and preempt nobody.
 - A sequence that needs its last token is left out of the steps behind one that samples for it; others go on, but batch
   work does not go on alone while people's sequences wait so.
+- Tokens that a sequence's constraint forces are verified as drafts that are right for certain, some at once.
 - Nobody is preempted while a step is in flight: it may be computing for the victim, and what it ends may make the
   room. Planning stops there until the step has landed; sequences that were given blocks or admitted by then keep them.
 """
@@ -32,6 +33,9 @@ from gpu_worker.core.speculation import DraftPolicy
 from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.messages import Lane
+
+MAX_FORCED_TOKENS = 16
+"""Of a sequence in a step: others wait for as long as these take."""
 
 
 class Planner:
@@ -212,7 +216,7 @@ class Planner:
         is_throttled: bool,
     ) -> StepPlan:
         """Schedule the decodes, what the budget leaves for the prompts of people, and the chunks of batch prompts."""
-        scheduled = self._decodes(step, decodes)
+        scheduled, has_constrained = self._decodes(step, decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
         num_batch_tokens = sum([num_tokens for _, num_tokens in batch_chunks])
@@ -225,14 +229,34 @@ class Planner:
             scheduled.append(self._take(sequence, num_tokens, step))
             left -= num_tokens
         departed = self._running.take_departed() if scheduled else []
+        num_forced = 0
+        if has_constrained and not self._in_flight:
+            num_forced = self._add_forced(scheduled, num_decodes, left, is_throttled=is_throttled)
         if self._policy is not None:
             is_changing = num_decodes < len(scheduled) or bool(departed)
             # The batch may have changed behind a step in flight, whose tokens drafts would have to follow.
             if self._policy.may_draft(num_decodes, is_changing=is_changing) and not self._in_flight:
                 limits = _draft_limits(scheduled[:num_decodes], is_throttled=is_throttled)
-                self._add_drafts(self._policy, scheduled, limits, left)
+                self._add_drafts(self._policy, scheduled, limits, left - num_forced)
         num_tokens = self._config.max_num_batched_tokens - left
-        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled)
+        return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled, num_forced > 0)
+
+    def _add_forced(
+        self, scheduled: list[ScheduledSequence], num_decodes: int, num_left: int, *, is_throttled: bool
+    ) -> int:
+        """Let decodes, which are the first items, verify what their constraints force; return how many tokens."""
+        left = num_left
+        limits = _draft_limits(scheduled[:num_decodes], is_throttled=is_throttled)
+        for place, (item, limit) in enumerate(zip(scheduled, limits, strict=False)):
+            sequence = item.sequence
+            if sequence.constraint is not None and min(limit, left) > 0:
+                count = min(len(sequence.constraint.forced_tokens()), MAX_FORCED_TOKENS, limit, left)
+                if count:
+                    count = self._blocks.cover(sequence, item.start + 1 + count) - item.start - 1
+                if count > 0:
+                    scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, count, True)
+                    left -= count
+        return num_left - left
 
     def _add_drafts(
         self, policy: DraftPolicy, scheduled: list[ScheduledSequence], limits: list[int], num_left: int
@@ -242,14 +266,17 @@ class Planner:
         depths = policy.depths([item.sequence for item in decodes], limits)
         for place, (item, limit, depth) in enumerate(zip(decodes, limits, depths, strict=True)):
             depth = min(depth, limit, num_left)
-            if depth > 0:
+            if depth > 0 and not item.is_forced:
                 sequence, end = item.sequence, item.start + 1
                 depth = self._blocks.cover(sequence, end + depth) - end
                 num_left -= depth
                 scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, depth)
 
-    def _decodes(self, step: int, sequences: Iterable[Sequence]) -> list[ScheduledSequence]:
-        """Schedule decodes. The hot loop of planning: no properties, no calls but the one that makes the item."""
+    def _decodes(self, step: int, sequences: Iterable[Sequence]) -> tuple[list[ScheduledSequence], bool]:
+        """Schedule decodes; return also whether any has a constraint.
+
+        The hot loop of planning: no properties, no calls but the one that makes the item.
+        """
         scheduled, landing = [], []
         for sequence in sequences:
             start = sequence.num_computed_tokens
@@ -262,7 +289,7 @@ class Planner:
                 landing.append(sequence)
         for sequence in landing:
             self._running.reclassify(sequence)
-        return scheduled
+        return scheduled, any(sequence.constraint is not None for sequence in landing)
 
     def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:
         """Give a sequence `num_tokens` of step number `step`."""

@@ -175,7 +175,7 @@ class Scheduler:
         for sequence in self._deadlines.pop_expired(now):
             self._finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
-        if self._in_flight and self.speculation is not None and not self.speculation.policy.is_backing_off:
+        if self._in_flight and (self._in_flight[-1].is_alone or (self.speculation and self.speculation.may_draft)):
             return None
         plan = self._planner.plan(self._num_planned + 1, now)
         if plan is None or (self._in_flight and not plan.scheduled):
@@ -332,22 +332,22 @@ class Scheduler:
             accepted = sampled.accepted[:count]
             num_computed += min(len(accepted), max(0, count - 1))
             sequence.num_computed_tokens = num_computed
-            self._record_drafts(sequence, sampled.num_drafted, accepted)
+            self._record_drafts(item, sampled, accepted)
         if not item.samples and num_computed == len(sequence.token_ids):
             finish = finish_reason(sequence)
         self._blocks.publish(sequence, num_computed)
-        prompt_logprobs = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
-        sequence.num_prompt_logprobs += len(prompt_logprobs)
+        of_prompt = sampled.prompt_logprobs[max(0, sequence.num_prompt_logprobs - item.start) :]
+        sequence.num_prompt_logprobs += len(of_prompt)
         if sampled.pooled is not None:
             sequence.pooled.append(sampled.pooled)
         if finish is not None:
             self._finish(sequence)
         elif count > 1 or sequence.needs_last_token:
             self._running.reclassify(sequence)
-        if not count and finish is None and not prompt_logprobs:
+        if not count and finish is None and not of_prompt:
             return None
-        logprobs, error = sampled.logprobs[:count], refusal(sequence)
-        return SequenceEvent(sequence, new[:count], num_before, finish, logprobs, prompt_logprobs, error)
+        logprobs = sampled.logprobs[:count]
+        return SequenceEvent(sequence, new[:count], num_before, finish, logprobs, of_prompt, refusal(sequence))
 
     def _apply_error(self, item: ScheduledSequence, sampled: SampledTokens, error: str) -> SequenceEvent:
         """End a sequence behind the tokens that it got before the error, unless these end it already.
@@ -356,8 +356,7 @@ class Scheduler:
         """
         sequence, num_before = item.sequence, item.sequence.num_output_tokens
         count, finish = extend(sequence, sampled.token_ids)
-        if self.speculation is not None:
-            self.speculation.record(sequence, sampled.num_drafted, sampled.accepted[:count])
+        self._record_drafts(item, sampled, sampled.accepted[:count])
         if finish is None:
             self._blocks.hide(sequence)
         self._finish(sequence)
@@ -365,11 +364,11 @@ class Scheduler:
         reason = error if finish is None else refusal(sequence)
         return SequenceEvent(sequence, new, num_before, finish or "failed", logprobs, error=reason)
 
-    def _record_drafts(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        """Count the drafts of a step, and take back the blocks of those that were wrong."""
-        assert self.speculation is not None
-        self.speculation.record(sequence, num_drafted, accepted)
-        self._blocks.trim(sequence)
+    def _record_drafts(self, item: ScheduledSequence, sampled: SampledTokens, accepted: tuple[int, ...]) -> None:
+        """Count the drafts of a step, but for forced ones, and take back the blocks of those that were wrong."""
+        if self.speculation is not None and not item.is_forced:
+            self.speculation.record(item.sequence, sampled.num_drafted, accepted)
+        self._blocks.trim(item.sequence)
 
     def _land(self, plan: StepPlan) -> None:
         assert next(iter(self._in_flight), None) is plan, "the step is not in flight, or not the oldest"

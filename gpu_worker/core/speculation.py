@@ -58,6 +58,11 @@ class Speculation:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
+    @property
+    def may_draft(self) -> bool:
+        """Say whether the next step may draft, or the last one did: one cannot be planned behind the other."""
+        return not self.policy.is_backing_off
+
     def record(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Count what a step verified for a sequence."""
         if num_drafted == 0:

@@ -27,6 +27,7 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
         samples: True when the step reaches the sequence's last token and another one is wanted.
         num_draft_tokens: Draft tokens after these that the runner may compute and verify in this step; the
             block table covers them too. Only where the step samples.
+        is_forced: The draft tokens are those that the sequence's constraint forces.
     """
 
     sequence: Sequence
@@ -34,6 +35,7 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
     num_tokens: int
     samples: bool
     num_draft_tokens: int = 0
+    is_forced: bool = False
 
 
 class StepPlan(Struct, frozen=True, gc=False):
@@ -47,6 +49,7 @@ class StepPlan(Struct, frozen=True, gc=False):
             once, as if it were new. Some the runner may never have seen.
         num_decodes: How many of `scheduled` are decodes.
         is_throttled: Batch work was allowed only as far as people permit.
+        is_alone: It verifies tokens that constraints force: no step may be planned behind it.
     """
 
     step: int
@@ -55,6 +58,7 @@ class StepPlan(Struct, frozen=True, gc=False):
     departed: list[Sequence] = msgspec.field(default_factory=list)
     num_decodes: int = 0
     is_throttled: bool = False
+    is_alone: bool = False
 
 
 class LogprobEntry(Struct, frozen=True, gc=False):

@@ -36,6 +36,7 @@ from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Downloads, StagedArray, Upload
 from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.forced_tokens import forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
@@ -274,7 +275,9 @@ class TorchModelRunner:
         self._rows.release(plan.departed)
         for unlanded in self._unlanded:
             unlanded.departed.update(plan.departed)
-        drafts = None if self._drafting is None else self._drafting.drafts(scheduled, plan.departed)
+        drafts = forced_drafts(scheduled) if plan.is_alone else None
+        if self._drafting is not None:
+            drafts = self._drafting.drafts(scheduled, plan.departed, drafts)
         rows, newcomers = self._rows.place(scheduled, upload)
         self._sampler.assign(newcomers, upload)
         layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts)

@@ -88,6 +88,17 @@ class GrammarConstraint:
                 return
         ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
 
+    def allows(self, drafts: tuple[int, ...]) -> bool:
+        """See `OutputConstraint`."""
+        return self._error is None and self._move_behind(drafts)
+
+    def forced_tokens(self) -> list[int]:
+        """See `OutputConstraint`."""
+        if self._error is not None:
+            return []
+        self._move_behind(())
+        return self._matcher.compute_ff_tokens()
+
     def some_allowed(self, number: int) -> int:
         """See `OutputConstraint`."""
         mask = np.zeros(self._num_bytes // 4, dtype=np.int32)

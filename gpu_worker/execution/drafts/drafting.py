@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
+from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
@@ -40,22 +41,29 @@ class Drafting:
         self._can_branch = sliding_window is None or sliding_window > MAX_DRAFT_TOKENS
         self.wants_hidden = proposer.wants_hidden
 
-    def drafts(self, scheduled: Values[ScheduledSequence], departed: Values[Sequence]) -> list[Draft] | None:
+    def drafts(
+        self,
+        scheduled: Values[ScheduledSequence],
+        departed: Values[Sequence],
+        forced: list[Draft] | None = None,
+    ) -> list[Draft] | None:
         """Return the drafts of each scheduled sequence, or None when there are none at all.
 
         Args:
-            scheduled: Those with `num_draft_tokens` are asked for.
+            scheduled: Those with `num_draft_tokens` are asked for, but for those whose tokens are forced.
             departed: Left the batch since the last call; the proposer forgets them.
+            forced: Drafts of those, none of the others; None when there are no such sequences.
         """
-        places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens]
+        places = [place for place, item in enumerate(scheduled) if item.num_draft_tokens and not item.is_forced]
         self.forget(departed)
-        if self._proposer is None or not places:
-            return None
-        try:
-            return self._ask(self._proposer, scheduled, places)
-        except Exception:
-            self._give_up()
-            return None
+        drafts = [NO_DRAFT] * len(scheduled) if forced is None else forced
+        if self._proposer is not None and places:
+            try:
+                for place, draft in zip(places, self._ask(self._proposer, scheduled, places), strict=True):
+                    drafts[place] = draft
+            except Exception:
+                self._give_up()
+        return drafts if any(drafts) else None
 
     def forget(self, departed: Iterable[Sequence]) -> None:
         """Let the proposer drop what it keeps for sequences that have left the batch."""
@@ -76,13 +84,14 @@ class Drafting:
         except Exception:
             self._give_up()
 
-    def _ask(self, proposer: Proposer, scheduled: Values[ScheduledSequence], places: Values[int]) -> list[Draft] | None:
+    def _ask(self, proposer: Proposer, scheduled: Values[ScheduledSequence], places: Values[int]) -> list[Draft]:
         requests = [DraftRequest(scheduled[place].sequence, scheduled[place].num_draft_tokens) for place in places]
-        drafts = [NO_DRAFT] * len(scheduled)
-        for place, request, draft in zip(places, requests, proposer.propose(requests), strict=True):
+        drafts = []
+        for request, draft in zip(requests, proposer.propose(requests), strict=True):
             usable = draft.first(request.num_tokens).valid(self._vocab_size)
-            drafts[place] = usable if self._may_branch(request.sequence) else usable.chain()
-        return drafts if any(drafts) else None
+            usable = usable if self._may_branch(request.sequence) else usable.chain()
+            drafts.append(_allowed(usable, request.sequence.constraint))
+        return drafts
 
     def _may_branch(self, sequence: Sequence) -> bool:
         return self._can_branch and (self._draws_from_trees or sequence.sampling.temperature == 0.0)
@@ -91,3 +100,10 @@ class Drafting:
         """Call it while an exception is handled."""
         logger.exception("the proposer of drafts failed; speculation is off until the worker starts again")
         self._proposer, self.wants_hidden = None, False
+
+
+def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:
+    """Return the draft tokens that may stand where they do."""
+    if constraint is None or not draft:
+        return draft
+    return draft.only([constraint.allows(path) for path in draft.paths()[1:]])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import StepPlan
+from gpu_worker.core.step import SampledTokens, StepPlan, StepResult
+from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -13,7 +14,8 @@ from tests.gpu_worker.core.sequences import make_sequence
 class Countdown:
     """Allows everything, and is complete after some tokens; or refuses the last of them with an error."""
 
-    def __init__(self, num_tokens: int, error: str | None = None) -> None:
+    def __init__(self, num_tokens: int, error: str | None = None, forced: tuple[int, ...] = ()) -> None:
+        self.forced = list(forced)
         self.taken: list[int] = []
         self.num_tokens = num_tokens
         self.late_error = error
@@ -33,6 +35,12 @@ class Countdown:
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         raise AssertionError("there is no sampler here")
+
+    def allows(self, drafts: tuple[int, ...]) -> bool:
+        return True
+
+    def forced_tokens(self) -> list[int]:
+        return self.forced
 
     def some_allowed(self, number: int) -> int:
         raise AssertionError("nobody asks")
@@ -110,6 +118,42 @@ def test_prompt_of_a_constrained_sequence_is_computed_ahead_in_chunks() -> None:
     assert names(harness.schedule()) == [mine.id]
     harness.land()
     assert harness.try_schedule() is None, "its first token is being sampled"
+
+
+def test_step_that_verifies_forced_tokens_is_alone_and_covers_them() -> None:
+    harness = Harness(max_steps_in_flight=2, num_blocks=8, max_num_batched_tokens=32, headroom_tokens=0)
+    mine, other = make_sequence(3, max_tokens=40), make_sequence(15)
+    mine.constraint = Countdown(30, forced=(7,) * 40)
+    harness.add(mine, other)
+    harness.settle(harness.schedule())
+    plan = harness.schedule()
+    (item,) = (item for item in plan.scheduled if item.sequence is mine)
+    assert plan.is_alone
+    assert item.is_forced
+    assert item.num_draft_tokens == 4 * (8 - 4) - item.start - 1, "as many as the blocks that are left hold"
+    assert len(mine.block_table) == 4
+    assert harness.try_schedule() is None
+    harness.settle_as(9)
+    assert len(mine.block_table) == 2, "blocks of what was not accepted go back"
+    harness.scheduler.check_integrity()
+
+
+def test_forced_tokens_are_neither_learned_nor_counted_as_drafts() -> None:
+    harness = Harness(policy=FixedDepth(0))
+    mine = make_sequence(3, max_tokens=20)
+    mine.constraint = Countdown(10, forced=(7, 8, 9))
+    harness.add(mine)
+    harness.settle(harness.schedule())
+    plan, _ = harness.in_flight[0] if harness.in_flight else (harness.schedule(), None)
+    harness.in_flight.popleft()
+    sampled = SampledTokens((7, 8, 9, 10), num_drafted=3, accepted=(0, 1, 2))
+    harness.collect(harness.scheduler.settle(plan, StepResult(plan.step, [sampled])))
+    assert mine.token_ids[-4:] == [7, 8, 9, 10]
+    assert mine.num_computed_tokens == len(mine.token_ids) - 1
+    assert (mine.num_drafted_tokens, mine.num_accepted_tokens) == (0, 0)
+    assert harness.scheduler.speculation is not None
+    assert harness.scheduler.speculation.num_draft_tokens == 0
+    harness.scheduler.check_integrity()
 
 
 def test_complete_output_that_another_worker_has_emitted_only_ends() -> None:

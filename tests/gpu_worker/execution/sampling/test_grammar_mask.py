@@ -12,8 +12,10 @@ import pytest
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
+from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Grammar, Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.execution.engine_run import (
     VOCAB,
     Outcome,
@@ -97,6 +99,36 @@ def alone(directory: Path) -> dict[str, Any]:
         outcome = run(runner, [sequence])
         answers[sequence.id] = outcome.tokens[sequence.id], outcome.logprobs[sequence.id]
     return answers
+
+
+DRAFTERS: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "trees": TreeProposer, "hostile": HostileProposer}
+
+
+@pytest.mark.parametrize("runner_kind", ["host", "device", "graphed"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_leave_guided_outputs_as_they_are(
+    directory: Path, alone: dict[str, Any], drafter: str, runner_kind: str
+) -> None:
+    if runner_kind == "host":
+        runner = make_runner(directory)
+    else:
+        runner = make_device_runner(load(directory, "cpu"), is_graphed=runner_kind == "graphed", max_draft_tokens=5)
+    sequences = [*everybody(), *map(free, range(4))]
+    proposer = DRAFTERS[drafter]({name: answer[0] for name, answer in alone.items()}, 0.8)
+    runner.verify_drafts_of(proposer)
+    outcome = run(runner, sequences, policy=FixedDepth(5), num_blocks=160, token_budget=60, headroom_tokens=0)
+    check_outcome(outcome, sequences, alone)
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens > 100 or drafter == "hostile"
+    assert outcome.speculation.num_accepted_tokens < outcome.speculation.num_draft_tokens
+
+
+def test_forced_tokens_take_no_step_each(directory: Path, alone: dict[str, Any]) -> None:
+    runner = make_runner(directory)
+    for sequence in everybody():
+        outcome = run(runner, [sequence])
+        assert outcome.num_steps < 0.8 * len(outcome.tokens[sequence.id])
+        assert sequence.num_drafted_tokens == 0, "they are no drafts of anybody's"
 
 
 def check_outcome(outcome: Outcome, sequences: Iterable[Sequence], alone: dict[str, Any]) -> None:
@@ -183,6 +215,9 @@ def test_sequence_whose_grammar_cannot_go_on_ends_alone(directory: Path, alone: 
             constraint.fill_mask(drafts, address)
             if next(count) == 5:
                 self.error = "too hard"
+
+        def forced_tokens(self) -> list[int]:
+            return []
 
     broken.constraint = FailsLate()  # type: ignore[assignment]
     others = [guided("temperature", 1), free(2)]
