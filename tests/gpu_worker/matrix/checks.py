@@ -51,9 +51,11 @@ def check_usage(traffic: Traffic) -> None:
     assert (drafted, accepted) == (speculation.num_draft_tokens, speculation.num_accepted_tokens)
     for sequence in traffic.sequences:
         answer = traffic.answers[sequence.id]
-        # Each step adds one token of its own, but for one that ends with a draft token.
+        # Each step adds one token of its own, but for one that ends with a draft token. Forced tokens are no drafts.
         num_own = len(answer.token_ids) - sequence.num_accepted_tokens
-        assert num_own in (answer.num_events, answer.num_events - (answer.finishes == ["stop"])), sequence.id
+        least = answer.num_events - (answer.finishes == ["stop"])
+        assert least <= num_own, sequence.id
+        assert num_own <= answer.num_events or sequence.constraint is not None, sequence.id
         assert sequence.num_accepted_tokens <= sequence.num_drafted_tokens
 
 

@@ -8,8 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shared.sampling import Grammar
+
 Row = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
+
+# Of the tokens that the model likes. Some have no choice.
+GRAMMAR = Grammar(kind="regex", source="([ -#]{1,2}%&%[(-)]{1,2})+")
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -23,6 +28,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "logit_bias": {"temperature": 0.8, "logit_bias": {3: 3.0, 60: 2.5}},
     "stop_token_ids": {"temperature": 0.8, "stop_token_ids": (2, 7)},
     "eos": {"temperature": 0.8, "ignore_eos": False},
+    "grammar": {"temperature": 0.9, "grammar": GRAMMAR},
     "two tokens": {"temperature": 0.8, "max_tokens": 2},
     "up to the model's length": {"temperature": 0.8, "max_tokens": 1000},
     "everything": {

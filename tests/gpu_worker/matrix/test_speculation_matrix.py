@@ -104,7 +104,7 @@ def test_selected_mixtures_answer_as_plain_decoding_does(oracle: Oracle, propose
         cell, ask = split(row)
         if cell.proposer != proposer:
             continue
-        others = random.Random(place).sample(BYSTANDERS, 5)
+        others = random.Random(place).sample(BYSTANDERS, 9 if cell.blocks == "scarce" else 5)
         traffic = check_cell(oracle, cell, [*choices_of([ask]), *others])
         scheduler = traffic.parts.scheduler
         assert scheduler.speculation is not None

@@ -7,17 +7,20 @@ import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
+from functools import cache
 
 import msgspec
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.engine.engine import Engine
+from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, compile_grammar
 from shared.messages import FinishReason, Lane
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.matrix.factors import PLAIN, SAMPLINGS, Ask, EngineCell
+from tests.gpu_worker.execution.engine_run import VOCAB, random_prompt
+from tests.gpu_worker.matrix.factors import GRAMMAR, PLAIN, SAMPLINGS, Ask, EngineCell
 from tests.gpu_worker.matrix.parts import Models, Parts, make_parts
+from tests.gpu_worker.structured_output.tiny_tokenizer import tiny_tokenizer
 
 SHARED = random_prompt(10, seed=99)
 EOS = 4
@@ -75,6 +78,7 @@ class Choice:
         self, emitted: Iterable[int] = (), prediction: tuple[int, ...] = (), sampling: Sampling | None = None
     ) -> Sequence:
         prompt, sampling = self.prompt(), sampling or self.sampling()
+        emitted = tuple(emitted)
         return Sequence(
             self.name,
             [*prompt, *emitted],
@@ -84,7 +88,13 @@ class Choice:
             eos_token_ids=frozenset({EOS}),
             lane=self.lane,
             prediction=prediction,
+            constraint=None if sampling.grammar is None else _compiled().constraint(sampling, emitted),
         )
+
+
+@cache
+def _compiled() -> CompiledGrammar:
+    return compile_grammar(GRAMMAR, tiny_tokenizer(VOCAB, frozenset({EOS})))
 
 
 def choices_of(asks: Iterable[Ask]) -> list[Choice]:
