@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
 from msgspec import Struct
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    # A simulated worker has no torch; nothing decodes these structs, so their annotations are never looked up.
+    import torch  # noqa: TC004
 
 
 class DraftRequest(Struct, frozen=True, gc=False):
