@@ -285,7 +285,7 @@ class Planner:
             sequence.num_pending_tokens += 1
             sequence.last_step = step
             # Token `start` is the last so far, and the one being sampled comes after it.
-            if start + 2 >= sequence.max_num_tokens or sequence.constraint is not None:
+            if start + 2 >= sequence.max_num_tokens or sequence.needs_last_token:
                 landing.append(sequence)
         for sequence in landing:
             self._running.reclassify(sequence)

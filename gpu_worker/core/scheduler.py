@@ -29,7 +29,7 @@ from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
 from gpu_worker.core.step_time import StepTimeModel
-from gpu_worker.core.stopping import extend, finish_reason, refusal
+from gpu_worker.core.stopping import extend, finish_reason, refusal, set_limits
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import Lane
@@ -136,10 +136,7 @@ class Scheduler:
         self.validate(sequence)
         if sequence.id in self._sequences:
             raise DuplicateSequenceError(f"sequence {sequence.id!r} is in the engine already")
-        sampling = sequence.sampling
-        stop_ids = frozenset(sampling.stop_token_ids)
-        sequence.stop_ids = stop_ids if sampling.ignore_eos else stop_ids | sequence.eos_token_ids
-        sequence.max_num_tokens = min(sequence.num_prompt_tokens + sequence.max_tokens, self.config.max_num_tokens)
+        set_limits(sequence, self.config.max_num_tokens)
         self._num_added += 1
         sequence.order = (sequence.lane == "batch", -sequence.priority, sequence.arrival, self._num_added)
         reason = finish_reason(sequence)
@@ -206,7 +203,7 @@ class Scheduler:
                 and not item.num_draft_tokens
                 and num_before + 1 < sequence.max_num_tokens
                 and new[0] not in sequence.stop_ids
-                and sequence.constraint is None
+                and not sequence.needs_last_token
             ):
                 token_ids.append(new[0])
                 sequence.num_pending_tokens -= 1

@@ -58,6 +58,8 @@ class Sequence:
         num_prompt_logprobs: Prompt log probabilities reported so far; recomputing the prompt does not repeat them.
         prediction: Tokens that the client expects the output to resemble; drafts may be taken from them.
         bad_words: Runs of tokens that the output must not have.
+        needs_last_token: A step can be planned for it only when the host knows its last token, which says what may
+            follow. So no step is planned behind one in flight that samples for it.
         num_drafted_tokens: Drafts that were verified for the sequence.
         num_accepted_tokens: Those of them that were accepted.
         constraint: What the output must look like; None for anything.
@@ -95,6 +97,7 @@ class Sequence:
     num_prompt_logprobs: int = 0
     prediction: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    needs_last_token: bool = False
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     constraint: OutputConstraint | None = None
@@ -116,14 +119,6 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV no step has computed or is computing."""
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
-
-    @property
-    def needs_last_token(self) -> bool:
-        """Say whether a step can be planned for it only when the host knows its last token, which says what may follow.
-
-        So no step behind one in flight that samples for it.
-        """
-        return self.constraint is not None
 
     @property
     def wants_token(self) -> bool:

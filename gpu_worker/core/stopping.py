@@ -6,6 +6,21 @@ from gpu_worker.core.sequence import Sequence
 from shared.messages import FinishReason
 
 
+def set_limits(sequence: Sequence, max_num_tokens: int) -> None:
+    """Work out what ends a new sequence, and whether what may follow its last token depends on it.
+
+    Args:
+        sequence: Its request is known, its counters are those of a new one.
+        max_num_tokens: No sequence gets longer.
+    """
+    sampling = sequence.sampling
+    stop_ids = frozenset(sampling.stop_token_ids)
+    sequence.stop_ids = stop_ids if sampling.ignore_eos else stop_ids | sequence.eos_token_ids
+    sequence.max_num_tokens = min(sequence.num_prompt_tokens + sequence.max_tokens, max_num_tokens)
+    has_bad_runs = any(len(word) > 1 for word in sequence.bad_words)
+    sequence.needs_last_token = has_bad_runs or sequence.constraint is not None
+
+
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Return why the sequence ends with the tokens it has, or None when it goes on.
 
