@@ -8,7 +8,7 @@ from shared.formats.families.gemma import FUNCTION_GEMMA, GEMMA
 from shared.formats.families.glm import GLM
 from shared.formats.families.harmony import HARMONY
 from shared.formats.families.hermes import HERMES, HERMES_THINKING
-from shared.formats.families.kimi import KIMI
+from shared.formats.families.kimi import KIMI, KIMI_THINKING
 from shared.formats.families.llama import LLAMA_JSON, LLAMA_PYTHONIC
 from shared.formats.families.mistral import MISTRAL, MISTRAL_LIST, MISTRAL_THINKING
 from shared.formats.families.plain import PLAIN
@@ -25,6 +25,7 @@ _FORMATS = (
     DEEPSEEK_V31,
     DEEPSEEK_R1,
     DEEPSEEK_V3,
+    KIMI_THINKING,
     KIMI,
     MISTRAL_THINKING,
     MISTRAL,

@@ -11,24 +11,29 @@ _CALL, _CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
-KIMI = ChatFormat(
-    name="kimi",
-    marks=((_SECTION,),),
-    reasoning=ThinkTags(),
-    calls=(
-        CallForm(
-            opens=(_SECTION,),
-            parts=(
-                Fixed(f"{_CALL}functions."),
-                Name(),
-                Skipped(":0", _ARGUMENTS),
-                JsonArguments(),
-                Fixed(_CALL_END),
-            ),
-            separator="",
-            closes=(_SECTION_END,),
+_CALLS = (
+    CallForm(
+        opens=(_SECTION,),
+        parts=(
+            Fixed(f"{_CALL}functions."),
+            Name(),
+            Skipped(":0", _ARGUMENTS),
+            JsonArguments(),
+            Fixed(_CALL_END),
         ),
+        separator="",
+        closes=(_SECTION_END,),
     ),
-    tokens=(_SECTION, _SECTION_END, _CALL, _CALL_END, _ARGUMENTS, "<think>", "</think>"),
+)
+_TOKENS = (_SECTION, _SECTION_END, _CALL, _CALL_END, _ARGUMENTS)
+
+KIMI = ChatFormat(name="kimi", marks=((_SECTION,),), calls=_CALLS, tokens=_TOKENS, keeps_special_tokens=True)
+
+KIMI_THINKING = ChatFormat(
+    name="kimi-thinking",
+    marks=((_SECTION, "</think>"),),
+    reasoning=ThinkTags(),
+    calls=_CALLS,
+    tokens=(*_TOKENS, "<think>", "</think>"),
     keeps_special_tokens=True,
 )

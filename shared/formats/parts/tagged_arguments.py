@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from shared.formats.call_reading import CallReading
-from shared.formats.json_reading import escaped
+from shared.formats.json_reading import escaped, read_value
 from shared.formats.lark_text import LarkText
 from shared.formats.markers import markers
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema, arguments_schema, as_json
@@ -119,27 +120,33 @@ class TaggedArguments:
         return arguments_schema(call.tool.parameters).types(key) if kind == "schema" else _OTHER_TYPES
 
     def _read_value(self, call: CallReading, types: frozenset[str]) -> Reading[bool]:
-        """Read a value: a string as it comes, anything else when it is complete."""
-        is_string = types == {"string"}
-        parts: list[str] = []
-        if is_string:
+        """Read a value and its close: a string as it comes, anything else when it is complete."""
+        if types == {"string"}:
             call.arguments('"')
+            is_whole = yield from self._read_text(call, lambda text: call.arguments(escaped(text)))
+            call.arguments('"' if is_whole else "")
+            return is_whole
+        parts: list[str] = []
+        if "string" not in types:
+            yield from call.source.skip_space()
+            if (yield from call.source.peek()) in ("[", "{"):
+                # The close may stand in a string of it.
+                yield from read_value(call.source, parts.append, call.closes)
+        is_whole = yield from self._read_text(call, parts.append)
+        text = "".join(parts)
+        call.arguments(as_json(text, types) if is_whole or "string" in types else text.strip())
+        return is_whole
+
+    def _read_text(self, call: CallReading, tell: Callable[[str], None]) -> Reading[bool]:
+        """Read text up to and with the close of a value; say whether the close was there."""
         closes = markers(self.value_close, self.value_close.strip())
         while True:
             text, found = yield from call.source.until(closes)
-            if is_string:
-                call.arguments(escaped(text))
-            else:
-                parts.append(text)
+            tell(text)
+            if found:
+                yield from call.source.accept(found)
             if found or call.source.has_ended:
-                break
-        if found:
-            yield from call.source.accept(found)
-        if not is_string:
-            call.arguments(as_json("".join(parts), types))
-        elif found:
-            call.arguments('"')
-        return bool(found)
+                return bool(found)
 
     def _values(self, lark: LarkText, schema: ArgumentsSchema, key: str) -> list[str]:
         """Return what may stand behind a key, from the opening of the value to the separator."""

@@ -38,3 +38,6 @@ def tools(*, strict: bool = False) -> list[Tool]:
         Tool("search", json.dumps(SEARCH), strict),
         Tool("get", None, strict),
     ]
+
+
+SCHEMAS = {"get_weather": json.dumps(WEATHER), "search": json.dumps(SEARCH), "get": '{"type": "object"}'}

@@ -113,6 +113,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "deepseek-v3.1": _deepseek("", "<｜tool▁sep｜>", "", ""),
     "deepseek-v3.2": _dsml,
     "kimi": _kimi,
+    "kimi-thinking": _kimi,
     "mistral": _mistral,
     "mistral-thinking": _mistral,
     "mistral-list": _mistral_list,
