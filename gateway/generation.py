@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.bounds import MAX_SEQUENCES
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.messages import Lane
@@ -162,6 +163,11 @@ class Generation:
     def num_sequences(self) -> int:
         """Choices in the answer, and wire requests to publish."""
         return len(self.prompts) * self.n
+
+    @property
+    def num_at_once(self) -> int:
+        """Sequences that are queued or computed at once, at most."""
+        return min(self.num_sequences, MAX_SEQUENCES)
 
     @property
     def estimated_prompt_tokens(self) -> int:

@@ -83,7 +83,7 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     bounds = [_time(generation.timeout_s, wait_s, own_s, config.interactive_ttft_slo_s)]
     # What an idle fleet is asked for is never too much.
     if load.queued_requests > 0:
-        bounds.insert(0, _requests(load, generation.num_sequences, departure_s, config.max_queued_requests))
+        bounds.insert(0, _requests(load, generation.num_at_once, departure_s, config.max_queued_requests))
         bounds.insert(1, _tokens(load, own_tokens, config.max_queued_tokens))
     # What generates nothing leaves when its prompt is computed.
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0

@@ -195,7 +195,7 @@ class Shedder:
 
 
 def _size(generation: Generation) -> Size:
-    return generation.num_sequences, generation.estimated_prompt_tokens
+    return generation.num_at_once, generation.estimated_prompt_tokens
 
 
 def _check_timeout(timeout_s: float | None, expected: Forecast) -> None:

@@ -98,7 +98,7 @@ class GenerationService:
             generation = await endpoint.generation(body, principal)
             principal.check_model(generation.model)
             generation = self._starter.with_reading(generation)
-            lease = await self._limiter.admit(principal, generation.num_sequences, reserved_tokens(generation))
+            lease = await self._limiter.admit(principal, generation.num_at_once, reserved_tokens(generation))
             head.limits = lease.headers
             fingerprint = self._starter.fingerprint(generation.model)
             asked = Asked(exchange, generation, head, principal, fingerprint)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.api.output_reading import with_reading
+from gateway.api.sequence_window import SequenceWindow
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.wire_requests import wire_requests
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
@@ -118,12 +119,8 @@ class GenerationStarter:
         await self._grammars.check(generation, caller.tenant)
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
-            flights = self._dispatch(generation, caller, sinks)
-            return Ticket(
-                partial(self._dispatcher.cancel, flights),
-                partial(_num_tokens_of_flights, flights, generation.n),
-                prediction,
-            )
+            window = self._dispatch(generation, caller, sinks)
+            return Ticket(window.cancel, partial(_num_tokens_of_flights, window.flights, generation.n), prediction)
         load = self._dispatcher.fleet.load(generation.model)
         key = cache_key(caller.tenant, generation, load.revisions if load else ())
         # The deadline is part of what is shared.
@@ -153,16 +150,16 @@ class GenerationStarter:
             self._metrics.cache_misses += 1
             prediction = await self._admit(generation, caller)
             shared.on_complete = partial(self._keep, shared, key)
-            flights = self._dispatch(generation, caller, shared.sequences)
+            window = self._dispatch(generation, caller, shared.sequences)
         except ApiError as error:
             shared.fail(error)
             return None
         except BaseException:
             shared.fail(ApiError(500, "The request could not be dispatched.", code="internal_error"))
             raise
-        shared.on_abandoned = partial(self._dispatcher.cancel, flights)
+        shared.on_abandoned = window.cancel
         if not shared.is_wanted:
-            self._dispatcher.cancel(flights)
+            window.cancel()
         return prediction
 
     async def _admit(self, generation: Generation, caller: Caller) -> Prediction:
@@ -170,23 +167,22 @@ class GenerationStarter:
         await self._shedder.recall(fleet.load(generation.model), generation, caller)
         return self._shedder.admit(fleet.load(generation.model), generation, caller)
 
-    def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> list[Flight]:
-        flights: list[Flight] = []
+    def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> SequenceWindow:
         load = self._dispatcher.fleet.load(generation.model)
         timeout_s = generation.timeout_s or self._timeout_s
         requests = wire_requests(generation, caller.tenant, self._dispatcher.reply, timeout_s, caller.request_id)
-        try:
-            for index, (request, sink) in enumerate(zip(requests, sinks, strict=True)):
-                prompt, choice = divmod(index, generation.n)
-                # The choices of a prompt share its computation.
-                tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
-                if load is not None:
-                    tokens = int(load.prompt_tokens(tokens))
-                flights.append(self._dispatcher.submit(request, sink, tokens))
-        except BaseException:
-            self._dispatcher.cancel(flights)
-            raise
-        return flights
+
+        def submit(index: int, sink: Sink) -> Flight:
+            prompt, choice = divmod(index, generation.n)
+            # The choices of a prompt share its computation.
+            tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
+            if load is not None:
+                tokens = int(load.prompt_tokens(tokens))
+            return self._dispatcher.submit(requests[index], sink, tokens)
+
+        window = SequenceWindow(submit, self._dispatcher.cancel, sinks, generation.num_at_once)
+        window.begin()
+        return window
 
     def _keep(self, shared: SharedGeneration, key: CacheKey) -> None:
         self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))

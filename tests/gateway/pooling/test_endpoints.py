@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from shared.bounds import MAX_SEQUENCES
 from shared.messages import Finish, Usage
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
@@ -57,6 +58,23 @@ async def test_embeddings_come_in_the_order_of_the_inputs(worker: WireWorker, ht
         "usage": {"prompt_tokens": 6, "total_tokens": 6},
     }
     assert answer.headers["x-request-id"]
+
+
+async def test_many_inputs_take_no_more_of_the_queue_than_an_ordinary_answer(
+    worker: WireWorker, http: httpx2.AsyncClient
+) -> None:
+    texts = ["x" * (1 + number % 50) for number in range(2 * MAX_SEQUENCES + 5)]
+    asking = asyncio.create_task(http.post("/v1/embeddings", json={"model": worker.model, "input": texts}))
+    held = [await worker.next_request() for _ in range(MAX_SEQUENCES)]
+    for number in range(len(texts)):
+        assert worker.requests.empty()
+        request = held[number]
+        await worker.claim(request)
+        await worker.pool(request)
+        if len(held) < len(texts):
+            held.append(await worker.next_request())
+    vectors = [entry["embedding"][0] for entry in (await asking).json()["data"]]
+    assert vectors == [len(text) for text in texts]
 
 
 async def test_base64_has_the_bytes_of_the_wire(worker: WireWorker, http: httpx2.AsyncClient) -> None:
