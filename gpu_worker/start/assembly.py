@@ -24,7 +24,7 @@ from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.start.engine_setup import EngineSetup
 from gpu_worker.text.model_directory import ModelDirectory
-from gpu_worker.text.model_tasks import ModelTasks, Unserved
+from gpu_worker.text.model_tasks import ModelTasks
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
@@ -67,9 +67,7 @@ class Worker:
         self._engine = EngineThread(setup.engine, relay.deliver)
         sizes = setup.scheduler
         pooled = PooledAnswers(model_tasks)
-        score = model_tasks.score
-        score_form = None if isinstance(score, Unserved) else score
-        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, score_form)
+        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model_tasks.score_form)
         held = HeldRequests()
         capacity = PullCapacity(held, sizes)
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer, pooled)

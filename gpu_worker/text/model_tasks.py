@@ -87,6 +87,11 @@ class ModelTasks:
     score: ScoreForm | Unserved
 
     @property
+    def score_form(self) -> ScoreForm | None:
+        """Return how scores are made, None when they are not."""
+        return self.score if isinstance(self.score, ScoreForm) else None
+
+    @property
     def unserved(self) -> dict[Task, str]:
         """Return why the model cannot do what it cannot, besides generating."""
         forms: dict[Task, EmbeddingForm | ScoreForm | Unserved] = {"embed": self.embedding, "score": self.score}
