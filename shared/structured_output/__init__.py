@@ -5,6 +5,14 @@ llguidance is imported where it is used, so that a process without it can import
 
 from shared.structured_output.check import check_grammar, parser_limits
 from shared.structured_output.errors import GrammarError, LlguidanceMissingError
-from shared.structured_output.grammar_text import grammar_text
+from shared.structured_output.grammar_text import decode_schema, grammar_text, llguidance_schema
 
-__all__ = ["GrammarError", "LlguidanceMissingError", "check_grammar", "grammar_text", "parser_limits"]
+__all__ = [
+    "GrammarError",
+    "LlguidanceMissingError",
+    "check_grammar",
+    "decode_schema",
+    "grammar_text",
+    "llguidance_schema",
+    "parser_limits",
+]

@@ -11,9 +11,10 @@ from shared.sampling import Grammar
 from shared.structured_output.bounds import check_lark, check_regex, check_schema, check_size
 from shared.structured_output.errors import GrammarError
 from shared.structured_output.gbnf_lark import gbnf_as_lark
+from shared.structured_output.patterns import with_exact_patterns
 
 # One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
-WHITESPACE = r"[ \t]|\r?\n[ \t]{0,80}"
+WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"
 
 
 def grammar_text(grammar: Grammar) -> str:
@@ -26,7 +27,7 @@ def grammar_text(grammar: Grammar) -> str:
     """
     if grammar.kind == "json_schema":
         check_size(grammar.source, "The schema")
-        return _with_schema(decode_schema(grammar.source), grammar.strict)
+        return _encode({"json_schema": llguidance_schema(decode_schema(grammar.source), strict=grammar.strict)})
     if grammar.kind == "regex":
         check_regex(grammar.source)
         return _encode({"lark_grammar": f"start: /{_escaped(grammar.source)}/"})
@@ -55,21 +56,24 @@ def decode_schema(source: str) -> Any:
     return schema
 
 
-def _with_schema(schema: Any, is_strict: bool) -> str:
-    if schema is True:
-        schema = {}
-    if isinstance(schema, dict):
-        # Every option, so that none that stands in the client's schema weakens it.
-        options = {
-            "whitespace_pattern": WHITESPACE,
-            "whitespace_flexible": True,
-            "item_separator": ",",
-            "key_separator": ":",
-            "lenient": False,
-            "coerce_one_of": not is_strict,
-        }
-        schema = {**schema, "x-guidance": options}
-    return _encode({"json_schema": schema})
+def llguidance_schema(schema: Any, *, strict: bool) -> Any:
+    """Return a decoded schema as llguidance is to be given it, alone or behind `%json` in a Lark grammar.
+
+    Raises:
+        GrammarError: One of its patterns is not supported.
+    """
+    if isinstance(schema, bool):
+        return {} if schema else False
+    # Every option, so that none that stands in the client's schema weakens it.
+    options = {
+        "whitespace_pattern": WHITESPACE,
+        "whitespace_flexible": True,
+        "item_separator": ",",
+        "key_separator": ":",
+        "lenient": False,
+        "coerce_one_of": not strict,
+    }
+    return {**with_exact_patterns(schema), "x-guidance": options}
 
 
 def _encode(grammar: dict[str, Any]) -> str:
