@@ -14,6 +14,8 @@ from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats import ChatFormat, OutputReader, ToolChoice, detect_format, format_named
 from shared.sampling import Sampling
+from shared.structured_output import GrammarError
+from shared.structured_output.bounds import MAX_CHARACTERS
 
 NO_TOOLS = ToolUse((), ToolChoice("none"))
 
@@ -59,15 +61,28 @@ def reading_of(format_name: str, use: ToolUse, includes_reasoning: bool) -> Outp
     )
 
 
+def _check_size(use: ToolUse) -> None:
+    """Refuse schemas of tools that would keep the event loop busy."""
+    num_characters = sum(len(tool.parameters or "") for tool in use.tools if tool.strict)
+    if num_characters > MAX_CHARACTERS:
+        message = f"The strict tools have {num_characters} characters of schemas; at most {MAX_CHARACTERS} are allowed."
+        raise ApiError(400, message, param="tools", code="invalid_value")
+
+
 def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sampling:
     sampling = generation.sampling
-    grammar = chosen.grammar(
-        use.tools,
-        use.choice,
-        parallel=use.is_parallel,
-        content=sampling.grammar,
-        reasoning=chosen.has_reasoning and generation.may_reason,
-    )
+    _check_size(use)
+    try:
+        grammar = chosen.grammar(
+            use.tools,
+            use.choice,
+            parallel=use.is_parallel,
+            content=sampling.grammar,
+            reasoning=chosen.has_reasoning and generation.may_reason,
+        )
+    except GrammarError as error:
+        field = "tools" if generation.structured_output is None else generation.structured_output.field
+        raise ApiError(400, f"{field}{error.path}: {error.reason}", param=field, code="invalid_value") from None
     if grammar is None and use.choice.mode in ("required", "named"):
         message = "This model's chat template knows no calls of tools, so that none can be required of it."
         raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")

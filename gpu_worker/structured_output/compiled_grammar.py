@@ -11,7 +11,7 @@ from gpu_worker.structured_output.warm_up import warm_up
 from shared.errors import BadRequestError
 from shared.formats import with_marker_tokens
 from shared.sampling import Grammar, Sampling
-from shared.structured_output import GrammarError, grammar_text, parser_limits
+from shared.structured_output import GrammarError, check_grammar, grammar_text, parser_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -68,6 +68,8 @@ def compile_grammar(grammar: Grammar, tokenizer: GrammarTokenizer) -> CompiledGr
     from llguidance import LLMatcher
 
     try:
+        # The gateway has checked it, but any client of NATS may publish a request.
+        check_grammar(grammar)
         text = grammar_text(with_marker_tokens(grammar, tokenizer.special_tokens))
     except GrammarError as error:
         raise GrammarError(error.reason, error.path, _PARAM) from None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import msgspec
 
 from shared.formats.lark_text import LarkText
 from shared.sampling import Grammar
-from shared.structured_output.grammar_text import grammar_text
+from shared.structured_output import decode_schema, grammar_text
 
 # Strings, regular expressions, comments, and names, of which the last group is the one that may be `start`.
 _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|([A-Za-z_][\w-]*)')
@@ -22,7 +21,7 @@ def content_rule(lark: LarkText, content: Grammar) -> str:
         GrammarError: It is not within its bounds.
     """
     if content.kind == "json_schema":
-        return lark.schema(json.loads(content.source), coerces_one_of=not content.strict)
+        return lark.schema(decode_schema(content.source), coerces_one_of=not content.strict)
     (grammar,) = msgspec.json.decode(grammar_text(content))["grammars"]
     name = "content"
     lark.add(_TOKENS.sub(lambda found: name if found.group(1) == "start" else found.group(), grammar["lark_grammar"]))

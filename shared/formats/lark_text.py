@@ -15,7 +15,7 @@ from typing import Any
 from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema
 from shared.formats.tools import Tool
-from shared.structured_output.grammar_text import WHITESPACE
+from shared.structured_output import decode_schema, llguidance_schema
 
 _ANY_TEXT = "/(?s:.*)/"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -82,30 +82,25 @@ class LarkText:
         return self.through(end, (end.strip(),), " & ".join(patterns[1:] or patterns))
 
     def schema(self, schema: Any, *, coerces_one_of: bool = False) -> str:
-        """Return a rule for JSON that keeps to a schema."""
-        if schema is True:
-            schema = {}
-        if isinstance(schema, dict):
-            # Every option, so that none that stands in the client's schema weakens it.
-            options = {
-                "whitespace_pattern": WHITESPACE,
-                "whitespace_flexible": True,
-                "item_separator": ",",
-                "key_separator": ":",
-                "lenient": False,
-                "coerce_one_of": coerces_one_of,
-            }
-            schema = {**schema, "x-guidance": options}
-        return self.rule("json", f"%json {json.dumps(schema)}")
+        """Return a rule for JSON that keeps to a schema.
+
+        Raises:
+            GrammarError: One of its patterns is not supported.
+        """
+        return self.rule("json", f"%json {json.dumps(llguidance_schema(schema, strict=not coerces_one_of))}")
 
     def of_types(self, types: frozenset[str]) -> str:
         """Return a rule for JSON of any of these types."""
         return self.schema({} if types >= ALL_TYPES else {"type": sorted(types)})
 
     def arguments(self, tool: Tool) -> str:
-        """Return a rule for a JSON object of arguments: of the tool's schema if it is strict, else any object."""
+        """Return a rule for a JSON object of arguments: of the tool's schema if it is strict, else any object.
+
+        Raises:
+            GrammarError: The schema is too large, or one of its patterns is not supported.
+        """
         if tool.strict and tool.parameters:
-            return self.schema(json.loads(tool.parameters))
+            return self.schema(decode_schema(tool.parameters))
         return self.schema({"type": "object"})
 
     def add(self, definitions: str) -> None:

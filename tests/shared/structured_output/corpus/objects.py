@@ -8,6 +8,7 @@ from tests.shared.structured_output.corpus.case import Case
 
 _INTEGER = {"type": "integer"}
 _STRING = {"type": "string"}
+_DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 _A_AND_B = {"a": _INTEGER, "b": _STRING}
 
 
@@ -132,7 +133,7 @@ _REFUSED = [
     Case({"type": "object", "propertyNames": {"enum": ["a"]}}, [{"a": 1}], [{"b": 1}], "'propertyNames'"),
     Case(_object(_A_AND_B, dependentRequired={"a": ["b"]}), [{"b": ""}], [{"a": 1}], "'dependentRequired'"),
     Case(_object(_A_AND_B, dependentSchemas={"a": {"required": ["b"]}}), [{}], [{"a": 1}], "'dependentSchemas'"),
-    Case(_object(_A_AND_B, dependencies={"a": ["b"]}), [{}], [{"a": 1}], "'dependencies'"),
+    Case({**_object(_A_AND_B, dependencies={"a": ["b"]}), "$schema": _DRAFT_7}, [{}], [{"a": 1}], "'dependencies'"),
     Case(_object(_A_AND_B, unevaluatedProperties=False), [{}], [{"z": 1}], "'unevaluatedProperties'"),
     Case(_object(_A_AND_B, minProperties=1), [{"a": 1}], [{}], "min/maxProperties"),
 ]
