@@ -168,22 +168,31 @@ inline void interleave(Ints a, Ints b, Ints* low, Ints* high) {
   *high = (Ints)__builtin_shuffle((Elements)a, (Elements)b, (Elements)kHigh);
 }
 
+template <typename Word, bool kIsWhole, typename Cache>
+inline void pack_value_rows(const Tile<Cache>& tile, const Span<Cache>& span, int first, int32_t* place,
+                            RowsAhead<Cache> ahead) {
+  const Cache* value = tile.values + first;
+  const int count = kIsWhole ? kLanes * kPerWord<Word> : span.head_dim - first;
+  for (int j = 0; j < kTile; j += kPerWord<Word>, place += kPanel) {
+    Ints words[kPerWord<Word>];
+    for (int k = 0; k < kPerWord<Word>; ++k, value += span.stride) {
+      words[k] = kIsWhole || j + k < tile.count ? load_words<Word>(value, count) : Ints{};
+      ahead.ask(j + k, first);
+    }
+    if constexpr (kPerWord<Word> == 2) interleave(words[0], words[1], &words[0], &words[1]);
+    std::memcpy(place, words, sizeof(words));
+  }
+}
+
 template <typename Word, typename Cache>
 inline void pack_values(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, RowsAhead<Cache> ahead) {
   constexpr int kElements = kLanes * kPerWord<Word>;
   for (int first = 0; first < span.head_dim; first += kElements) {
     int32_t* place = target + first / kPanel * (kSpanKeys / kPerWord<Word>) * kPanel + first % kPanel;
-    const Cache* value = tile.values + first;
-    const int count = span.head_dim - first;
-    for (int j = 0; j < kTile; j += kPerWord<Word>, place += kPanel) {
-      Ints words[kPerWord<Word>];
-      for (int k = 0; k < kPerWord<Word>; ++k, value += span.stride) {
-        words[k] = j + k < tile.count ? load_words<Word>(value, count) : Ints{};
-        ahead.ask(j + k, first);
-      }
-      if constexpr (kPerWord<Word> == 2) interleave(words[0], words[1], &words[0], &words[1]);
-      std::memcpy(place, words, sizeof(words));
-    }
+    if (tile.count == kTile && span.head_dim - first >= kElements)
+      pack_value_rows<Word, true>(tile, span, first, place, ahead);
+    else
+      pack_value_rows<Word, false>(tile, span, first, place, ahead);
   }
 }
 
