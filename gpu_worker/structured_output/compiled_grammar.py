@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Values
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,15 @@ from shared.errors import BadRequestError
 from shared.formats import with_marker_tokens
 from shared.sampling import Grammar, Sampling
 from shared.structured_output import GrammarError, check_grammar, grammar_text, parser_limits
+from shared.structured_output.problems import named_problem
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _PARAM = "response_format"
+MAX_WARM_UP_S = 0.2
+"""Seconds of computing that the first masks of a grammar may take together; a tenth of that is usual."""
+
 _BASE_BYTES = 300_000
 """Measured with 128,000 tokens: what a compiled and warmed grammar takes, …"""
 
@@ -64,19 +69,28 @@ def compile_grammar(grammar: Grammar, tokenizer: GrammarTokenizer) -> CompiledGr
         GrammarError: It is wrong, too large or not supported.
         LlguidanceMissingError: The package is not installed.
     """
-    limits = parser_limits()
-    from llguidance import LLMatcher
-
     try:
         # The gateway has checked it, but any client of NATS may publish a request.
         check_grammar(grammar)
         text = grammar_text(with_marker_tokens(grammar, tokenizer.special_tokens))
+        matcher = _ready_matcher(text, tokenizer)
     except GrammarError as error:
         raise GrammarError(error.reason, error.path, _PARAM) from None
+    return CompiledGrammar(matcher, tokenizer, _BASE_BYTES + _BYTES_A_CHARACTER * len(text))
+
+
+def _ready_matcher(text: str, tokenizer: GrammarTokenizer) -> LLMatcher:
+    """Return a matcher whose first masks are worked out."""
+    limits = parser_limits()
+    from llguidance import LLMatcher
+
     matcher = LLMatcher(tokenizer.tokenizer, text, log_level=0, limits=limits)
     if not matcher.is_error():
-        warm_up(matcher, tokenizer.tokenizer)
-    if matcher.is_error():
-        lines = matcher.get_error().strip().splitlines()
-        raise GrammarError(lines[0][:512] if lines else "It cannot be compiled.", param=_PARAM)
-    return CompiledGrammar(matcher, tokenizer, _BASE_BYTES + _BYTES_A_CHARACTER * len(text))
+        started = time.thread_time()
+        walker = warm_up(matcher, tokenizer.tokenizer)
+        if time.thread_time() - started > MAX_WARM_UP_S:
+            raise GrammarError("it takes too long to follow. Make it simpler, and its constants shorter.")
+        if not walker.is_error():
+            return matcher
+        matcher = walker
+    raise named_problem(matcher.get_error())

@@ -7,6 +7,7 @@ is allowed where it accepts the output with it. A matcher that fails has no mask
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,15 @@ from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+SECONDS_A_MASK = 0.002
+"""What a mask may take on the average. A few microseconds are usual, and all sequences of the step wait for it."""
+
+MAX_SECONDS = 0.25
+"""What the masks of a sequence may take beyond that, before …"""
+
+MAX_CHARGE_S = 0.1
+"""… the sequence ends; a mask counts as this at most, because the host may have paused meanwhile."""
+
 _ALL_TOKENS = 0xFF
 
 
@@ -27,7 +37,17 @@ class GrammarConstraint:
     The matcher is ahead of the output by the drafts that a mask was last filled behind.
     """
 
-    __slots__ = ("_drafts", "_error", "_ignores_eos", "_is_direct", "_matcher", "_num_bytes", "_stop_ids", "_tokenizer")
+    __slots__ = (
+        "_drafts",
+        "_error",
+        "_ignores_eos",
+        "_is_direct",
+        "_matcher",
+        "_num_bytes",
+        "_seconds_left",
+        "_stop_ids",
+        "_tokenizer",
+    )
 
     def __init__(
         self, matcher: LLMatcher, tokenizer: GrammarTokenizer, stop_token_ids: Set[int], *, ignores_eos: bool
@@ -49,6 +69,7 @@ class GrammarConstraint:
         self._is_direct = has_same_size and not ignores_eos and not self._stop_ids
         self._drafts: tuple[int, ...] = ()
         self._error: str | None = None
+        self._seconds_left = MAX_SECONDS
 
     @property
     def error(self) -> str | None:
@@ -77,6 +98,7 @@ class GrammarConstraint:
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """See `OutputConstraint`."""
+        started = time.perf_counter()
         if self._error is None and self._move_behind(drafts):
             if self._is_direct:
                 self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
@@ -84,6 +106,7 @@ class GrammarConstraint:
                 words = self._adjusted_mask()
                 ctypes.memmove(address, words.ctypes.data, self._num_bytes)
             self._error = self._error or _reason(self._matcher)
+            self._spend(time.perf_counter() - started)
             if self._error is None:
                 return
         ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
@@ -106,6 +129,13 @@ class GrammarConstraint:
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._tokenizer.vocab_size]
         allowed = np.flatnonzero(bits)
         return int(allowed[number % len(allowed)])
+
+    def _spend(self, seconds: float) -> None:
+        """Count the time of a mask: who makes all others of its steps wait for too long ends."""
+        charged = min(seconds, MAX_CHARGE_S)
+        self._seconds_left = min(MAX_SECONDS, self._seconds_left + SECONDS_A_MASK) - charged
+        if self._seconds_left < 0.0 and self._error is None:
+            self._error = "the grammar takes too long to follow; make it simpler, and its constants shorter"
 
     def _move_behind(self, drafts: tuple[int, ...]) -> bool:
         """Bring the matcher behind the output and these drafts; False when the grammar does not allow them."""

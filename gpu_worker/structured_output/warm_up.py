@@ -23,26 +23,34 @@ _CLOSING = '"}],'
 """What ends a part of a JSON document. Without a preference for it a walk would stay in the first string."""
 
 
-def warm_up(matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+def warm_up(matcher: LLMatcher, tokenizer: LLTokenizer) -> LLMatcher:
     """Walk through the grammar of a matcher for some milliseconds. The matcher itself takes no token.
 
-    When it has an error afterwards, its first mask could not be worked out.
+    The walks are always the same, so that what one worker can follow, all can.
+
+    Returns:
+        The matcher that walked last, or the first that had an error.
     """
     mask = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.uint32)
-    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    deadline = time.monotonic() + _MAX_WARM_UP_S
     closing = {tokens[0] for character in _CLOSING if len(tokens := tokenizer.tokenize_str(character)) == 1}
+    deadline = time.monotonic() + _MAX_WARM_UP_S
     for number in range(_NUM_WALKS):
-        _walk(matcher.deep_copy(), mask, closing, random.Random(number), deadline)
+        walker = matcher.deep_copy()
+        _walk(walker, mask, closing, random.Random(number), deadline)
+        if walker.is_error():
+            break
+    return walker
 
 
 def _walk(
     walker: LLMatcher, mask: npt.NDArray[np.uint32], closing: set[int], generator: random.Random, deadline: float
 ) -> None:
-    for _ in range(_MAX_WALK_TOKENS):
-        if walker.is_error() or walker.is_stopped() or time.monotonic() > deadline:
+    for count in range(_MAX_WALK_TOKENS):
+        if walker.is_stopped() or (count and time.monotonic() > deadline):
             return
         walker.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if walker.is_error():
+            return
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         ends = [token_id for token_id in sorted(closing) if mask[token_id // 32] >> token_id % 32 & 1]
         if not len(allowed):

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_worker.structured_output import compiled_grammar, grammar_constraint
+from gpu_worker.structured_output.compiled_grammar import compile_grammar
+from gpu_worker.structured_output.grammar_cache import GrammarCache
+from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
+from shared.sampling import Grammar, Sampling
+from shared.structured_output import GrammarError
+from tests.gpu_worker.structured_output.tiny_tokenizer import compiled, tiny_tokenizer, tokens_of
+
+
+def schema(content: Any) -> Grammar:
+    return Grammar(kind="json_schema", source=json.dumps(content))
+
+
+def regex(source: str) -> Grammar:
+    return Grammar(kind="regex", source=source)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema({"type": "nonsense"}),
+        schema({"$ref": "https://example.com/schema"}),
+        schema({"type": "object", "unheard-of": 1, "not": {"type": "string"}}),
+        Grammar(kind="json_schema", source="{"),
+        regex("(a"),
+        regex("(?=a)b"),
+        Grammar(kind="lark", source="start: missing"),
+        schema({"type": "object", "properties": {f"p{number}": {} for number in range(2000)}}),
+    ],
+)
+def test_grammar_that_cannot_be_followed_is_refused_with_the_reason(grammar: Grammar) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compile_grammar(grammar, tiny_tokenizer())
+    assert caught.value.param == "response_format"
+    assert len(caught.value.reason) > 10
+
+
+def test_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "MAX_WARM_UP_S", 0.05)
+    compile_grammar(schema({"const": "xyz " * 20}), tiny_tokenizer())
+    grammar = schema({"const": "xyz " * 20_000})
+    with pytest.raises(GrammarError, match="takes too long to follow"):
+        compile_grammar(grammar, tiny_tokenizer())
+
+
+def test_sequence_whose_masks_take_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
+    mask = np.zeros(4, dtype=np.int32)
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.05
+        return clock[0]
+
+    monkeypatch.setattr(grammar_constraint.time, "perf_counter", tick)
+    count = 0
+    while constraint.error is None:
+        constraint.fill_mask((), mask.ctypes.data)
+        count += 1
+    assert count == 6
+    assert "takes too long to follow" in constraint.error
+    assert np.all(mask == -1)
+
+
+def test_sequence_does_not_end_because_the_host_paused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
+    mask = np.zeros(4, dtype=np.int32)
+    times = iter([0.0, 60.0] + [60.0] * 20)
+    monkeypatch.setattr(grammar_constraint.time, "perf_counter", lambda: next(times))
+    for _ in range(11):
+        constraint.fill_mask((), mask.ctypes.data)
+    assert constraint.error is None
+
+
+def test_constraints_of_a_grammar_do_not_disturb_each_other() -> None:
+    grammar = compiled(regex("ab|cd"))
+    one, other = grammar.constraint(Sampling(), ()), grammar.constraint(Sampling(), ())
+    assert one.advance(tokens_of("a")[0])
+    assert other.advance(tokens_of("c")[0])
+    assert (one.some_allowed(0), other.some_allowed(0)) == (*tokens_of("b"), *tokens_of("d"))
+
+
+def test_forced_tokens_are_those_without_a_choice() -> None:
+    constraint = compiled(schema({"enum": ["left side", "left over"]})).constraint(Sampling(), tokens_of('"'))
+    assert constraint.forced_tokens() == list(tokens_of("left "))
+    assert constraint.allows(tokens_of("left o"))
+    assert not constraint.allows(tokens_of("left x"))
+    assert constraint.forced_tokens() == list(tokens_of("left "))
+
+
+class Sized:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+
+def add(cache: GrammarCache, tenant: str, name: str, num_bytes: int) -> None:
+    cache.add(tenant, regex(name), Sized(num_bytes))  # type: ignore[arg-type]
+
+
+def kept(cache: GrammarCache, tenant: str, names: str) -> str:
+    return "".join(name for name in names if cache.get(tenant, regex(name)) is not None)
+
+
+def test_cache_drops_what_was_not_used_for_longest() -> None:
+    cache = GrammarCache(max_bytes=100, max_tenant_grammars=3)
+    for name in "abc":
+        add(cache, "t", name, 10)
+    assert kept(cache, "t", "a") == "a"
+    add(cache, "t", "d", 10)
+    assert kept(cache, "t", "abcd") == "acd"
+    add(cache, "t", "e", 85)
+    assert kept(cache, "t", "acde") == "de"
+
+
+def test_tenant_with_much_in_the_cache_makes_room_for_others() -> None:
+    cache = GrammarCache(max_bytes=100)
+    add(cache, "small", "a", 20)
+    for name in "bcdefgh":
+        add(cache, "large", name, 20)
+    assert kept(cache, "small", "a") == "a"
+    assert kept(cache, "large", "bcdefgh") == "efgh"
+
+
+def test_tenant_finds_nothing_of_others() -> None:
+    cache = GrammarCache()
+    add(cache, "one", "a", 1)
+    assert kept(cache, "other", "a") == ""
+
+
+def test_grammar_larger_than_the_cache_is_not_kept() -> None:
+    cache = GrammarCache(max_bytes=10)
+    add(cache, "t", "a", 11)
+    assert kept(cache, "t", "a") == ""
+    add(cache, "t", "b", 10)
+    assert kept(cache, "t", "b") == "b"
+
+
+def test_limits_are_far_from_what_is_usual() -> None:
+    grammar = schema({"type": "object", "properties": {f"field_{n}": {"type": "string"} for n in range(60)}})
+    constraint = compile_grammar(grammar, tiny_tokenizer()).constraint(Sampling(), ())
+    assert isinstance(constraint, GrammarConstraint)
+    assert compiled_grammar.MAX_WARM_UP_S > 0
