@@ -13,7 +13,7 @@ COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/gpu_worker
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up test computing-tests waiting-tests chaos lint audit mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test computing-tests waiting-tests chaos clients lint audit mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -50,6 +50,9 @@ else
 test: $(VENV)/.test
 	@$(PYTEST) $(ARGS)
 endif
+
+clients: $(VENV)/.test
+	@exec $(PYTEST) -m clients tests/clients $(ARGS)
 
 chaos: $(VENV)/.test
 	@exec $(BIN)/python -m tests.chaos.harness $(ARGS)

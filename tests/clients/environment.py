@@ -1,0 +1,63 @@
+"""The environment of the client libraries: their newest releases, apart from the project's own packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+INSTALL_TIMEOUT_S = 300
+
+
+# Each library in an environment of its own, or the one that wants an older release of another would have its way.
+PYTHON_PACKAGES = {
+    "openai_client.py": "openai",
+    "anthropic_client.py": "anthropic",
+    "langchain_client.py": "langchain-openai",
+    "litellm_client.py": "litellm",
+    "instructor_client.py": "instructor",
+    "pydantic_ai_client.py": "pydantic-ai-slim[openai,anthropic]",
+    "llama_index_client.py": "llama-index-llms-openai-like",
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the libraries are installed. The directory is kept from run to run."""
+
+    directory: Path
+
+    def command(self, script: Path) -> list[str]:
+        """Install what a script of one client needs, and return what runs it."""
+        if script.suffix == ".py":
+            directory = self.directory / script.stem
+            _make_python(directory, PYTHON_PACKAGES[script.name])
+            return [str(directory / "bin/python"), str(script)]
+        _make_node(self.directory / "node")
+        # Node looks for packages beside the script.
+        return ["node", str(self.directory / "node" / script.name)]
+
+
+def _make_python(directory: Path, package: str) -> None:
+    done = directory / "installed"
+    if done.exists():
+        return
+    _run([sys.executable, "-m", "venv", str(directory)])
+    _run([str(directory / "bin/python"), "-m", "pip", "install", "--quiet", package])
+    done.touch()
+
+
+def _make_node(directory: Path) -> None:
+    shutil.copytree(HERE / "node", directory, dirs_exist_ok=True)
+    if not (directory / "node_modules").exists():
+        _run(["npm", "install", "--silent", "--no-fund", "--no-audit"], directory)
+
+
+def _run(command: list[str], directory: Path | None = None) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, cwd=directory, env=environ, timeout=INSTALL_TIMEOUT_S)

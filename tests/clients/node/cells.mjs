@@ -1,0 +1,37 @@
+// Runs the features of one client and prints a line of JSON for each: its name, and why it does not work, if so.
+
+export const URL = process.env.HEADRACE_URL;
+export const KEY = process.env.HEADRACE_KEY;
+export const MODEL = process.env.HEADRACE_MODEL;
+export const NUM_TURNS = 20;
+
+export const SCHEMA = {
+  type: "object",
+  properties: {
+    name: { type: "string", maxLength: 8 },
+    age: { type: "integer", minimum: 0, maximum: 120 },
+  },
+  required: ["name", "age"],
+  additionalProperties: false,
+};
+
+export function check(condition, what) {
+  if (!condition) throw new Error(what === undefined ? "it is not so" : JSON.stringify(what));
+}
+
+export function checkPerson(value) {
+  check(typeof value.name === "string" && value.age >= 0 && value.age <= 120, value);
+}
+
+export async function run(cells) {
+  for (const [feature, attempt] of Object.entries(cells)) {
+    let why = "";
+    try {
+      await attempt();
+    } catch (error) {
+      console.error(error);
+      why = `${error.name}: ${error.message}`.slice(0, 500);
+    }
+    console.log(JSON.stringify({ feature, why }));
+  }
+}

@@ -1,0 +1,96 @@
+"""Anthropic's own library."""
+
+from __future__ import annotations
+
+import anthropic
+from cells import KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+
+client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
+MESSAGES = [{"role": "user", "content": "Somebody, please."}]
+TOOL = {"name": "person", "description": "Store.", "input_schema": SCHEMA, "strict": True}
+
+
+def chat() -> None:
+    message = client.messages.create(model=MODEL, max_tokens=8, messages=MESSAGES, system="Be brief.")
+    assert message.content[0].text
+    assert (message.usage.output_tokens, message.stop_reason) == (8, "max_tokens")
+
+
+def stream() -> None:
+    with client.messages.stream(model=MODEL, max_tokens=8, messages=MESSAGES) as events:
+        text = "".join(events.text_stream)
+        final = events.get_final_message()
+    assert text == final.content[0].text
+    assert final.usage.output_tokens == 8
+
+
+def stop() -> None:
+    whole = client.messages.create(model=MODEL, max_tokens=12, messages=MESSAGES, temperature=0).content[0].text
+    cut = client.messages.create(
+        model=MODEL, max_tokens=12, messages=MESSAGES, temperature=0, stop_sequences=[whole[3:6]]
+    )
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", whole[3:6])
+
+
+def tool_call() -> None:
+    message = client.messages.create(
+        model=MODEL, max_tokens=400, messages=MESSAGES, tools=[TOOL], tool_choice={"type": "any"}
+    )
+    assert message.stop_reason == "tool_use"
+    check_person(message.content[-1].input)
+
+
+def streamed_tool_call() -> None:
+    with client.messages.stream(
+        model=MODEL, max_tokens=400, messages=MESSAGES, tools=[TOOL], tool_choice={"type": "tool", "name": "person"}
+    ) as events:
+        final = events.get_final_message()
+    check_person(final.content[-1].input)
+
+
+def tool_loop() -> None:
+    messages: list[object] = list(MESSAGES)
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    for _ in range(NUM_TURNS):
+        message = client.messages.create(
+            model=MODEL, max_tokens=200, messages=messages, tools=[TOOL], tool_choice=choice
+        )
+        [call] = [block for block in message.content if block.type == "tool_use"]
+        check_person(call.input)
+        messages.append({"role": "assistant", "content": message.content})
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "stored"}
+        messages.append({"role": "user", "content": [result]})
+
+
+def count() -> None:
+    few = client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens
+    assert 0 < few <= client.messages.count_tokens(model=MODEL, messages=MESSAGES, tools=[TOOL]).input_tokens
+
+
+def errors() -> None:
+    try:
+        client.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=1, messages=MESSAGES)
+    except anthropic.AuthenticationError:
+        pass
+    else:
+        raise AssertionError("a wrong key was taken")
+    try:
+        client.messages.create(model="nobody", max_tokens=1, messages=MESSAGES)
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error"
+    else:
+        raise AssertionError("an unknown model answered")
+
+
+run(
+    {
+        "chat": chat,
+        "stream with usage": stream,
+        "stop": stop,
+        "tool call": tool_call,
+        "streamed tool call": streamed_tool_call,
+        "loop of tool calls": tool_loop,
+        "token counting": count,
+        "typed errors": errors,
+    }
+)

@@ -1,0 +1,45 @@
+"""Runs the features of one client and prints a line of JSON for each: its name, and why it does not work, if so."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+URL = os.environ["HEADRACE_URL"]
+KEY = os.environ["HEADRACE_KEY"]
+MODEL = os.environ["HEADRACE_MODEL"]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+# A model that has learned nothing of tools is made to call one by the grammar; this many turns are an agent's day.
+NUM_TURNS = 20
+
+
+def check_person(value: object) -> None:
+    """Assert that a value is what `SCHEMA` describes."""
+    assert isinstance(value, dict), value
+    assert set(value) == {"name", "age"}, value
+    assert isinstance(value["name"], str), value
+    assert 0 <= value["age"] <= 120, value
+
+
+def run(cells: dict[str, Callable[[], None]]) -> None:
+    """Try each feature, and say how it went."""
+    for feature, attempt in cells.items():
+        try:
+            attempt()
+            why = ""
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            why = f"{type(error).__name__}: {error}"[:500]
+        print(json.dumps({"feature": feature, "why": why}), flush=True)

@@ -1,0 +1,85 @@
+"""LangChain's `ChatOpenAI` and `OpenAIEmbeddings`."""
+
+from __future__ import annotations
+
+from cells import KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from pydantic import BaseModel, Field
+
+TOOL = {"type": "function", "function": {"name": "person", "parameters": SCHEMA, "strict": True}}
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=120)
+
+
+def model(max_tokens: int = 8, **options: object) -> ChatOpenAI:
+    return ChatOpenAI(
+        base_url=f"{URL}/v1", api_key=KEY, model=MODEL, max_tokens=max_tokens, max_retries=0, timeout=120, **options
+    )
+
+
+def chat() -> None:
+    answer = model().invoke("hello")
+    assert answer.content
+    assert answer.usage_metadata["output_tokens"] == 8
+
+
+def stream() -> None:
+    chunks = list(model(stream_usage=True).stream("hello"))
+    assert "".join(chunk.content for chunk in chunks)
+    assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == 8
+
+
+def json_schema() -> None:
+    found = model(400).with_structured_output(Person, method="json_schema").invoke("somebody")
+    assert isinstance(found, Person)
+
+
+def tool_call() -> None:
+    answer = model(400).bind_tools([TOOL], tool_choice="required").invoke("somebody")
+    check_person(answer.tool_calls[0]["args"])
+
+
+def streamed_tool_call() -> None:
+    total = None
+    for chunk in model(400).bind_tools([TOOL], tool_choice="person").stream("somebody"):
+        total = chunk if total is None else total + chunk
+    check_person(total.tool_calls[0]["args"])
+
+
+def tool_loop() -> None:
+    bound = model(200).bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False)
+    messages: list[object] = [HumanMessage("somebody")]
+    for _ in range(NUM_TURNS):
+        answer = bound.invoke(messages)
+        [call] = answer.tool_calls
+        check_person(call["args"])
+        messages += [answer, ToolMessage("stored", tool_call_id=call["id"])]
+
+
+def embeddings() -> None:
+    found = OpenAIEmbeddings(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, check_embedding_ctx_length=False)
+    assert len(found.embed_documents(["a", "b"])) == 2
+
+
+def response() -> None:
+    assert model(use_responses_api=True).invoke("hello").text
+
+
+run(
+    {
+        "chat": chat,
+        "stream with usage": stream,
+        "JSON schema": json_schema,
+        "tool call": tool_call,
+        "streamed tool call": streamed_tool_call,
+        "loop of tool calls": tool_loop,
+        "embeddings": embeddings,
+        "Responses": response,
+    }
+)

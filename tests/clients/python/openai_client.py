@@ -1,0 +1,204 @@
+"""OpenAI's own library."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+from cells import KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+from pydantic import BaseModel, Field
+
+client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
+MESSAGES = [{"role": "user", "content": "Somebody, please."}]
+TOOL = {"type": "function", "function": {"name": "person", "description": "Store.", "parameters": SCHEMA}}
+RESPONSE_TOOL = {"type": "function", "name": "person", "parameters": SCHEMA, "strict": True}
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=120)
+
+
+def chat() -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8)
+    assert answer.choices[0].message.content
+    assert answer.usage.completion_tokens == 8
+
+
+def stream() -> None:
+    options = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=8, stream=True, stream_options=options
+        )
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage.completion_tokens == 8
+
+
+def text() -> None:
+    answer = client.completions.create(model=MODEL, prompt=["def f(", "x ="], max_tokens=4, n=2, logprobs=2)
+    assert len(answer.choices) == 4
+    assert len(answer.choices[0].logprobs.tokens) == 4
+
+
+def choices_and_logprobs() -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=4, n=3, seed=1, logprobs=True, top_logprobs=2
+    )
+    assert len(answer.choices) == 3
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+
+
+def stop() -> None:
+    whole = client.completions.create(model=MODEL, prompt="x", max_tokens=12, temperature=0).choices[0].text
+    cut = client.completions.create(model=MODEL, prompt="x", max_tokens=12, temperature=0, stop=[whole[3:6]])
+    assert cut.choices[0].text == whole[: whole.index(whole[3:6])]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def json_object() -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=400, response_format={"type": "json_object"}, temperature=0
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content), dict)
+    else:
+        assert answer.choices[0].message.content.lstrip().startswith("{")
+
+
+def json_schema() -> None:
+    parsed = client.chat.completions.parse(model=MODEL, messages=MESSAGES, max_tokens=400, response_format=Person)
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+
+
+def tool_call() -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=400, tools=[_strict(TOOL)], tool_choice="required"
+    )
+    call = answer.choices[0].message.tool_calls[0]
+    assert (answer.choices[0].finish_reason, call.function.name) == ("tool_calls", "person")
+    check_person(json.loads(call.function.arguments))
+
+
+def streamed_tool_call() -> None:
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=400,
+        tools=[openai.pydantic_function_tool(Person, name="person")],
+        tool_choice={"type": "function", "function": {"name": "person"}},
+    ) as events:
+        message = events.get_final_completion().choices[0].message
+    assert isinstance(message.tool_calls[0].function.parsed_arguments, Person)
+
+
+def tool_loop() -> None:
+    messages: list[object] = list(MESSAGES)
+    for _ in range(NUM_TURNS):
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            max_tokens=200,
+            tools=[_strict(TOOL)],
+            tool_choice="required",
+            parallel_tool_calls=False,
+        )
+        message = answer.choices[0].message
+        assert len(message.tool_calls) == 1
+        check_person(json.loads(message.tool_calls[0].function.arguments))
+        messages.append(message)
+        messages.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "stored"})
+
+
+def embeddings() -> None:
+    answer = client.embeddings.create(model=MODEL, input=["a", "b"])
+    assert len(answer.data) == 2
+    assert len(answer.data[0].embedding) > 8
+
+
+def models() -> None:
+    assert MODEL in [model.id for model in client.models.list()]
+
+
+def errors() -> None:
+    try:
+        client.with_options(api_key="wrong").models.list()
+    except openai.AuthenticationError:
+        pass
+    else:
+        raise AssertionError("a wrong key was taken")
+    try:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 100_000}])
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded", error
+    else:
+        raise AssertionError("a prompt without end was taken")
+
+
+def response() -> None:
+    first = client.responses.create(model=MODEL, input="hello", max_output_tokens=8)
+    assert first.output_text
+    second = client.responses.create(model=MODEL, input="again", max_output_tokens=8, previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    client.responses.delete(first.id)
+
+
+def streamed_response() -> None:
+    with client.responses.stream(model=MODEL, input="hello", max_output_tokens=8) as events:
+        kinds = [event.type for event in events]
+    assert (kinds[0], "response.output_text.delta" in kinds) == ("response.created", True)
+
+
+def parsed_response() -> None:
+    parsed = client.responses.parse(model=MODEL, input="somebody", max_output_tokens=400, text_format=Person)
+    assert isinstance(parsed.output_parsed, Person)
+
+
+def response_tools() -> None:
+    answer = client.responses.create(
+        model=MODEL, input="somebody", max_output_tokens=400, tools=[RESPONSE_TOOL], tool_choice="required"
+    )
+    calls = [item for item in answer.output if item.type == "function_call"]
+    check_person(json.loads(calls[0].arguments))
+    result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "stored"}
+    assert client.responses.create(
+        model=MODEL, input=[result], max_output_tokens=8, previous_response_id=answer.id
+    ).output_text
+
+
+def background_response() -> None:
+    job = client.responses.create(model=MODEL, input="hello", max_output_tokens=8, background=True)
+    for _ in range(600):
+        job = client.responses.retrieve(job.id)
+        if job.status not in ("queued", "in_progress"):
+            break
+    assert job.output_text, job
+
+
+def _strict(tool: dict[str, object]) -> dict[str, object]:
+    return tool | {"function": {**tool["function"], "strict": True}}
+
+
+run(
+    {
+        "chat": chat,
+        "stream with usage": stream,
+        "text completion": text,
+        "choices and logprobs": choices_and_logprobs,
+        "stop": stop,
+        "JSON object": json_object,
+        "JSON schema": json_schema,
+        "tool call": tool_call,
+        "streamed tool call": streamed_tool_call,
+        "loop of tool calls": tool_loop,
+        "embeddings": embeddings,
+        "models": models,
+        "typed errors": errors,
+        "Responses": response,
+        "streamed Responses": streamed_response,
+        "Responses with a schema": parsed_response,
+        "Responses with tools": response_tools,
+        "background Responses": background_response,
+    }
+)

@@ -1,0 +1,48 @@
+"""The table of clients and features, `ops/docs/clients.md`."""
+
+from __future__ import annotations
+
+from tests.clients.environment import ROOT
+
+# Client -> feature -> why it does not work; empty if it does.
+Cells = dict[str, dict[str, str]]
+
+_PAGE = ROOT / "ops/docs/clients.md"
+_OPENING = """# Clients
+
+Written by `make clients`, which installs the newest release of each library into an environment of its own and runs it
+against `headrace up` with the demo model. **yes** works; **no** does not, with the reason below; a blank cell is a
+feature that the library does not have or that is not tried.
+"""
+
+
+def write_table(cells: Cells) -> None:
+    """Write the page."""
+    _PAGE.write_text(page(cells))
+
+
+def page(cells: Cells) -> str:
+    """Return the page, in Markdown."""
+    features = list(dict.fromkeys(feature for found in cells.values() for feature in found))
+    rows = [
+        f"| {' | '.join([feature, *(_cell(found.get(feature)) for found in cells.values())])} |" for feature in features
+    ]
+    works = [why == "" for found in cells.values() for why in found.values()]
+    reasons = [
+        f"- {client}, {feature}: {why}" for client, found in cells.items() for feature, why in found.items() if why
+    ]
+    return "\n".join(
+        [
+            _OPENING,
+            f"{sum(works)} of {len(works)} cells work.\n",
+            f"| | {' | '.join(cells)} |",
+            f"|---|{'---|' * len(cells)}",
+            *rows,
+            *(["", *reasons] if reasons else []),
+            "",
+        ]
+    )
+
+
+def _cell(why: str | None) -> str:
+    return "" if why is None else "no" if why else "yes"

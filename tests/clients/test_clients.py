@@ -1,0 +1,84 @@
+"""The real client libraries against `headrace up`. `make clients` runs this, and writes `ops/docs/clients.md`.
+
+The demo model has learned nothing of tools. That it calls one all the same, with the right arguments, is the grammar's
+doing; so these tests are about the wire and the libraries, not about a model's sense.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.environment import HERE, ROOT, Environment
+from tests.clients.table import Cells, write_table
+from tests.integration.system import System, running_system
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+
+# Name in the table, and the script that tries its features.
+CLIENTS = {
+    "openai (Python)": "python/openai_client.py",
+    "openai (Node)": "node/openai.mjs",
+    "anthropic (Python)": "python/anthropic_client.py",
+    "AI SDK": "node/ai_sdk.mjs",
+    "LangChain": "python/langchain_client.py",
+    "LiteLLM": "python/litellm_client.py",
+    "instructor": "python/instructor_client.py",
+    "pydantic-ai": "python/pydantic_ai_client.py",
+    "llama-index": "python/llama_index_client.py",
+}
+CLIENT_TIMEOUT_S = 600
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    directory = os.environ.get("HEADRACE_CLIENTS_DIRECTORY")
+    return Environment(Path(directory) if directory else ROOT / ".venv/clients")
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    environ = {"HEADRACE_CHAT_FORMAT": "hermes"}
+    with running_system(tmp_path_factory.mktemp("system"), environ=environ) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[Cells]:
+    """What works in which client; written down once all have run."""
+    cells: Cells = {}
+    yield cells
+    if len(cells) == len(CLIENTS):
+        write_table(cells)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_feature_of_the_client_works(
+    client: str, environment: Environment, system: System, table: Cells, tmp_path: Path
+) -> None:
+    info = system.info
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HEADRACE_URL": info["url"],
+        "HEADRACE_KEY": info["api_key"],
+        "HEADRACE_MODEL": system.model,
+        # Nobody is told of these runs.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    }
+    done = subprocess.run(
+        environment.command(HERE / CLIENTS[client]),
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=CLIENT_TIMEOUT_S,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    table[client] = {line["feature"]: line["why"] for line in lines}
+    assert lines, done.stderr[-4000:]
+    failed = {line["feature"]: line["why"] for line in lines if line["why"]}
+    assert not failed, json.dumps(failed, indent=1) + done.stderr[-4000:]
