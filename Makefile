@@ -21,6 +21,7 @@ help:
 	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make audit   known vulnerabilities of the packages that we need, from PyPI; without a network it says so and passes"
+	@echo "make clients run the client libraries against the whole system; installs them beside (ARGS=\"-k openai\")"
 	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
 	@echo "make mutants  change one line at a time and see whether a test notices; half an hour (ARGS=\"--help\")"
 	@echo "make bench   drive the real system and print what it does (ARGS=\"--help\")"

@@ -264,11 +264,13 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
     Attributes:
         tenant: Who asks; tenants take turns.
         deadline: Unix seconds after which nobody waits for the answer.
+        renders: Answer with the text that the chat template makes of the messages, instead of its tokens.
     """
 
     text: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
+    renders: bool = False
     chat: ChatOptions | None = None
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None
@@ -278,6 +280,13 @@ class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
     """Ask any worker of a model for the text of token ids. `tenant` and `deadline` are as in `TokenizeCall`."""
 
     token_ids: TokenIds
+    tenant: TenantName = "default"
+    deadline: UnixSeconds | None = None
+
+
+class TemplateCall(Struct, frozen=True, kw_only=True, tag="template"):
+    """Ask any worker of a model for its chat template. `tenant` and `deadline` are as in `TokenizeCall`."""
+
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None
 
@@ -321,7 +330,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     vector: bytes | None = None
 
 
-TokenizerCall = TokenizeCall | DetokenizeCall
+TokenizerCall = TokenizeCall | DetokenizeCall | TemplateCall
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)

@@ -22,7 +22,7 @@ from gateway.errors import ApiError, model_not_found
 from gateway.fleet.readiness import FleetView, QueueConnection, readiness
 from gateway.http1.dialect import OPENAI, Dialect
 from gateway.metrics import GatewayMetrics
-from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply
+from shared.messages import TokenizerCall, TokenizerReply
 
 Access = Literal["everyone", "key"]
 
@@ -39,21 +39,28 @@ class RouteServices:
     tokenizer: TokenizerClient
     metrics: GatewayMetrics
 
-    async def ask_tokenizer(
-        self, principal: Principal, model: str | None, call: TokenizeCall | DetokenizeCall
-    ) -> TokenizerReply:
-        """Count the call as a request without tokens, and make it. A model may be left out where there is only one.
+    def model_or_only_one(self, principal: Principal, model: str | None) -> str:
+        """Return the model that is named, or, without a name, the only one.
 
         Raises:
-            ApiError: The model is unknown, the key's limits are reached, or no worker answers.
+            ApiError: 404 for a model that is unknown, 400 where several could be meant.
         """
         models = [name for name in self.fleet.models() if principal.can_use(name)]
         if model is None:
             if len(models) != 1:
                 raise ApiError(400, "Name a 'model'.", param="model", code="missing_required_parameter")
-            model = models[0]
+            return models[0]
         if model not in models:
             raise model_not_found(model)
+        return model
+
+    async def ask_tokenizer(self, principal: Principal, model: str | None, call: TokenizerCall) -> TokenizerReply:
+        """Count the call as a request without tokens, and make it. A model may be left out where there is only one.
+
+        Raises:
+            ApiError: The model is unknown, the key's limits are reached, or no worker answers.
+        """
+        model = self.model_or_only_one(principal, model)
         lease = await self.limiter.admit(principal, 1, 0)
         try:
             return await self.tokenizer.call(model, principal.tenant, call)

@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
-from shared.messages import DetokenizeCall, TokenizeCall, TokenizerReply, encode
+from shared.messages import TokenizerCall, TokenizerReply, encode
 from shared.subjects import tokenizer_subject
 
 TIMEOUT_S = 10.0
@@ -25,7 +25,7 @@ class TokenizerClient:
         self._nats = nats
         self._timeout_s = timeout_s
 
-    async def call(self, model: str, tenant: str, call: TokenizeCall | DetokenizeCall) -> TokenizerReply:
+    async def call(self, model: str, tenant: str, call: TokenizerCall) -> TokenizerReply:
         """Return a worker's reply to a tenant's call.
 
         Raises:

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 def document() -> Json:
     """Return the whole document."""
-    types = [*BODIES.values(), *_answers()]
+    types = list(dict.fromkeys([*BODIES.values(), *_bodies_and_answers()]))
     references, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schemas = dict(zip(types, references, strict=True))
     _describe_parameters(schemas, components)
@@ -52,9 +52,8 @@ def document_bytes() -> bytes:
     return msgspec.json.format(msgspec.json.encode(document()), indent=1) + b"\n"
 
 
-def _answers() -> list[type[Struct]]:
-    found = [each for op in OPERATIONS for each in (op.answer, op.event, op.error) if each is not None]
-    return list(dict.fromkeys(found))
+def _bodies_and_answers() -> list[type[Struct]]:
+    return [each for op in OPERATIONS for each in (op.body, op.answer, op.event, op.error) if each is not None]
 
 
 def _describe_parameters(schemas: dict[type[Struct], Json], components: Json) -> None:

@@ -16,6 +16,7 @@ from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from gateway.api.schemas.tokenizer import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.tools import FunctionBody, ToolBody
+from gateway.llama_cpp.infill import InfillBody
 from gateway.openapi.chat_answers import ChatCompletion, ChatCompletionChunk, Completion
 from gateway.openapi.other_answers import (
     AnthropicError,
@@ -23,9 +24,12 @@ from gateway.openapi.other_answers import (
     AnthropicMessage,
     DetokenizeAnswer,
     ErrorAnswer,
+    InfillAnswer,
     LiveAnswer,
     ModelAnswer,
     ModelList,
+    PromptAnswer,
+    PropsAnswer,
     ReadyAnswer,
     TokenCount,
     TokenizeAnswer,
@@ -120,6 +124,9 @@ OPERATIONS = (
     Operation("get", "/v1/models/{model}", "Show one model.", ModelAnswer),
     Operation("post", "/tokenize", "Turn a text or a conversation into token ids.", TokenizeAnswer, TokenizeBody),
     Operation("post", "/detokenize", "Turn token ids into text.", DetokenizeAnswer, DetokenizeBody),
+    Operation("post", "/apply-template", "Show the prompt of a conversation.", PromptAnswer, TokenizeBody),
+    Operation("post", "/infill", "Fill in text before a suffix.", InfillAnswer, InfillBody, InfillAnswer),
+    Operation("get", "/props", "Describe a model, as llama.cpp's server does.", PropsAnswer),
     Operation("get", "/health/live", "Say that the process answers.", LiveAnswer, has_key=False),
     Operation("get", "/health/ready", "Say whether requests can be served.", ReadyAnswer, has_key=False),
     Operation("get", "/health", "The same as /health/ready.", ReadyAnswer, has_key=False),

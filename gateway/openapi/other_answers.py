@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class ErrorDetails(Struct, forbid_unknown_fields=True):
@@ -52,6 +52,37 @@ class DetokenizeAnswer(Struct, forbid_unknown_fields=True):
     """The text of token ids."""
 
     prompt: str
+
+
+class PropsAnswer(Struct):
+    """A model, as llama.cpp's server describes itself."""
+
+    default_generation_settings: dict[str, int]
+    total_slots: int
+    model_alias: str
+    chat_template: str
+    build_info: str
+    modalities: dict[str, bool]
+
+
+class PromptAnswer(Struct, forbid_unknown_fields=True):
+    """The text of a conversation's prompt."""
+
+    prompt: str
+
+
+class InfillAnswer(Struct):
+    """Text between a prefix and a suffix, or a piece of it; what follows `stop` is in the last piece alone."""
+
+    index: int
+    content: str
+    stop: bool
+    model: str
+    stop_type: Literal["limit", "word", "eos"] | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
+    tokens_predicted: int | UnsetType = UNSET
+    tokens_evaluated: int | UnsetType = UNSET
+    tokens_cached: int | UnsetType = UNSET
 
 
 class LiveAnswer(Struct, forbid_unknown_fields=True):

@@ -11,6 +11,8 @@ from gateway.api.generation_service import GenerationService
 from gateway.api.paths import KnownPaths
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.http1.asgi import AsgiHandler
+from gateway.llama_cpp.infill import InfillEndpoint
+from gateway.llama_cpp.routes import LlamaCppRoutes
 from gateway.openapi.route import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.responses.endpoint import ResponsesEndpoint
@@ -46,6 +48,11 @@ def public_app(services: RouteServices, responses: ResponseStore) -> tuple[Publi
         EmbeddingsEndpoint(allow_unknown),
         RerankEndpoint(allow_unknown),
         ScoreEndpoint(allow_unknown),
+        InfillEndpoint(services),
     ]
-    routes: list[KeyRoute] = [count_tokens_route(services), *StoredResponses(responses).routes()]
+    routes: list[KeyRoute] = [
+        count_tokens_route(services),
+        *StoredResponses(responses).routes(),
+        *LlamaCppRoutes(services).routes(),
+    ]
     return create_app(services, endpoints, routes, [OPENAPI_ROUTE]), endpoints

@@ -19,7 +19,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.background_tasks import BackgroundTasks
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
-from shared.messages import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
+from shared.messages import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import tokenizer_subject
 
@@ -88,6 +88,8 @@ class TokenizerService:
         Raises:
             BadRequestError: It cannot be answered.
         """
+        if isinstance(call, TemplateCall):
+            return 0
         if isinstance(call, DetokenizeCall):
             if call.token_ids and max(call.token_ids) >= self._vocab_size:
                 limit = self._vocab_size - 1
@@ -102,10 +104,14 @@ class TokenizerService:
 
     def _reply(self, call: TokenizerCall) -> bytes:
         """Return the encoded answer. Runs in the lane's thread."""
-        if not isinstance(call, TokenizeCall):
+        if isinstance(call, TemplateCall):
+            return encode(TokenizerReply(text=self._encoder.template_source, max_model_len=self._max_model_len))
+        if isinstance(call, DetokenizeCall):
             text = self._encoder.decode_now(call.token_ids)
             return encode(TokenizerReply(text=text, max_model_len=self._max_model_len))
         prompt = _prompt(call)
+        if call.renders and isinstance(prompt, Conversation):
+            return encode(TokenizerReply(text=self._encoder.render_now(prompt), max_model_len=self._max_model_len))
         token_ids: list[int] = []
         if prompt != "":
             token_ids = self._encoder.encode_now(prompt, add_special_tokens=call.add_special_tokens).token_ids

@@ -169,6 +169,20 @@ class ModelTokenizer:
             raise BadRequestError("The model's chat template makes an empty prompt of these messages.", "messages")
         return EncodedPrompt(token_ids, self._is_in_reasoning(conversation, text.replace(shield.mark, "")))
 
+    def render_chat(self, conversation: Conversation) -> str:
+        """Return the text of a conversation's prompt.
+
+        Raises:
+            BadRequestError: There is no chat template, or it refuses the conversation.
+        """
+        shield = self._spelled.shield()
+        return conversation_text(self._template_of(conversation.options), conversation, shield).replace(shield.mark, "")
+
+    @property
+    def template_source(self) -> str:
+        """The model's chat template; empty where it has none."""
+        return "" if self._template is None else self._template.source
+
     def _is_in_reasoning(self, conversation: Conversation, text: str) -> bool:
         options = conversation.options
         name = self.chat_format if options.template is None else detect_format(options.template)

@@ -8,6 +8,7 @@ which names change nothing and may be taken out, and the body is decoded once mo
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -39,12 +40,26 @@ def decode_body(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow
     Raises:
         ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
     """
+    return _told(body, lambda: _decode(decoder, kind, body, allow_unknown))
+
+
+def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a body whose names are not in the table of parameters.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault, where one is known.
+    """
+    return _told(body, lambda: decoder.decode(body))
+
+
+def _told(body: bytes, decode: Callable[[], T]) -> T:
+    """Return what `decode` makes of a body, or say what is wrong with it."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not valid UTF-8 (byte {error.start}).", code="invalid_json") from None
     try:
-        return _decode(decoder, kind, body, allow_unknown)
+        return decode()
     except msgspec.ValidationError as error:
         raise _from_validation(str(error)) from None
     except msgspec.DecodeError as error:

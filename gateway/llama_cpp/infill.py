@@ -1,0 +1,154 @@
+"""`POST /infill`: a text between a prefix and a suffix, for models that have tokens for it.
+
+The body is that of a text completion whose prompt and suffix have other names; the answer is llama.cpp's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.admission.auth import Principal
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.event_answer import EventAnswer
+from gateway.api.routes import RouteServices
+from gateway.api.schemas import parse_completion
+from gateway.api.schemas.decoding import decode_typed
+from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.http1.dialect import Dialect, openai_error_event
+from shared.messages import Delta, Finish
+
+# llama.cpp's streams end without a mark.
+_DIALECT = Dialect(ApiError.body, openai_error_event, end_of_stream=b"", keep_alive=b": keep-alive\n\n")
+_OWN_NAMES = ("input_prefix", "input_suffix", "input_extra", "prompt")
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+class InfillBody(Struct, kw_only=True):
+    """What a body has beside the parameters of a completion."""
+
+    input_prefix: str = ""
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[Any] | None = None
+
+
+_decoder = msgspec.json.Decoder(InfillBody)
+_encode = msgspec.json.Encoder().encode
+
+
+class InfillEndpoint(Endpoint):
+    """Fills in. A model may be left out where there is only one."""
+
+    path = "/infill"
+    name = "infill"
+    dialect = _DIALECT
+
+    def __init__(self, services: RouteServices) -> None:
+        """Look for models in these."""
+        self._services = services
+
+    async def generation(self, body: bytes, principal: Principal) -> Generation:
+        """Parse the body as a completion's."""
+        completion = _completion_fields(body)
+        named = completion.get("model")
+        if named is None:
+            completion["model"] = Raw(_encode(self._services.model_or_only_one(principal, None)))
+        generation = parse_completion(_encode(completion), self._services.config.allow_unknown_parameters)
+        if generation.num_sequences != 1:
+            raise invalid_value("n", "'n' must be 1 here.")
+        return generation
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one object."""
+        return _WholeInfill(asked)
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Return an answer as events."""
+        return _StreamedInfill(asked, parts)
+
+
+def _completion_fields(body: bytes) -> dict[str, Raw]:
+    """Return the fields of a completion that asks for the same."""
+    own = decode_typed(_decoder, body)
+    fields = _fields_decoder.decode(body)
+    for name in _OWN_NAMES:
+        fields.pop(name, None)
+    if own.input_extra:
+        raise unsupported_parameter("input_extra", instead="Put what belongs to it into 'input_prefix'.")
+    if not own.input_suffix:
+        raise invalid_value("input_suffix", "'input_suffix' must not be empty.")
+    # Where llama.cpp's own clients set no limit, the text ends by itself.
+    fields.setdefault("n_predict", Raw(b"-1"))
+    prompt, suffix = own.input_prefix + own.prompt, own.input_suffix
+    return fields | {"prompt": Raw(_encode(prompt)), "suffix": Raw(_encode(suffix))}
+
+
+def _fields(model: str, text: str, finish: Finish | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"index": 0, "content": text, "stop": finish is not None, "model": model}
+    if finish is not None:
+        stop = finish.stop if isinstance(finish.stop, str) else ""
+        usage = finish.usage
+        fields |= {
+            "stop_type": "limit" if finish.reason == "length" else "word" if stop else "eos",
+            "stopping_word": stop,
+            "tokens_predicted": 0 if usage is None else usage.completion_tokens,
+            "tokens_evaluated": 0 if usage is None else usage.prompt_tokens,
+            "tokens_cached": 0 if usage is None else usage.cached_tokens,
+        }
+    return fields
+
+
+class _WholeInfill(Answer):
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked.exchange, asked.generation, asked.head)
+        self._model = asked.generation.model
+        self._texts: list[str] = []
+        self._finish: Finish | None = None
+        self.sinks = [self]
+
+    def deliver(self, delta: Delta) -> None:
+        """Keep what is new."""
+        self._texts.append(delta.text)
+        if delta.token_ids:
+            self.note_output()
+        if delta.finish is not None:
+            self._finish = delta.finish
+            self.finish_choice(0, delta.finish)
+
+    def _report(self, error: ApiError) -> None:
+        self._respond_error(error)
+
+    def _complete(self) -> None:
+        headers = self._head.headers([(b"content-type", b"application/json")])
+        self._exchange.respond(200, headers, _encode(_fields(self._model, "".join(self._texts), self._finish)))
+
+
+class _StreamedInfill(EventAnswer):
+    def __init__(self, asked: Asked, parts: StreamParts) -> None:
+        super().__init__(asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
+        self._model = asked.generation.model
+        self.sinks = [self]
+
+    def deliver(self, delta: Delta) -> None:
+        """Send what is new; the first output at once."""
+        if self.done.done() or not (delta.text or delta.finish):
+            return
+        is_first = self.first_token_at is None
+        self.note_output()
+        event = b"data: " + _encode(_fields(self._model, delta.text, delta.finish)) + b"\n\n"
+        if delta.finish is not None:
+            self._stream.send(event)
+            self.finish_choice(0, delta.finish)
+        elif is_first:
+            self._stream.send_now(event)
+        else:
+            self._stream.send(event)
+
+    def _complete(self) -> None:
+        self._stream.end()

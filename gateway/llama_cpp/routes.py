@@ -1,0 +1,53 @@
+"""`GET /props` and `POST /apply-template`."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admission.auth import Principal
+from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.tokenizer import parse_tokenize
+from gateway.errors import ApiError
+from shared.messages import TemplateCall
+
+
+class LlamaCppRoutes:
+    """Answers for models of the fleet. `?model=` names one where there are several."""
+
+    def __init__(self, services: RouteServices) -> None:
+        """Answer with these."""
+        self._services = services
+
+    def routes(self) -> list[KeyRoute]:
+        """Return the routes."""
+        return [
+            KeyRoute("GET", "/props", self._props),
+            KeyRoute("POST", "/apply-template", self._apply_template),
+        ]
+
+    async def _props(self, request: Request, principal: Principal) -> Response:
+        model = self._services.model_or_only_one(principal, request.query_params.get("model"))
+        reply = await self._services.ask_tokenizer(principal, model, TemplateCall())
+        load = self._services.fleet.load(model)
+        return json_response(
+            {
+                "default_generation_settings": {"n_ctx": reply.max_model_len},
+                "total_slots": 0 if load is None else load.running + load.free_slots,
+                "model_alias": model,
+                "chat_template": reply.text,
+                "build_info": f"headrace {version('headrace')}",
+                "modalities": {"vision": False, "audio": False},
+            }
+        )
+
+    async def _apply_template(self, request: Request, principal: Principal) -> Response:
+        model, call = parse_tokenize(await request.body(), self._services.config.allow_unknown_parameters)
+        if call.messages is None:
+            message = "Missing required parameter: 'messages'."
+            raise ApiError(400, message, param="messages", code="missing_required_parameter")
+        reply = await self._services.ask_tokenizer(principal, model, msgspec.structs.replace(call, renders=True))
+        return json_response({"prompt": reply.text})
