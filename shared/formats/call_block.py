@@ -11,6 +11,9 @@ from shared.formats.markers import Markers, markers
 from shared.formats.text_source import Reading, TextSource
 from shared.formats.tools import Tool
 
+# What models write too much of behind arguments.
+_SURPLUS = " \t\n\r}])\"',;"
+
 
 class CallBlock:
     """Reads blocks of one answer. It keeps nothing between blocks."""
@@ -64,11 +67,9 @@ class CallBlock:
     def _read_rest(self, form: CallForm) -> Reading[None]:
         """Read further calls of the block, and its close."""
         source = self._source
-        closes = markers(*form.closes)
         while True:
             yield from source.skip_space()
-            if form.closes and (yield from source.next_of(closes)):
-                yield from source.accept(*form.closes)
+            if (yield from self._read_close(form)):
                 return
             if form.separator is None:
                 self._drop_rest()
@@ -83,6 +84,22 @@ class CallBlock:
                 source.recorded()
                 return
             source.recorded()
+
+    def _read_close(self, form: CallForm) -> Reading[bool]:
+        """Read the close of a block, and brackets too many before it; say whether it was there."""
+        if not form.closes:
+            return False
+        if (yield from self._source.accept(*form.closes)):
+            return True
+        self._source.mark()
+        yield from self._source.skip(_SURPLUS)
+        if (yield from self._source.accept(*_strong_closes(form).texts)):
+            self._source.recorded()
+            return True
+        if not self._source.has_ended:
+            self._source.rewind()
+        self._source.recorded()
+        return False
 
 
 def _strong_closes(form: CallForm) -> Markers:

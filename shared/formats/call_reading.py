@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from shared.formats.event_list import EventList
 from shared.formats.markers import Markers
+from shared.formats.schema import ArgumentsSchema
 from shared.formats.text_source import TextSource
 from shared.formats.tools import Tool
 
@@ -29,6 +31,12 @@ class CallReading:
         self.tool: Tool | None = None
         self._events = events
         self._add: Callable[[str], None] | None = None
+
+    @cached_property
+    def schema(self) -> ArgumentsSchema:
+        """What is said of the arguments; the tool is known."""
+        assert self.tool is not None
+        return ArgumentsSchema(self.tool.parameters)
 
     @property
     def has_started(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from shared.formats.json_reading import escaped, parsed
@@ -90,12 +89,6 @@ class ArgumentsSchema:
             key = step.replace("~1", "/").replace("~0", "~")
             place = place.get(key) if isinstance(place, dict) else None
         return place
-
-
-@lru_cache(maxsize=1024)
-def arguments_schema(parameters: str | None) -> ArgumentsSchema:
-    """Return the decoded schema of a tool's arguments."""
-    return ArgumentsSchema(parameters)
 
 
 def type_name(value: Any) -> str:

@@ -15,7 +15,7 @@ from shared.formats.markers import Markers, markers
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 
-_NO_SPACE = re.compile(r"\S")
+_SPACE = " \t\n\r"
 
 
 class TextSource:
@@ -74,8 +74,13 @@ class TextSource:
 
     def skip_space(self) -> Reading[None]:
         """Read white space."""
+        yield from self.skip(_SPACE)
+
+    def skip(self, characters: str) -> Reading[None]:
+        """Read as long as any of these characters comes next."""
+        behind = re.compile(f"[^{re.escape(characters)}]")
         while True:
-            match = _NO_SPACE.search(self.text, self.at)
+            match = behind.search(self.text, self.at)
             self.take(match.start() if match else len(self.text))
             if match or self.has_ended:
                 return

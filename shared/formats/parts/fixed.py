@@ -35,16 +35,17 @@ class Name:
     def read(self, call: CallReading) -> Reading[bool]:
         """Read the name."""
         source = call.source
-        names = markers(*call.tools)
-        name = yield from source.next_of(names)
-        end = source.at + len(name)
-        while name and end == len(source.text) and not source.has_ended:
+        longest = max(map(len, call.tools))
+        while True:
+            text = source.text[source.at : source.at + longest + 1]
+            if source.has_ended or not any(name.startswith(text) for name in call.tools):
+                break
             yield
-            end = source.at + len(name)
-        behind = source.text[end : end + 1]
+        name = max((each for each in call.tools if text.startswith(each)), key=len, default="")
+        behind = text[len(name) : len(name) + 1]
         if not name or behind.isalnum() or (behind and behind in "_-."):
             return False
-        source.take(end)
+        source.take(source.at + len(name))
         call.tool = call.tools[name]
         return True
 

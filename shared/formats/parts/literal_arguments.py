@@ -10,7 +10,7 @@ from shared.formats.call_reading import CallReading
 from shared.formats.json_reading import escaped
 from shared.formats.lark_text import LarkText
 from shared.formats.markers import Markers, markers
-from shared.formats.schema import ALL_TYPES, ArgumentsSchema, arguments_schema, as_json
+from shared.formats.schema import ALL_TYPES, ArgumentsSchema, as_json
 from shared.formats.text_source import Reading, TextSource
 from shared.formats.tools import Tool
 
@@ -54,7 +54,7 @@ class LiteralArguments:
         return f"{lark.literal(self.opening)} {members} {lark.literal(_ENDS[self.opening])}"
 
     def _strict_members(self, lark: LarkText, tool: Tool) -> str:
-        schema = arguments_schema(tool.parameters)
+        schema = ArgumentsSchema(tool.parameters)
         names = list(schema.properties)
         # One rule for what may follow when something stands before it, so that commas are only between members.
         first = later = '""'

@@ -10,7 +10,7 @@ from shared.formats.call_reading import CallReading
 from shared.formats.json_reading import escaped, read_value
 from shared.formats.lark_text import LarkText
 from shared.formats.markers import markers
-from shared.formats.schema import ALL_TYPES, ArgumentsSchema, arguments_schema, as_json
+from shared.formats.schema import ALL_TYPES, ArgumentsSchema, as_json
 from shared.formats.text_source import Reading
 from shared.formats.tools import Tool
 
@@ -78,7 +78,7 @@ class TaggedArguments:
         """Return the arguments that the schema names, in their order, if the tool is strict; else any."""
         if not (tool.strict and tool.parameters):
             return f"{self._any_argument(lark)}*"
-        schema = arguments_schema(tool.parameters)
+        schema = ArgumentsSchema(tool.parameters)
         written = []
         for key in schema.properties:
             values = " | ".join(self._values(lark, schema, key))
@@ -116,8 +116,7 @@ class TaggedArguments:
     def _types(self, call: CallReading, key: str, kind: Kind) -> frozenset[str]:
         if kind == "string":
             return frozenset({"string"})
-        assert call.tool is not None
-        return arguments_schema(call.tool.parameters).types(key) if kind == "schema" else _OTHER_TYPES
+        return call.schema.types(key) if kind == "schema" else _OTHER_TYPES
 
     def _read_value(self, call: CallReading, types: frozenset[str]) -> Reading[bool]:
         """Read a value and its close: a string as it comes, anything else when it is complete."""

@@ -86,14 +86,13 @@ def _check(name: str, mode: str, num_samples: int, seed: int) -> None:
     assert num_ended >= num_samples
 
 
-@pytest.mark.parametrize("mode", ["required", "auto"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_sampled_answer_is_understood(name: str, mode: str) -> None:
-    _check(name, mode, 1, seed=3)
+def test_sampled_answer_is_understood(name: str) -> None:
+    _check(name, "required", 1, seed=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["required", "auto"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_many_sampled_answers_are_understood(name: str, mode: str) -> None:
-    _check(name, mode, 40, seed=5)
+    _check(name, mode, 20, seed=5)
