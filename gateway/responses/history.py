@@ -7,6 +7,7 @@ from gateway.api.schemas.refusals import invalid_value
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.item_ids import is_response_id, response_of
+from gateway.responses.log import PieceBudget
 from gateway.responses.record import ResponseRecord, has_ended, turn_of
 from gateway.responses.store import ResponseStore
 
@@ -27,12 +28,13 @@ class History:
         Raises:
             ApiError: 400 when a response is not there any more, or not complete.
         """
-        last = await self._previous(principal, response_id)
+        budget = PieceBudget()
+        last = await self._previous(principal, response_id, budget)
         ancestors = (*last.draft.ancestors, response_id)
         if len(ancestors) > MAX_ANCESTORS:
             message = f"The conversation has {len(ancestors)} responses; at most {MAX_ANCESTORS} are allowed."
             raise invalid_value("previous_response_id", message)
-        found = await self._store.get_all(principal.tenant, last.draft.ancestors)
+        found = await self._store.get_all(principal.tenant, last.draft.ancestors, budget)
         items: list[ItemBody] = []
         for ancestor, record in zip(ancestors, [*found, last], strict=True):
             if record is None:
@@ -53,7 +55,7 @@ class History:
             message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
             raise invalid_value("input", message)
         ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
-        records = await self._store.get_all(principal.tenant, ids)
+        records = await self._store.get_all(principal.tenant, ids, PieceBudget())
         known = {item.id: item for record in records if record is not None for item in turn_of(record)}
         resolved = list(items)
         for index, item_id in places.items():
@@ -63,8 +65,8 @@ class History:
             resolved[index] = known[item_id]
         return resolved
 
-    async def _previous(self, principal: Principal, response_id: str) -> ResponseRecord:
-        record = await self._store.get(principal.tenant, response_id) if is_response_id(response_id) else None
+    async def _previous(self, principal: Principal, response_id: str, budget: PieceBudget) -> ResponseRecord:
+        record = await self._store.get(principal.tenant, response_id, budget) if is_response_id(response_id) else None
         if record is None or not principal.can_use(record.model):
             raise _not_found(response_id)
         if not has_ended(record):

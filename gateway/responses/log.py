@@ -31,8 +31,8 @@ PIECE_BYTES = 16 << 10
 TENANT_PIECES = 32_768
 # A tenant may exceed its bound by so many pieces for each gateway.
 PIECES_BETWEEN_PURGES = 256
-# Of one record, and of all that a conversation continues.
-_MAX_PIECES = 2048
+# Of one record, and of all that one request reads.
+MAX_PIECES = 1024
 _CONCURRENT_CALLS = 32
 _TIMEOUT_S = 3.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
@@ -44,6 +44,25 @@ _log = logging.getLogger(__name__)
 
 class ResponseLogError(HeadraceError):
     """A record could not be written."""
+
+
+class PieceBudget:
+    """How much one request may still read, so that a long conversation does not fill the gateway's memory."""
+
+    def __init__(self, num_pieces: int = MAX_PIECES) -> None:
+        """Allow so many pieces."""
+        self._num_left = num_pieces
+
+    def take(self, num_pieces: int) -> None:
+        """Count pieces.
+
+        Raises:
+            ApiError: 400; they are too many.
+        """
+        self._num_left -= num_pieces
+        if self._num_left < 0:
+            message = f"The conversation is larger than {MAX_PIECES * PIECE_BYTES >> 20} MB. Begin a new one."
+            raise ApiError(400, message, param="previous_response_id", code="context_length_exceeded")
 
 
 class _FirstPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -70,8 +89,8 @@ class ResponseLog:
         """
         payload = msgspec.msgpack.encode(record)
         pieces = [payload[start : start + PIECE_BYTES] for start in range(0, len(payload), PIECE_BYTES)]
-        if len(pieces) > _MAX_PIECES:
-            raise ResponseLogError(f"a record of {len(payload)} bytes is larger than {_MAX_PIECES * PIECE_BYTES}")
+        if len(pieces) > MAX_PIECES:
+            raise ResponseLogError(f"a record of {len(payload)} bytes is larger than {MAX_PIECES * PIECE_BYTES}")
         first = msgspec.msgpack.encode(_FirstPiece(len(pieces), pieces[0]))
         tenant, response_id = record.tenant, record.draft.id
         try:
@@ -81,17 +100,19 @@ class ResponseLog:
             raise ResponseLogError(f"NATS does not store the response: {error!r}") from error
         self._bound(tenant, len(pieces))
 
-    async def get(self, tenant: str, response_id: str) -> ResponseRecord | None:
-        """Return a response of a tenant, or None if there is none.
+    async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
+        """Return a response of a tenant, or None if there is none; its pieces are taken from `budget`.
 
         Raises:
-            ApiError: 503; NATS does not answer.
+            ApiError: 503, NATS does not answer; 400, the budget does not suffice.
         """
         first = await self._piece(response_subject(tenant, response_id, 0))
         if first is None:
             return None
         try:
             head = msgspec.msgpack.decode(first, type=_FirstPiece)
+            if budget is not None:
+                budget.take(head.num_pieces)
             rest = await asyncio.gather(
                 *(self._piece(response_subject(tenant, response_id, piece)) for piece in range(1, head.num_pieces))
             )
@@ -103,14 +124,6 @@ class ResponseLog:
             self._log_limit.warning(tenant, "a response in the log cannot be read: %s", error)
             return None
         return record if (record.tenant, record.draft.id) == (tenant, response_id) else None
-
-    async def get_all(self, tenant: str, response_ids: Sequence[str]) -> list[ResponseRecord | None]:
-        """Return several responses, None for each that is not there.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
-        return list(await asyncio.gather(*(self.get(tenant, response_id) for response_id in response_ids)))
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Forget a response.

@@ -11,7 +11,7 @@ import msgspec
 from gateway.responses.draft import response_fields
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
-from gateway.responses.log import ResponseLog
+from gateway.responses.log import PieceBudget, ResponseLog
 from gateway.responses.output import ResponseOutput
 from gateway.responses.record import ResponseRecord, has_ended
 from shared.messages import BatchResult
@@ -25,22 +25,24 @@ class ResponseStore:
         self.log = log
         self.jobs = jobs
 
-    async def get(self, tenant: str, response_id: str) -> ResponseRecord | None:
-        """Return a response as it is now, or None if there is none.
+    async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
+        """Return a response as it is now, or None if there is none; see `ResponseLog.get`.
 
         Raises:
-            ApiError: 503; NATS does not answer.
+            ApiError: 503, NATS does not answer; 400, the budget does not suffice.
         """
-        record = await self.log.get(tenant, response_id)
+        record = await self.log.get(tenant, response_id, budget)
         return None if record is None else await self._current(record)
 
-    async def get_all(self, tenant: str, response_ids: Sequence[str]) -> list[ResponseRecord | None]:
+    async def get_all(
+        self, tenant: str, response_ids: Sequence[str], budget: PieceBudget
+    ) -> list[ResponseRecord | None]:
         """Return several responses as they are now, None for each that is not there.
 
         Raises:
-            ApiError: 503; NATS does not answer.
+            ApiError: As for `get`.
         """
-        return list(await asyncio.gather(*(self.get(tenant, response_id) for response_id in response_ids)))
+        return list(await asyncio.gather(*(self.get(tenant, response_id, budget) for response_id in response_ids)))
 
     async def cancel(self, record: ResponseRecord) -> ResponseRecord:
         """End a background response unless it has ended, and return it as it is then.

@@ -238,6 +238,8 @@ class BatchLane:
             created=request.created,
             completed=time.time(),
             vector=held.vector,
+            cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
+            in_reasoning=held.in_reasoning,
         )
 
     def _refuse_unreadable(

@@ -55,6 +55,7 @@ class ProgressRecords:
             message.num_delivered,
             tuple(token_ids),
             "".join(held.parts),
+            held.in_reasoning,
         )
         try:
             await self._js.publish(progress_subject(request.tenant, request.id), msgspec.msgpack.encode(record))

@@ -1,0 +1,95 @@
+"""The events of a job's text: the same ones, however the text came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.generation import OutputReading, ToolUse
+from gateway.responses.job import BackgroundJob, JobReader, error_of, status_of
+from gateway.responses.output import ResponseOutput
+from shared.formats import Tool, ToolChoice
+from shared.messages import BatchResult
+
+Events = list[tuple[str, dict[str, Any]]]
+USE = ToolUse((Tool("f", None), Tool("g", None)), ToolChoice("auto"))
+# Pieces of what models write, whole and broken.
+FRAGMENTS = st.sampled_from(
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>\n",
+        '{"name": "f", "arguments": {"a": 1}}',
+        "\n</tool_call>",
+        "{",
+        "é",
+        "word ",
+        "long " * 20,
+        "\n",
+        '{"name": "g", "arguments": {"x": "' + 70 * "y" + '"}}',
+        "<tool_call>",
+    ]
+)
+
+
+def reading(is_parallel: bool = True, includes_reasoning: bool = True) -> OutputReading:
+    use = ToolUse(USE.tools, USE.choice, is_parallel)
+    job = BackgroundJob(
+        stream_seq=1, deadline=0, chat_format="hermes-thinking", tools=use, includes_reasoning=includes_reasoning
+    )
+    return job.reading
+
+
+def events_of(text: str, cuts: list[int], how: OutputReading, in_reasoning: bool) -> Events:
+    """Read a text as it grows to each of these lengths, and then whole."""
+    events: Events = []
+    output = ResponseOutput("resp_" + 32 * "0", lambda kind, fields: events.append((kind, fields)))
+    reader = JobReader(how, output)
+    for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
+        assert reader.read(text[:end], in_reasoning=in_reasoning)
+    reader.finish(is_complete=True)
+    return events
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    fragments=st.lists(FRAGMENTS, max_size=12),
+    cuts=st.lists(st.integers(0, 600), max_size=8),
+    is_parallel=st.booleans(),
+    includes_reasoning=st.booleans(),
+    in_reasoning=st.booleans(),
+)
+def test_events_depend_on_the_text_alone(
+    fragments: list[str], cuts: list[int], is_parallel: bool, includes_reasoning: bool, in_reasoning: bool
+) -> None:
+    text, how = "".join(fragments), reading(is_parallel, includes_reasoning)
+    whole = events_of(text, [], how, in_reasoning)
+    assert events_of(text, cuts, how, in_reasoning) == whole
+    assert events_of(text, list(range(len(text))), how, in_reasoning) == whole
+    items = [fields["item"] for kind, fields in whole if kind == "response.output_item.done"]
+    assert items
+    assert includes_reasoning or all(item["type"] != "reasoning" for item in items)
+    assert is_parallel or sum(item["type"] == "function_call" for item in items) <= 1
+
+
+def test_text_that_begins_otherwise_is_not_read() -> None:
+    reader = JobReader(reading(), ResponseOutput("resp_" + 32 * "0"))
+    assert reader.read("", in_reasoning=False)
+    assert reader.read("abc", in_reasoning=True)
+    assert not reader.read("abd", in_reasoning=True)
+    assert not reader.read("ab", in_reasoning=True)
+
+
+def test_every_end_of_a_job_has_a_status() -> None:
+    statuses = {
+        finish: status_of(BatchResult(id="r", model="m", tenant="t", text="", finish=finish))  # type: ignore[arg-type]
+        for finish in ("stop", "length", "cancelled", "expired", "failed")
+    }
+    assert statuses == {
+        "stop": "completed", "length": "incomplete", "cancelled": "cancelled", "expired": "failed", "failed": "failed",
+    }  # fmt: skip
+    error = error_of(BatchResult(id="r", model="m", tenant="t", text="", finish="expired"))
+    assert error is not None
+    assert "in time" in error.message

@@ -1,0 +1,97 @@
+"""Whose responses a key can reach, and through which gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import openai
+import pytest
+
+from gateway.admission.api_keys import create_key
+from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker
+from tests.gateway.wire_worker import WireWorker
+
+
+@dataclass
+class Fleet:
+    """Two gateways with the same keys, and a worker that answers everything."""
+
+    gateways: list[GatewayProcess]
+    keys: dict[str, str]
+    worker: WireWorker
+    stack: AsyncExitStack
+
+    async def client(self, name: str, gateway: int = 0) -> openai.AsyncOpenAI:
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.gateways[gateway].url}/v1", api_key=self.keys[name], max_retries=0, timeout=30
+        )
+        return await self.stack.enter_async_context(client)
+
+
+@dataclass
+class Gateways:
+    """Two of them, and keys by name."""
+
+    processes: list[GatewayProcess]
+    keys: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def gateways(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
+    directory = tmp_path_factory.mktemp("gateways")
+    file = directory / "keys.json"
+    keys = {name: create_key(file, tenant=name.split("-")[0])[1] for name in ("acme", "acme-2", "evil")}
+    keys["acme-other-model"] = create_key(file, tenant="acme", models=["other"])[1]
+    with (
+        running_gateway(directory / "a", nats_url, keys_file=file) as first,
+        running_gateway(directory / "b", nats_url, keys_file=file) as second,
+    ):
+        yield Gateways([first, second], keys)
+
+
+@pytest.fixture
+async def fleet(nats_url: str, gateways: Gateways) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack, known_worker(nats_url, *gateways.processes) as worker:
+        serving = asyncio.create_task(worker.serve(0.001))
+        yield Fleet(gateways.processes, gateways.keys, worker, stack)
+        serving.cancel()
+
+
+async def test_response_belongs_to_its_tenant_at_every_gateway(fleet: Fleet) -> None:
+    model = fleet.worker.model
+    acme = await fleet.client("acme")
+    response = await acme.responses.create(model=model, input="secret", max_output_tokens=2)
+    for name in ("acme", "acme-2"):
+        colleague = await fleet.client(name, gateway=1)
+        assert (await colleague.responses.retrieve(response.id)).output_text == response.output_text
+        following = await colleague.responses.create(
+            model=model, input="and?", previous_response_id=response.id, max_output_tokens=2
+        )
+        assert following.previous_response_id == response.id
+    for name in ("evil", "acme-other-model"):
+        stranger = await fleet.client(name)
+        with pytest.raises(openai.NotFoundError):
+            await stranger.responses.retrieve(response.id)
+        with pytest.raises(openai.NotFoundError):
+            await stranger.responses.delete(response.id)
+        with pytest.raises(openai.NotFoundError):
+            await stranger.responses.cancel(response.id)
+        with pytest.raises(openai.NotFoundError):
+            _ = [item async for item in stranger.responses.input_items.list(response.id)]
+    evil = await fleet.client("evil")
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        await evil.responses.create(model=model, input="and?", previous_response_id=response.id)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        await evil.responses.create(model=model, input=[{"type": "item_reference", "id": response.output[0].id}])
+    assert (await acme.responses.retrieve(response.id)).id == response.id
+
+
+async def test_tenant_without_a_batch_queue_is_told_so(fleet: Fleet) -> None:
+    client = await fleet.client("evil")
+    with pytest.raises(openai.BadRequestError, match="no batch queue") as refusal:
+        await client.responses.create(model=fleet.worker.model, input="x", background=True)
+    assert (refusal.value.param, refusal.value.code) == ("background", "background_unavailable")
