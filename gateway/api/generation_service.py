@@ -13,15 +13,16 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 
-from gateway.admission.auth import KeyStore
+from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.caller import Caller
-from gateway.admission.limits import RateLimiter, reserved_tokens
+from gateway.admission.limits import Lease, RateLimiter, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
+from gateway.generation import Generation
 from gateway.http1.body import ClientGoneError
 from gateway.http1.event_stream import EventStreamLimits
 from gateway.http1.exchange import Exchange
@@ -97,8 +98,7 @@ class GenerationService:
         with self._place(principal.key_id):
             generation = await endpoint.generation(body, principal)
             principal.check_model(generation.model)
-            generation = self._starter.with_reading(generation)
-            lease = await self._limiter.admit(principal, generation.num_at_once, reserved_tokens(generation))
+            generation, lease = await self._admit(principal, generation)
             head.limits = lease.headers
             fingerprint = self._starter.fingerprint(generation.model)
             asked = Asked(exchange, generation, head, principal, fingerprint)
@@ -125,6 +125,15 @@ class GenerationService:
                 self._streamed.discard(answer)
                 answer.close()
                 lease.release(tokens_used)
+
+    async def _admit(self, principal: Principal, generation: Generation) -> tuple[Generation, Lease]:
+        """Count a generation against its key's limits, and return it with what its model's chat format needs."""
+        lease = await self._limiter.admit(principal, generation.num_at_once, reserved_tokens(generation))
+        try:
+            return await self._starter.with_reading(generation), lease
+        except BaseException:
+            lease.release(0)
+            raise
 
     @contextlib.contextmanager
     def _place(self, key_id: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ Only what is new is checked against the fleet's capacity: joining a generation o
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import MappingProxyType
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
-from gateway.api.output_reading import with_reading
+from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.sequence_window import SequenceWindow
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.wire_requests import wire_requests
@@ -72,16 +73,21 @@ class GenerationStarter:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._single_flight = SingleFlight()
+        self._one_costly = asyncio.Lock()
         self._tasks = BackgroundTasks()
 
-    def with_reading(self, generation: Generation) -> Generation:
-        """Return the generation with what its model's chat format needs.
+    async def with_reading(self, generation: Generation) -> Generation:
+        """Return the generation with what its model's chat format needs; many or large tools take a while.
 
         Raises:
             ApiError: 400; the model cannot do what is asked of its answer.
         """
         load = self._dispatcher.fleet.load(generation.model)
-        return with_reading(generation, "" if load is None else load.chat_format)
+        chat_format = "" if load is None else load.chat_format
+        if not is_costly(generation):
+            return with_reading(generation, chat_format)
+        async with self._one_costly:
+            return await asyncio.to_thread(with_reading, generation, chat_format)
 
     async def check_possible(self, generation: Generation, tenant: str) -> None:
         """Refuse what no worker could compute, of what is not computed now.

@@ -17,6 +17,11 @@ from shared.sampling import Sampling
 from shared.structured_output import GrammarError
 from shared.structured_output.bounds import MAX_CHARACTERS
 
+MAX_SCHEMA_CHARACTERS = 128 << 10
+# More than this is not made into a grammar between two tokens of other streams.
+_MAX_INLINE_CHARACTERS = 16 << 10
+_MAX_INLINE_TOOLS = 16
+
 NO_TOOLS = ToolUse((), ToolChoice("none"))
 
 
@@ -45,6 +50,15 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     return dataclasses.replace(generation, sampling=_constrained(generation, chosen, use), reading=reading)
 
 
+def is_costly(generation: Generation) -> bool:
+    """Say whether `with_reading` may take more than some milliseconds."""
+    tools = generation.tools.tools if generation.tools is not None else ()
+    size = sum(len(tool.parameters or "") for tool in tools)
+    content = generation.sampling.grammar
+    size += 0 if content is None else len(content.source)
+    return len(tools) > _MAX_INLINE_TOOLS or size > _MAX_INLINE_CHARACTERS
+
+
 def reading_of(format_name: str, use: ToolUse, includes_reasoning: bool) -> OutputReading:
     """Return how a text in a format is read, by values that can be kept with the text."""
     chosen = format_named(format_name)
@@ -62,7 +76,11 @@ def reading_of(format_name: str, use: ToolUse, includes_reasoning: bool) -> Outp
 
 
 def _check_size(use: ToolUse) -> None:
-    """Refuse schemas of tools that would keep the event loop busy."""
+    """Refuse schemas of tools that would keep this process busy."""
+    for tool in use.tools:
+        if tool.parameters is not None and len(tool.parameters) > MAX_SCHEMA_CHARACTERS:
+            message = f"The schema of '{tool.name}' has more than {MAX_SCHEMA_CHARACTERS} characters. Make it smaller."
+            raise ApiError(400, message, param="tools", code="invalid_value")
     num_characters = sum(len(tool.parameters or "") for tool in use.tools if tool.strict)
     if num_characters > MAX_CHARACTERS:
         message = f"The strict tools have {num_characters} characters of schemas; at most {MAX_CHARACTERS} are allowed."
@@ -83,6 +101,8 @@ def _constrained(generation: Generation, chosen: ChatFormat, use: ToolUse) -> Sa
     except GrammarError as error:
         field = "tools" if generation.structured_output is None else generation.structured_output.field
         raise ApiError(400, f"{field}{error.path}: {error.reason}", param=field, code="invalid_value") from None
+    except RecursionError:
+        raise ApiError(400, "A schema is nested too deeply.", param="tools", code="invalid_value") from None
     if grammar is None and use.choice.mode in ("required", "named"):
         message = "This model's chat template knows no calls of tools, so that none can be required of it."
         raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")

@@ -1,8 +1,8 @@
 """Tokens to text, one token at a time: a fold whose text so far is certain, whatever tokens follow.
 
-The pieces of a sequence add up to `tokenizer.decode(all ids, skip_special_tokens=True)`, and each piece depends on the
-tokens alone, never on how they were grouped. So a worker that resumes a sequence feeds what was emitted elsewhere,
-ignores the pieces, and continues with exactly the text that is still missing.
+The pieces of a sequence add up to `tokenizer.decode(all ids)`, with special tokens or without, and each piece depends
+on the tokens alone, never on how they were grouped. So a worker that resumes a sequence feeds what was emitted
+elsewhere, ignores the pieces, and continues with exactly the text that is still missing.
 """
 
 from __future__ import annotations
@@ -101,10 +101,11 @@ class ByteFallbackDetokenizer:
 class LibraryDetokenizer:
     """For any other tokenizer: the library's own stream, completed at the end by decoding everything once."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         """Start at the beginning of the output."""
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._token_ids: list[int] = []
         self._num_characters = 0
 
@@ -117,13 +118,23 @@ class LibraryDetokenizer:
 
     def flush(self) -> str:
         """Return what decoding everything gives beyond the pieces so far."""
-        return self._tokenizer.decode(self._token_ids, skip_special_tokens=True)[self._num_characters :]
+        text: str = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
+        return text[self._num_characters :]
 
 
-def make_detokenizer(tokenizer: Tokenizer, table: TokenTable | None, prompt_ids: Iterable[int]) -> Detokenizer:
-    """Return a fresh detokenizer for the output that follows a prompt."""
+def make_detokenizer(
+    tokenizer: Tokenizer, table: TokenTable | None, prompt_ids: Iterable[int], *, skip_special_tokens: bool = True
+) -> Detokenizer:
+    """Return a fresh detokenizer for the output that follows a prompt.
+
+    Args:
+        tokenizer: Used where there is no table.
+        table: Shows special tokens if these are not skipped.
+        prompt_ids: What is before the output.
+        skip_special_tokens: Leave special tokens out of the text.
+    """
     if table is None:
-        return LibraryDetokenizer(tokenizer)
+        return LibraryDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     if table.style == "byte_level":
         return ByteLevelDetokenizer(table)
     has_text = table.strips_space and any(table.texts[token_id] != "" for token_id in prompt_ids)

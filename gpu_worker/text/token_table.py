@@ -8,7 +8,8 @@ no token are spelled by tokens named `<0x0A>`. Other tokenizers have no table an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +35,22 @@ class TokenTable:
     texts: list[str | None]
     raw: list[bytes]
     strips_space: bool = False
+
+
+def with_special_tokens(table: TokenTable, special: Mapping[int, str]) -> TokenTable:
+    """Return a table that shows special tokens by their names, as decoding with `skip_special_tokens=False` does."""
+    texts, raw = list(table.texts), list(table.raw)
+    alphabet = _byte_level_alphabet()
+    for token_id, name in special.items():
+        if token_id >= len(raw):
+            continue
+        if table.style == "byte_level":
+            raw[token_id] = _byte_level_bytes(name, alphabet)
+            texts[token_id] = _text(raw[token_id])
+        else:
+            texts[token_id] = name.replace(_SPACE_MARK, " ")
+            raw[token_id] = name.replace(_SPACE_MARK, " ").encode()
+    return replace(table, texts=texts, raw=raw)
 
 
 def build_table(tokenizer: Tokenizer, tokenizer_json: bytes, vocab_size: int) -> TokenTable | None:
@@ -91,15 +108,14 @@ def _byte_level_alphabet() -> dict[int, str]:
 
 def _byte_level_table(tokens: list[str | None]) -> TokenTable:
     alphabet = _byte_level_alphabet()
-    raw: list[bytes] = []
-    for token in tokens:
-        if token is None:
-            raw.append(b"")
-        elif all(ord(char) in alphabet for char in token):
-            raw.append(token.translate(alphabet).encode("latin-1"))
-        else:
-            raw.append(token.encode())
+    raw = [b"" if token is None else _byte_level_bytes(token, alphabet) for token in tokens]
     return TokenTable("byte_level", [_text(value) for value in raw], raw)
+
+
+def _byte_level_bytes(token: str, alphabet: dict[int, str]) -> bytes:
+    if all(ord(char) in alphabet for char in token):
+        return token.translate(alphabet).encode("latin-1")
+    return token.encode()
 
 
 def _text(raw: bytes) -> str | None:

@@ -23,7 +23,7 @@ from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.spelled_tokens import SpelledTokens
-from gpu_worker.text.token_table import build_table
+from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError
 from shared.formats import detect_format, format_named
@@ -200,7 +200,10 @@ class ModelTokenizer:
 
     def output_text(self, prompt_ids: Iterable[int], sampling: Sampling) -> OutputText:
         """Return the empty output of a sequence with this prompt."""
-        return OutputText(make_detokenizer(self._tokenizer, self._table, prompt_ids), sampling)
+        skips = sampling.skip_special_tokens
+        table = self._table if skips else self._table_with_special_tokens
+        detokenizer = make_detokenizer(self._tokenizer, table, prompt_ids, skip_special_tokens=skips)
+        return OutputText(detokenizer, sampling)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to the text, as bytes; none for a special token."""
@@ -220,6 +223,10 @@ class ModelTokenizer:
         if shown is None:
             shown = self._shown[token_id] = (self.token_text(token_id), self.token_bytes(token_id))
         return shown
+
+    @cached_property
+    def _table_with_special_tokens(self) -> TokenTable | None:
+        return None if self._table is None else with_special_tokens(self._table, self._special)
 
     @cached_property
     def grammar_tokenizer(self) -> GrammarTokenizer:

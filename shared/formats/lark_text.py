@@ -12,10 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema
 from shared.formats.tools import Tool
-from shared.structured_output import decode_schema, llguidance_schema
+from shared.structured_output import GrammarError, decode_schema, llguidance_schema
 
 _ANY_TEXT = "/(?s:.*)/"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -23,7 +24,11 @@ _QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})+")
 
 
 class LarkText:
-    """Owns the rules and terminals written so far. Equal ones are written once."""
+    """Owns the rules and terminals written so far. Equal ones are written once.
+
+    Raises:
+        GrammarError: From any method: more is written than `MAX_GRAMMAR_CHARACTERS`, equal ones included.
+    """
 
     def __init__(self, tokens: Sequence[str]) -> None:
         """Begin without rules; markers among `tokens` may be special tokens."""
@@ -32,6 +37,7 @@ class LarkText:
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._definitions: list[str] = []
         self._names: dict[tuple[str, str], str] = {}
+        self._num_characters = 0
 
     def literal(self, text: str) -> str:
         """Return a text as it stands in a rule; nothing for the empty text."""
@@ -115,6 +121,9 @@ class LarkText:
         return self.rule(RULE_PREFIX, _quoted(text)) if text in self._tokens else _quoted(text)
 
     def _named(self, prefix: str, body: str) -> str:
+        self._num_characters += len(body)
+        if self._num_characters > MAX_GRAMMAR_CHARACTERS:
+            raise GrammarError("The schemas make too large a grammar. Offer fewer or smaller ones at once.")
         key = (prefix, body)
         if key not in self._names:
             self._names[key] = name = f"{prefix}_{len(self._names)}"

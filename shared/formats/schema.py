@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from shared.formats.json_reading import escaped, parsed
 
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_REFERENCES = 16
+# Where the whole schema stands beside that of one argument.
+_PLACE = "#/$defs/arguments"
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -22,13 +25,13 @@ class ArgumentsSchema:
             schema = {}
         self._schema: dict[str, Any] = schema if isinstance(schema, dict) else {}
 
-    @property
+    @cached_property
     def properties(self) -> dict[str, Any]:
         """The schemas of the arguments by name, in their order."""
         properties = self._resolved(self._schema).get("properties")
         return properties if isinstance(properties, dict) else {}
 
-    @property
+    @cached_property
     def required(self) -> frozenset[str]:
         """The arguments that must be there."""
         required = self._resolved(self._schema).get("required")
@@ -51,9 +54,15 @@ class ArgumentsSchema:
 
     def standalone(self, name: str, types: frozenset[str]) -> dict[str, Any]:
         """Return the schema of one argument where it has one of `types`, so that it can stand alone."""
-        place = "#/$defs/arguments"
-        own = moved(self.properties[name], place)
-        return {"allOf": [own, {"type": sorted(types)}], "$defs": {"arguments": moved(self._schema, place)}}
+        own = self.properties[name]
+        of_types = {"type": sorted(types)}
+        if not _has_reference(own):
+            return {"allOf": [own, of_types]}
+        return {"allOf": [moved(own, _PLACE), of_types], "$defs": {"arguments": self._moved}}
+
+    @cached_property
+    def _moved(self) -> Any:
+        return moved(self._schema, _PLACE)
 
     def _types(self, schema: Any, depth: int) -> frozenset[str]:
         schema = self._resolved(schema)
@@ -118,6 +127,12 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 def _is_string(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _has_reference(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_has_reference, schema))
+    return isinstance(schema, dict) and ("$ref" in schema or any(map(_has_reference, schema.values())))
 
 
 def moved(schema: Any, place: str) -> Any:

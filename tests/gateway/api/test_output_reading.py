@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from gateway.api import output_reading
-from gateway.api.output_reading import with_reading
+from gateway.api.output_reading import MAX_SCHEMA_CHARACTERS, is_costly, with_reading
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
@@ -108,3 +111,32 @@ def test_what_the_format_cannot_do_is_refused(
     with pytest.raises(ApiError) as caught:
         with_reading(generation(tools=ToolUse(TOOLS, choice)), chat_format)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_schema_that_is_too_large_is_refused() -> None:
+    use = ToolUse((Tool("f", '"' + "x" * MAX_SCHEMA_CHARACTERS + '"', strict=True),), ToolChoice("required"))
+    asked = generation(tools=use)
+    assert is_costly(asked)
+    with pytest.raises(ApiError) as caught:
+        with_reading(asked, "hermes")
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-coder", "llama-pythonic", "harmony"])
+@pytest.mark.parametrize("kind", ["references", "properties", "tools", "nested"])
+def test_hostile_tools_become_a_grammar_or_a_refusal_soon(name: str, kind: str) -> None:
+    schemas: list[object] = [{"type": "object"}] * 512
+    if kind == "references":
+        properties: dict[str, object] = {f"p{i}": {"$ref": "#/$defs/x"} for i in range(2000)}
+        schemas = [{"type": "object", "properties": properties, "$defs": {"x": {"type": "string"}}}] * 5
+    if kind == "properties":
+        properties = {f"p{i}": {"type": "string", "description": "x" * 50} for i in range(900)}
+        schemas = [{"type": "object", "properties": properties, "required": list(properties)}] * 2
+    if kind == "nested":
+        schemas = [json.loads('{"type":"object","properties":{"a":' * 300 + "{}" + "}}" * 300)]
+    tools = tuple(Tool(f"f{i}", json.dumps(schema), strict=True) for i, schema in enumerate(schemas))
+    asked = generation(tools=ToolUse(tools, ToolChoice("auto")))
+    started = time.thread_time()
+    with contextlib.suppress(ApiError):
+        with_reading(asked, name)
+    assert time.thread_time() - started < 5

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 import ops
 from gpu_worker.text.detokenizer import Detokenizer, make_detokenizer
-from gpu_worker.text.token_table import TokenTable, build_table
+from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from tests.gpu_worker.text.conftest import sentencepiece_tokenizer, wordpiece_tokenizer
 
 DEMO_FILE = Path(ops.__file__).parent / "demo_model" / "model" / "tokenizer.json"
@@ -106,3 +106,40 @@ def test_other_tokenizers_are_decoded_by_the_library(tmp_path: Path) -> None:
     pieces = _pieces(make_detokenizer(tokenizer, None, []), token_ids)
     assert "".join(pieces) == _decode(tokenizer, token_ids)
     assert sum(map(bool, pieces)) > 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(token_ids=st.lists(st.integers(0, 4999) | st.integers(0, 10)))
+def test_byte_level_pieces_with_special_tokens_add_up_to_the_whole_decoding(
+    demo: tuple[Tokenizer, TokenTable], token_ids: list[int]
+) -> None:
+    tokenizer, table = demo
+    shown = with_special_tokens(table, _special(tokenizer))
+    pieces = _pieces(make_detokenizer(tokenizer, shown, [], skip_special_tokens=False), token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+@settings(deadline=None, max_examples=100)
+@given(token_ids=st.lists(st.integers(0, 268) | st.integers(0, 3)))
+def test_byte_fallback_pieces_with_special_tokens_add_up_to_the_whole_decoding(
+    sentencepiece: tuple[Tokenizer, TokenTable], token_ids: list[int]
+) -> None:
+    tokenizer, table = sentencepiece
+    shown = with_special_tokens(table, _special(tokenizer))
+    pieces = _pieces(make_detokenizer(tokenizer, shown, [], skip_special_tokens=False), token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def test_library_shows_special_tokens_too() -> None:
+    tokenizer = wordpiece_tokenizer()
+    tokenizer.add_special_tokens(["[CALL]"])
+    token_ids = [tokenizer.token_to_id("[CALL]"), 5, 6]
+    pieces = _pieces(make_detokenizer(tokenizer, None, [], skip_special_tokens=False), token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=False)
+    assert "[CALL]" in "".join(pieces)
+
+
+def _special(tokenizer: Tokenizer) -> dict[int, str]:
+    return {
+        token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
