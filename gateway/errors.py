@@ -8,16 +8,8 @@ import msgspec
 
 from shared.errors import HeadraceError
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+# As OpenAI has them; what is exceeded where it is not the number of requests, the error says itself.
+_TYPES = {408: "timeout_error", 429: "requests"}
 
 
 class ApiError(HeadraceError):

@@ -52,8 +52,8 @@ def prompt_too_long(length: int, limit: int, unit: str, max_model_len: int) -> s
     too long". Without them their fallbacks to a model with a longer context do not begin.
     """
     return (
-        f"The prompt is too long: it has {length} {unit}, and at most {limit} can fit, "
-        f"as this model's maximum context length is {max_model_len} tokens. Shorten the prompt."
+        f"This model's maximum context length is {max_model_len} tokens. "
+        f"However, the prompt is too long: it has {length} {unit}, and at most {limit} can fit. Shorten the prompt."
     )
 
 

@@ -199,6 +199,7 @@ class RateLimiter:
             429,
             f"Rate limit reached for this key: {limit} {what}. Try again in {retry_after_s:.1f} s.",
             code="rate_limit_exceeded",
+            type="tokens" if verdict.exceeded == "tokens" else "requests",
             retry_after_s=retry_after_s,
             headers=_headers(limits, verdict),
         )

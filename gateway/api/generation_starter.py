@@ -206,7 +206,7 @@ def _check_task(generation: Generation, load: FleetLoad | None) -> None:
 
 def _check_length(generation: Generation, load: FleetLoad | None) -> None:
     """Refuse by its length alone what every worker would refuse, before it goes through the queue."""
-    if load is None:
+    if load is None or generation.truncate_prompt_tokens is not None:
         return
     for prompt in generation.prompts:
         if prompt.token_ids is not None:

@@ -21,6 +21,7 @@ from gateway.http1.connection_table import ConnectionTable
 from gateway.http1.exchange import Exchange, Headers, head_bytes
 from gateway.http1.handler_runner import HandlerRunner
 from gateway.http1.head import RequestHead
+from gateway.http1.request_id import id_header
 from gateway.http1.request_input import RequestInput
 
 # The rest of an unread body that is dropped to keep the connection; a longer one closes it.
@@ -299,7 +300,8 @@ class Connection(asyncio.BufferedProtocol):
         """Answer what has not become a request, and close."""
         body = error.body()
         length = (b"content-length", b"%d" % len(body))
-        headers = [*self.default_headers, *error.response_headers(), length, (b"connection", b"close")]
+        own = (id_header(), length, (b"connection", b"close"))
+        headers = [*self.default_headers, *error.response_headers(), *own]
         if not self.transport.is_closing():
             self.transport.write(head_bytes(error.status, headers) + body)
         self._linger()

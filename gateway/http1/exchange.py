@@ -15,6 +15,7 @@ from typing import Protocol
 from gateway.errors import ApiError
 from gateway.http1.body import WITHOUT_KEY, BodyOwner, RequestBody, check_body_headers
 from gateway.http1.head import RequestHead
+from gateway.http1.request_id import id_header
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -145,7 +146,11 @@ class Exchange:
     def refuse(self, error: ApiError) -> None:
         """Answer with an error and close the connection."""
         self._closes = True
-        self.respond(error.status, error.response_headers(), error.body())
+        self.respond_error(error)
+
+    def respond_error(self, error: ApiError) -> None:
+        """Answer with an error that no endpoint has told in its own form."""
+        self.respond(error.status, [*error.response_headers(), id_header(self.head.headers)], error.body())
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin a response of unknown length; the head leaves together with the first bytes written."""

@@ -49,7 +49,7 @@ class HandlerRunner:
             pass
         except ApiError as error:
             if not exchange.started:
-                exchange.respond(error.status, error.response_headers(), error.body())
+                exchange.respond_error(error)
         except Exception:
             _logger.exception("a request failed")
             if not exchange.started:

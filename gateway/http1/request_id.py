@@ -30,6 +30,11 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return new_request_id()
 
 
+def id_header(headers: Iterable[tuple[bytes, bytes]] = ()) -> tuple[bytes, bytes]:
+    """Return the header that names a request in its answer; `headers` are those of the request, as far as known."""
+    return HEADER, request_id_of(headers).encode()
+
+
 class RequestIdMiddleware:
     """Adds `x-request-id` to each answer of an application. Plain ASGI: it wraps `send` and nothing else."""
 
@@ -42,11 +47,11 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_of(scope["headers"]).encode()
+        header = id_header(scope["headers"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (HEADER, request_id)]
+                message["headers"] = [*message["headers"], header]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

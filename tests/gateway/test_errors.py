@@ -12,11 +12,12 @@ from gateway.errors import ApiError, model_not_found
     ("status", "kind"),
     [
         (400, "invalid_request_error"),
-        (401, "authentication_error"),
+        (401, "invalid_request_error"),
         (418, "invalid_request_error"),
-        (429, "rate_limit_error"),
+        (404, "invalid_request_error"),
+        (429, "requests"),
         (500, "server_error"),
-        (503, "overloaded_error"),
+        (503, "server_error"),
     ],
 )
 def test_body_has_the_four_keys_and_the_statuss_type(status: int, kind: str) -> None:

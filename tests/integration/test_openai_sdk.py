@@ -227,7 +227,7 @@ def test_prompt_longer_than_context_is_a_bad_request_in_words_that_clients_know(
     system: System, prompt: str | list[int]
 ) -> None:
     # By the first half LangChain raises its ContextOverflowError, by the second LiteLLM its ContextWindowExceededError.
-    words = "prompt is too long.*this model's maximum context length is"
+    words = "This model's maximum context length is .*prompt is too long"
     with pytest.raises(openai.BadRequestError, match=words) as raised:
         system.client().completions.create(model=system.model, prompt=prompt, max_tokens=4)
     assert (raised.value.param, raised.value.code) == ("prompt", "context_length_exceeded")

@@ -16,6 +16,7 @@ from gateway.api.schemas.parameters import (
     check_sequences,
     check_stream_options,
     check_truncation,
+    counted,
     is_deterministic,
     one_of,
     to_sampling,
@@ -96,10 +97,12 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
     tools = _tools(chat)
     variables = template_variables(chat.chat_template_kwargs, chat.reasoning_effort, chat.documents)
     options = chat_options(chat, messages, tools.template, variables)
+    prompt = Prompt(estimate_messages(messages, options), messages=messages, chat=options)
+    limit = check_truncation(chat)
     return Generation(
         kind="chat",
         model=chat.model,
-        prompts=(Prompt(estimate_messages(messages, options), messages=messages, chat=options),),
+        prompts=counted((prompt,), limit),
         n=n,
         sampling=constrained(to_sampling(chat, _max_tokens(chat), logprobs, prompt_logprobs(chat, None)), output),
         structured_output=output,
@@ -109,7 +112,7 @@ def parse_chat(body: bytes, allow_unknown: bool = False) -> Generation:
         priority=chat.priority or 0,
         timeout_s=chat.timeout,
         details=details(chat, opening=_opening(chat, messages)),
-        truncate_prompt_tokens=check_truncation(chat),
+        truncate_prompt_tokens=limit,
         cache_salt=chat.cache_salt,
         prediction=None if chat.prediction is None else content_text(chat.prediction.content, "prediction.content"),
         tools=tools.use,

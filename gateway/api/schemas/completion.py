@@ -15,6 +15,7 @@ from gateway.api.schemas.parameters import (
     check_sequences,
     check_stream_options,
     check_truncation,
+    counted,
     is_deterministic,
     one_of,
     to_sampling,
@@ -56,10 +57,11 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
     echo = bool(completion.echo)
     logprobs = num_logprobs(completion.logprobs)
     echoed = logprobs if echo else None
+    limit = check_truncation(completion)
     return Generation(
         kind="completion",
         model=completion.model,
-        prompts=prompts,
+        prompts=counted(prompts, limit),
         n=n,
         sampling=constrained(
             to_sampling(completion, _max_tokens(completion), logprobs, prompt_logprobs(completion, echoed)), output
@@ -70,7 +72,7 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
         include_usage=check_stream_options(completion),
         echo=echo,
         details=details(completion, echoes_logprobs=echoed is not None),
-        truncate_prompt_tokens=check_truncation(completion),
+        truncate_prompt_tokens=limit,
         cache_salt=completion.cache_salt,
         priority=completion.priority or 0,
         timeout_s=completion.timeout,

@@ -2,7 +2,8 @@
 
 One typed decode in C refuses wrong types, values out of range, NaN, infinities, and nesting that would exhaust the
 stack. It refuses names too that no field has; only then, or where a value is wrong, the table of parameters is asked
-which names change nothing and may be taken out, and the body is decoded once more.
+which names change nothing and may be taken out, and the body is decoded once more. A surrogate without its other half,
+as a program leaves it that cuts texts by UTF-16 units, is read as U+FFFD.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _VALIDATION_PATH = re.compile(r"^(?P<detail>.*?)(?: - at (?P<key>`key` in )?`\$(
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 _KEY_BEFORE_VALUE = re.compile(rb'"(\w{1,64})"\s{0,16}:\s{0,16}-?\Z')
 _MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`$")
+# A backslash, or a pair of surrogates, which stay as they are; or else a surrogate alone.
+_SURROGATE = re.compile(
+    rb"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})|\\u[dD][89a-fA-F][\da-fA-F]{2}"
+)
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _JSON_NAMES = {"float": "number", "int": "integer", "str": "string", "bool": "boolean"}
 
@@ -68,11 +73,20 @@ def _told(body: bytes, decode: Callable[[], T]) -> T:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
 
 
+def without_lone_surrogates(body: bytes) -> bytes:
+    """Return JSON in which escaped surrogates that are no pair are U+FFFD, the character for what is none."""
+    return _SURROGATE.sub(lambda found: found[1] or rb"\ufffd", body)
+
+
 def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unknown: bool) -> T:
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError:
-        return decoder.decode(without_ignored(body, kind, allow_unknown))
+    except msgspec.DecodeError as error:
+        # What msgspec takes for no JSON at all may be half a surrogate.
+        whole = without_lone_surrogates(body)
+        if whole == body and not isinstance(error, msgspec.ValidationError):
+            raise
+    return decoder.decode(without_ignored(whole, kind, allow_unknown))
 
 
 def require_text(param: str, text: str) -> str:

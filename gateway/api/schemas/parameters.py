@@ -6,6 +6,7 @@ The bounds are those of `shared.bounds`; what a type cannot say is checked in `t
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.structured_output import StructuredOutputFields
+from gateway.generation import Prompt
 from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
@@ -203,6 +205,13 @@ def check_sequences(num_prompts: int, n: int, best_of: int | None) -> None:
     if num_prompts * n > MAX_SEQUENCES:
         message = f"'n' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
         raise invalid_value("n", message)
+
+
+def counted(prompts: tuple[Prompt, ...], num_tokens: int | None) -> tuple[Prompt, ...]:
+    """Return prompts that are estimated to have no more than the tokens that count."""
+    if num_tokens is None or num_tokens < 0:
+        return prompts
+    return tuple(replace(prompt, estimated_tokens=min(prompt.estimated_tokens, num_tokens)) for prompt in prompts)
 
 
 def check_truncation(body: CommonBody) -> int | None:

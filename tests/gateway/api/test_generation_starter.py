@@ -143,7 +143,7 @@ async def test_prompt_that_certainly_fits_no_worker_is_a_400_however_long_the_qu
     with pytest.raises(ApiError) as caught:
         await gateway.start("mallory", prompt)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    assert f"this model's maximum context length is {MODEL_LEN} tokens" in caught.value.message
+    assert f"This model's maximum context length is {MODEL_LEN} tokens" in caught.value.message
 
 
 async def test_token_ids_that_fit_one_of_the_workers_are_queued(gateway: Gateway) -> None:

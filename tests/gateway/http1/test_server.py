@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from contextlib import AsyncExitStack
 
 import pytest
 
+from gateway.errors import ApiError
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.exchange import Exchange
 from gateway.metrics import GatewayMetrics
@@ -156,6 +158,45 @@ async def test_all_connections_busy_leaves_room_for_health_alone() -> None:
         gate.is_open.set()
         for reader, _ in busy:
             assert await read_whole(reader) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\nHost: t\r\n\r\n", 505),
+        (b"GET /%b HTTP/1.1\r\nHost: t\r\n\r\n" % (b"x" * (33 << 10)), 431),
+        (b"GET /a HTTP/1.1\r\n\r\n", 400),
+    ],
+)
+async def test_what_is_no_request_is_refused_with_an_id_and_the_four_keys(request_bytes: bytes, status: int) -> None:
+    async with served(echo) as server, connected(server) as (reader, writer):
+        writer.write(request_bytes)
+        head = await read_head(reader)
+        assert (head[0], head[1]["x-request-id"][:4]) == (status, "req_")
+        error = json.loads(await reader.readexactly(int(head[1]["content-length"])))["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+
+
+@pytest.mark.parametrize(("fails_with", "status"), [(ApiError(418, "no"), 418), (ValueError("broken"), 500)])
+async def test_error_that_no_endpoint_has_told_carries_the_clients_own_id(fails_with: Exception, status: int) -> None:
+    async def fail(exchange: Exchange) -> None:
+        raise fails_with
+
+    async with served(fail) as server, connected(server) as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nHost: t\r\nX-Request-Id: mine\r\n\r\n")
+        head = await read_head(reader)
+        assert (head[0], head[1]["x-request-id"]) == (status, "mine")
+
+
+async def test_connection_that_is_one_too_many_is_refused_with_the_clients_own_id() -> None:
+    async with served(echo, ConnectionLimits(max_per_address=1)) as server, connected(server) as (first, writer):
+        writer.write(REQUEST)
+        assert await read_whole(first) == (200, b"hi")
+        async with connected(server) as (second, extra):
+            extra.write(b"GET /a HTTP/1.1\r\nHost: t\r\nX-Request-Id: mine\r\n\r\n")
+            assert (await read_head(second))[1]["x-request-id"] == "mine"
 
 
 async def test_connection_is_one_too_many_for_one_answer_alone() -> None:

@@ -80,7 +80,7 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
         with pytest.raises(BadRequestError, match=f"at most {limit}") as raised:
             await encoder.encode(prompt)
         assert raised.value.code == "context_length_exceeded"
-        assert "this model's maximum context length is 100 tokens" in str(raised.value)
+        assert "This model's maximum context length is 100 tokens" in str(raised.value)
     encoder.close()
 
 

@@ -218,7 +218,6 @@ def test_stream_options_without_a_stream_are_refused() -> None:
         (b"{", "invalid_json"),
         (b'{"model":"\xff"}', "invalid_json"),
         (b'{"model":"m","extra":"\xff"}', "invalid_json"),
-        (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "invalid_json"),
         (b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid_json"),
         (b'{"model":"m","tools":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}", "invalid_json"),
         (b"[]", "invalid_value"),
@@ -230,3 +229,20 @@ def test_body_that_is_no_request_is_a_400(body: bytes, code: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat(body)
     assert (caught.value.status, caught.value.code) == (400, code)
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (r"a\ud83d", "a\ufffd"),
+        (r"\ude00b", "\ufffdb"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\uD83D\uDE00", "\U0001f600"),
+        (r"\\ud83d \ud83d", r"\ud83d " + "\ufffd"),
+        (r"\\\ud83dx", "\\\ufffdx"),
+    ],
+)
+def test_half_a_surrogate_is_read_as_no_character(written: str, text: str) -> None:
+    body = f'{{"model":"m","store":true,"messages":[{{"role":"user","content":"{written}"}}]}}'.encode()
+    [message] = parse_chat(body).prompts[0].messages or ()
+    assert message.content == text

@@ -84,3 +84,9 @@ def test_suffix_goes_with_texts_only() -> None:
     assert [prompt.suffix for prompt in parse(["a", "b"], suffix="c").prompts] == ["c", "c"]
     assert parse("a", suffix="").prompts[0].suffix is None
     assert refused([1, 2], suffix="c").param == "suffix"
+
+
+def test_truncated_prompt_is_estimated_as_what_counts() -> None:
+    prompts = parse(["x" * 4000, "x"], truncate_prompt_tokens=10).prompts
+    assert [prompt.estimated_tokens for prompt in prompts] == [10, 1]
+    assert parse("x" * 4000, truncate_prompt_tokens=-1).prompts[0].estimated_tokens > 1000
