@@ -10,8 +10,8 @@ from shared.formats.events import OutputEvent, ReasoningText, ToolCallStart
 class ReasoningTokens:
     """Counts the tokens of one choice.
 
-    The marks around reasoning count with it. Where one step brought reasoning and something else, its tokens are shared
-    out by the lengths of the texts.
+    The marks around reasoning count with it, but for those before a call: most of them are the call's. Where one step
+    brought reasoning and something else, its tokens are shared out by the lengths of the texts.
 
     Attributes:
         count: Tokens of reasoning so far.
@@ -31,7 +31,8 @@ class ReasoningTokens:
         self._num_unread += num_tokens
         if not events:
             return
-        is_marks = self._is_reasoning or isinstance(events[0], ReasoningText)
+        is_behind = self._is_reasoning and not isinstance(events[0], ToolCallStart)
+        is_marks = is_behind or isinstance(events[0], ReasoningText)
         num_marks = self._num_unread - num_tokens if is_marks else 0
         num_reasoning = sum(_length(event) for event in events if isinstance(event, ReasoningText))
         if num_reasoning:

@@ -23,12 +23,18 @@ class SpelledTokens:
 
     def __init__(self, names: Iterable[str]) -> None:
         """Take their texts. One character cannot be broken up; a special token that short is not protected."""
-        spelled = [re.escape(name) for name in names if len(name) > 1]
-        self._pattern = re.compile(f"(?=({'|'.join(spelled)}))") if spelled else None
+        self._names = [name for name in names if len(name) > 1]
+        self.pattern = re.compile(f"(?=({'|'.join(map(re.escape, self._names))}))") if self._names else None
+        self.beginnings = frozenset(name[:end] for name in self._names for end in range(1, len(name)))
+        # One character is no threat: the template would have to write all the rest.
+        self.ends = frozenset(name[begin:] for name in self._names for begin in range(1, len(name) - 1))
+        self.first_characters = frozenset(name[0] for name in self._names)
+        self.last_characters = frozenset(name[-1] for name in self._names)
+        self.longest = max(map(len, self._names), default=0)
 
     def shield(self) -> Shield:
         """Return what protects one prompt."""
-        return Shield(self._pattern, new_mark())
+        return Shield(self, new_mark())
 
 
 class Shield:
@@ -38,20 +44,43 @@ class Shield:
         mark: Digits: whatever a template does with cases or JSON leaves them as they are.
     """
 
-    def __init__(self, pattern: re.Pattern[str] | None, mark: str) -> None:
-        """Mark what `pattern` finds."""
-        self._pattern = pattern
+    def __init__(self, spelled: SpelledTokens, mark: str) -> None:
+        """Mark what spells one of these."""
+        self._spelled = spelled
         self.mark = mark
 
     def text(self, text: str) -> str:
-        """Return a text with a mark after the first character of every special token that it spells."""
-        if self._pattern is None:
+        """Return a text with marks where it spells a special token, or the beginning or the end of one.
+
+        A mark stands after the first character of every special token that is in it. One at the end of the text, or
+        at its begin, keeps it from becoming one together with what the template writes beside it.
+        """
+        spelled = self._spelled
+        if spelled.pattern is None:
             return text
-        starts = [match.start() for match in self._pattern.finditer(text)]
-        if not starts:
-            return text
-        bounds = [0, *(start + 1 for start in starts), len(text)]
-        return self.mark.join(text[begin:end] for begin, end in pairwise(bounds))
+        before = self.mark if self._has_end(text) else ""
+        behind = self.mark if self._has_beginning(text) else ""
+        starts = [match.start() for match in spelled.pattern.finditer(text)]
+        if starts:
+            bounds = [0, *(start + 1 for start in starts), len(text)]
+            text = self.mark.join(text[begin:end] for begin, end in pairwise(bounds))
+        return before + text + behind if before or behind else text
+
+    def _has_beginning(self, text: str) -> bool:
+        """Whether a text ends with the beginning of a special token."""
+        tail = text[-self._spelled.longest :]
+        return any(
+            character in self._spelled.first_characters and tail[at:] in self._spelled.beginnings
+            for at, character in enumerate(tail)
+        )
+
+    def _has_end(self, text: str) -> bool:
+        """Whether a text begins with the end of a special token."""
+        head = text[: self._spelled.longest]
+        return any(
+            character in self._spelled.last_characters and head[: at + 1] in self._spelled.ends
+            for at, character in enumerate(head)
+        )
 
     def value(self, value: Any) -> Any:
         """Return what JSON was decoded to with marks in all its texts, keys too.

@@ -190,7 +190,9 @@ class ModelTokenizer:
         if not chat_format.has_reasoning:
             return False
         last = conversation.messages[-1] if conversation.messages and options.continue_final_message else None
-        continued = "" if last is None else last.content or last.reasoning or ""
+        if last is not None and last.reasoning and not last.content:
+            return True
+        continued = "" if last is None else last.content
         return chat_format.starts_in_reasoning(text[-_TAIL_CHARACTERS - len(continued) :], continued)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -12,11 +12,23 @@ from collections.abc import Iterable, Iterator
 
 from ops.demo_model.tokenizer import ASSISTANT, SYSTEM, USER
 
+# Tools, calls and results stand in the text as in the models of the Hermes family. The corpus has none of them, so the
+# model calls a tool only where a grammar makes it.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% if tools %}{{ '<|system|>Call functions as <tool_call>\n' }}"
+    '{{ \'{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n<tools>\' }}'
+    "{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>' }}{% endif %}"
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + eos_token }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}{% set arguments = call['function']['arguments'] %}"
+    "{% if message['content'] or not loop.first %}{{ '\n' }}{% endif %}"
+    "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ arguments if arguments is string else arguments | tojson }}{{ '}\n</tool_call>' }}"
+    "{% endfor %}{{ eos_token }}"
     "{% elif message['role'] in ('system', 'developer') %}{{ '<|system|>' + message['content'] }}"
+    "{% elif message['role'] == 'tool' %}"
+    "{{ '<|user|><tool_response>\n' + message['content'] + '\n</tool_response>' }}"
     "{% else %}{{ '<|user|>' + message['content'] }}"
     "{% endif %}"
     "{% endfor %}"

@@ -125,6 +125,16 @@ class WireWorker:
         vector = struct.pack(f"<{len(numbers)}f", *numbers)
         await self.end(request, 0, Finish("stop", Usage(3, 0, 1), vector=vector))
 
+    async def answer(self, request: Request, text: str, finish: Finish | None = None, **claim: Any) -> None:
+        """Claim a request and answer it with a text, one character a token."""
+        assert request.reply is not None
+        first = Delta(request.id, request.epoch, 0, prompt_tokens=3, **claim)
+        characters = [Delta(request.id, request.epoch, at, (at,), text[at]) for at in range(len(text))]
+        await self.send(request.reply, [first])
+        for delta in characters:
+            await self.send(request.reply, [delta])
+        await self.end(request, len(text), finish or Finish("stop", Usage(3, len(text))))
+
     async def end(self, request: Request, num_tokens: int, finish: Finish | None = None) -> None:
         assert request.reply is not None
         finish = finish or Finish("length", Usage(3, num_tokens, 1))

@@ -145,7 +145,7 @@ async def test_reasoning_that_is_not_wanted_is_left_out_and_still_counted() -> N
         (["C:a", "X:-", "C:b"], 0),
         (["R:a", "X:</think>"], 2),
         (["R:aaa|C:c"], 1),
-        (["C:a", "X:<think>", "R:b", "X:</think>", "S:f", "A:{}"], 3),
+        (["C:a", "X:<think>", "R:b", "X:</think>", "S:f", "A:{}"], 2),
     ],
 )
 async def test_reasoning_tokens_count_their_marks(pieces: Pieces, count: int) -> None:
