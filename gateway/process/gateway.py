@@ -200,10 +200,9 @@ async def _assemble(
         tokenizer=TokenizerClient(nats),
         metrics=metrics,
     )
-    log = ResponseLog(nats)
-    stack.push_async_callback(log.close)
-    shutting_down = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
-    entrance = public_handler(service, services, ResponseStore(log, JobQueue(nats)))
+    responses = ResponseStore(ResponseLog(nats), JobQueue(nats))
+    stack.push_async_callback(responses.log.close)
+    entrance = public_handler(service, services, responses)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)
     registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
     registry.register(FleetCollector(fleet))
@@ -214,7 +213,14 @@ async def _assemble(
     await stack.enter_async_context(_running(tasks, service.tick_forever(), "ticks of streams"))
     await stack.enter_async_context(_running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, fleet)
-    return public, operator, partial(dispatcher.fail_all, shutting_down)
+    return public, operator, partial(_cut, dispatcher, responses)
+
+
+def _cut(dispatcher: Dispatcher, responses: ResponseStore) -> None:
+    """End the streams that still run, and say why."""
+    error = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+    dispatcher.fail_all(error)
+    responses.cut_followers(error)
 
 
 def _connection_limits(config: GatewayConfig) -> ConnectionLimits:

@@ -5,6 +5,7 @@ The job does not depend on the answer: whoever leaves finds the response again b
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from gateway.responses.log import ResponseLogError
 from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore, job_of
 from shared.background_tasks import BackgroundTasks
+
+_log = logging.getLogger(__name__)
 
 # Time for a job that names none; a day is what a request may ask for at most.
 DEFAULT_TIMEOUT_S = 86_400.0
@@ -107,7 +110,7 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
         """Answer `asked`."""
         EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
         self.reserve(asked.generation)
-        self._jobs = store.jobs
+        self._store = store
         self._tasks = BackgroundTasks()
 
     def queued(self, record: ResponseRecord) -> None:
@@ -116,10 +119,13 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
         self.done.add_done_callback(lambda _: following.cancel())
 
     async def _follow(self, record: ResponseRecord) -> None:
-        async for events in Follower(record, self._jobs).events():
-            if self.done.done():
-                return
-            if events:
+        try:
+            async for events in Follower(record, self._store).events():
                 self._stream.send_now(events)
+        except Exception:
+            _log.exception("a background response could not be followed", extra={"id": record.draft.id})
+            message = "The response could not be followed any more. It is computed all the same: retrieve it."
+            self.fail(ApiError(500, message, code="internal_error"))
+            return
         self._stream.end()
         self.end(Outcome.COMPLETED)

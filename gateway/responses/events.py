@@ -59,8 +59,9 @@ def encode_event(kind: str, fields: dict[str, Any], number: int) -> bytes:
 
 
 def _error_event(error: ApiError) -> bytes:
+    """Return an error in both forms: the documented one, and the nested one by which clients know that it is one."""
     fields = {"code": error.code, "message": error.message, "param": error.param}
-    return encode_event("error", fields, 0)
+    return encode_event("error", fields | {"error": {"type": error.type, **fields}}, 0)
 
 
 RESPONSES = Dialect(ApiError.body, _error_event, b"", b": keep-alive\n\n")

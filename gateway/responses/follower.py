@@ -13,27 +13,28 @@ from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
 from gateway.responses.events import RESPONSES, EventWriter
 from gateway.responses.job import JobReader, status_of
-from gateway.responses.job_queue import JobQueue
 from gateway.responses.output import ResponseOutput
 from gateway.responses.record import ResponseRecord
-from gateway.responses.store import ended_response, job_of
+from gateway.responses.store import ResponseStore, ended_response, job_of
 from shared.messages import BatchResult
 
 FIRST_POLL_S = 0.1
 LAST_POLL_S = 2.0
 _GROWTH = 1.3
+_KEEP_ALIVE_S = 10.0
 
 
 class Follower:
     """Tells the events of one response after `starting_after`."""
 
-    def __init__(self, record: ResponseRecord, jobs: JobQueue, starting_after: int = -1) -> None:
+    def __init__(self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1) -> None:
         """Follow the job of `record`."""
         ref = job_of(record)
         assert ref is not None
         self._record = record
         self._ref = ref
-        self._jobs = jobs
+        self._store = store
+        self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._told: list[bytes] = []
         self._events = EventWriter(self._told.append, starting_after)
         draft = record.draft
@@ -43,20 +44,38 @@ class Follower:
         self._reader = JobReader(ref.job.reading, self._output)
         self._is_running = False
 
+    def cut(self, error: ApiError) -> None:
+        """End the stream, not the job, with an error."""
+        if not self._cut.done():
+            self._cut.set_result(error)
+
     async def events(self) -> AsyncIterator[bytes]:
-        """Tell the events as they come, the last of which ends the response; nothing in between is an empty piece."""
+        """Tell the events as they come, the last of which ends the response, and comments in long silence."""
         queued = response_fields(self._record.draft, "queued")
         self._events.emit("response.created", {"response": queued})
         self._events.emit("response.queued", {"response": queued})
-        wait_s = FIRST_POLL_S
+        wait_s, silent_s = FIRST_POLL_S, 0.0
+        self._store.followers.add(self)
         try:
             while not await self._advance():
-                yield self._take()
-                await asyncio.sleep(wait_s)
+                silent_s = 0.0 if self._told else silent_s + wait_s
+                if silent_s > _KEEP_ALIVE_S:
+                    self._told.append(RESPONSES.keep_alive)
+                    silent_s = 0.0
+                if self._told:
+                    yield self._take()
+                await self._wait(wait_s)
                 wait_s = min(wait_s * _GROWTH, LAST_POLL_S)
         except ApiError as error:
             self._told.append(RESPONSES.error_event(error))
+        finally:
+            self._store.followers.discard(self)
         yield self._take()
+
+    async def _wait(self, wait_s: float) -> None:
+        done, _ = await asyncio.wait([self._cut], timeout=wait_s)
+        if done:
+            raise self._cut.result()
 
     async def _advance(self) -> bool:
         """Tell what is new; say whether that is all.
@@ -64,11 +83,11 @@ class Follower:
         Raises:
             ApiError: 503; NATS does not answer.
         """
-        result = await self._jobs.result(self._ref)
+        result = await self._store.jobs.result(self._ref)
         if result is not None:
             self._end(result)
             return True
-        state = await self._jobs.state(self._ref)
+        state = await self._store.jobs.state(self._ref)
         if state.is_running:
             self._run()
             self._read(state.text, state.in_reasoning)

@@ -1,13 +1,17 @@
-"""The responses that can be read: from the log, and with what their jobs have come to meanwhile. Keeps no state."""
+"""The responses that can be read: from the log, and with what their jobs have come to meanwhile.
+
+Of its own it keeps only who follows a job in this process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from gateway.errors import ApiError
 from gateway.responses.draft import response_fields
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
@@ -17,13 +21,30 @@ from gateway.responses.record import ResponseRecord, has_ended
 from shared.messages import BatchResult
 
 
+class Following(Protocol):
+    """A stream of this process that follows a job."""
+
+    def cut(self, error: ApiError) -> None:
+        """End the stream with an error."""
+
+
 class ResponseStore:
-    """Reads, writes and deletes responses of a tenant."""
+    """Reads, writes and deletes responses of a tenant.
+
+    Attributes:
+        followers: The streams that follow a job; they add and remove themselves.
+    """
 
     def __init__(self, log: ResponseLog, jobs: JobQueue) -> None:
         """Work with these."""
         self.log = log
         self.jobs = jobs
+        self.followers: set[Following] = set()
+
+    def cut_followers(self, error: ApiError) -> None:
+        """End all streams that follow a job. Their clients go on with another gateway."""
+        for follower in list(self.followers):
+            follower.cut(error)
 
     async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
         """Return a response as it is now, or None if there is none; see `ResponseLog.get`.

@@ -49,9 +49,7 @@ class StoredResponses:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
             raise invalid_value("stream", message)
         starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, 10**9)
-        return StreamingResponse(
-            Follower(record, self._store.jobs, starting_after).events(), headers=_EVENT_STREAM_HEADERS
-        )
+        return StreamingResponse(Follower(record, self._store, starting_after).events(), headers=_EVENT_STREAM_HEADERS)
 
     async def _cancel(self, request: Request, principal: Principal) -> Response:
         record = await self._find(request, principal)

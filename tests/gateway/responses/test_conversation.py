@@ -1,0 +1,85 @@
+"""How items of a conversation become messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.errors import ApiError
+from gateway.responses.body import ItemBody
+from gateway.responses.conversation import to_messages
+from gateway.responses.reasoning_content import decode_reasoning, encode_reasoning
+
+
+def items(*fields: dict[str, Any]) -> list[ItemBody]:
+    return msgspec.convert(list(fields), list[ItemBody])
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def call(number: int) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": f"f{number}", "arguments": "{}"}
+
+
+def shown(*fields: dict[str, Any]) -> list[tuple[str, str, str | None, list[str]]]:
+    messages = to_messages(items(*fields))
+    return [(each.role, each.content, each.reasoning, [call.id for call in each.tool_calls]) for each in messages]
+
+
+def test_what_an_assistant_did_in_one_turn_is_one_message() -> None:
+    assert shown(message("user", "q"), thought("t"), message("assistant", "a"), call(1), call(2)) == [
+        ("user", "q", None, []),
+        ("assistant", "a", "t", ["c1", "c2"]),
+    ]
+
+
+def test_another_order_begins_another_message() -> None:
+    assert shown(
+        message("assistant", "a"), message("assistant", "b"), call(1), message("assistant", "c"), thought("t")
+    ) == [
+        ("assistant", "a", None, []),
+        ("assistant", "b", None, ["c1"]),
+        ("assistant", "c", None, []),
+        ("assistant", "", "t", []),
+    ]
+
+
+def test_results_end_a_turn_and_are_named_by_their_calls() -> None:
+    result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
+    _, tool, other = to_messages(items(call(1), result, {**result, "call_id": "c9"}))
+    assert (tool.role, tool.content, tool.tool_call_id, tool.name) == ("tool", "r", "c1", "f1")
+    assert (other.tool_call_id, other.name) == ("c9", None)
+
+
+def test_reasoning_is_read_from_what_the_client_kept_of_it() -> None:
+    kept = {"type": "reasoning", "encrypted_content": encode_reasoning("tüt")}
+    foreign = {"type": "reasoning", "encrypted_content": "gAAA", "summary": [{"type": "summary_text", "text": "s"}]}
+    assert [each[2] for each in shown(kept, message("user", "q"), foreign)] == ["tüt", None, "s"]
+    for broken in ("", "headrace.reasoning.1.!", "headrace.reasoning.1./w==", encode_reasoning("a")[1:]):
+        assert decode_reasoning(broken) is None
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "role"),
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": "a\0b"}, "content"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "content.[0].text"),
+        ({"type": "function_call", "name": "f"}, "call_id"),
+        ({"type": "function_call_output", "call_id": "c"}, "output"),
+        ({"type": "web_search_call"}, "type"),
+    ],
+)
+def test_item_that_cannot_be_read_is_named_by_its_place(item: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        to_messages(items(message("user", "earlier"), message("user", "ok"), item), num_earlier=1)
+    assert refusal.value.param == f"input.[1].{param}"
