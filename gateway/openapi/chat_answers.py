@@ -43,13 +43,25 @@ class CompletionDetails(Struct, forbid_unknown_fields=True):
 
 
 class UsageAnswer(Struct, forbid_unknown_fields=True):
-    """Token counts of an answer."""
+    """Token counts of an answer; in the middle of a stream, without the details."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
+    prompt_tokens_details: PromptDetails | UnsetType = UNSET
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+
+
+class PromptLogprob(Struct, forbid_unknown_fields=True):
+    """A token of the prompt, or one that could have stood there; `rank` is null where it is not known."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token id; null for the first token, which has no condition.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
@@ -89,6 +101,7 @@ class ChatChoice(Struct):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -98,8 +111,11 @@ class ChatCompletion(Struct):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: UsageAnswer
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CallFunctionDelta(Struct, forbid_unknown_fields=True):
@@ -136,6 +152,7 @@ class ChatChunkChoice(Struct):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct):
@@ -145,8 +162,11 @@ class ChatCompletionChunk(Struct):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: UsageAnswer | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct, forbid_unknown_fields=True):
@@ -165,6 +185,9 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -174,5 +197,6 @@ class Completion(Struct):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: UsageAnswer | UnsetType | None = UNSET
