@@ -19,7 +19,7 @@ PYTHON_PACKAGES = {
     "openai_client.py": "openai",
     "anthropic_client.py": "anthropic",
     "langchain_client.py": "langchain-openai",
-    "litellm_client.py": "litellm",
+    "litellm_client.py": "litellm mcp",
     "instructor_client.py": "instructor",
     "pydantic_ai_client.py": "pydantic-ai-slim[openai,anthropic]",
     "llama_index_client.py": "llama-index-llms-openai-like",
@@ -48,7 +48,7 @@ def _make_python(directory: Path, package: str) -> None:
     if done.exists():
         return
     _run([sys.executable, "-m", "venv", str(directory)])
-    _run([str(directory / "bin/python"), "-m", "pip", "install", "--quiet", package])
+    _run([str(directory / "bin/python"), "-m", "pip", "install", "--quiet", *package.split()])
     done.touch()
 
 

@@ -20,6 +20,8 @@ async function loop(model) {
   let calls = 0;
   await generateText({
     ...common, model, maxOutputTokens: 200, toolChoice: "required", stopWhen: stepCountIs(NUM_TURNS),
+    // The demo model would go on calling.
+    providerOptions: { openai: { parallelToolCalls: false }, anthropic: { disableParallelToolUse: true } },
     tools: { person: tool({ inputSchema: schema, strict: true, execute: async (value) => { checkPerson(value); calls++; return "stored"; } }) },
   });
   check(calls >= NUM_TURNS, calls);
@@ -28,11 +30,11 @@ async function loop(model) {
 await run({
   chat: async () => {
     const answer = await generateText({ ...common, model: openai.chat(MODEL), maxOutputTokens: 8 });
-    check(answer.text && answer.usage.outputTokens === 8, answer.usage);
+    check(answer.text && answer.usage.outputTokens <= 8, answer.usage);
   },
   "stream with usage": async () => {
     const stream = streamText({ ...common, model: compatible(MODEL), maxOutputTokens: 8 });
-    check((await stream.text) && (await stream.usage).outputTokens === 8);
+    check((await stream.text) && (await stream.usage).outputTokens <= 8);
   },
   "JSON schema": async () => {
     const answer = await generateObject({ ...common, model: compatible(MODEL), schema, maxOutputTokens: 400 });

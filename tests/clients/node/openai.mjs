@@ -10,13 +10,13 @@ const tool = { type: "function", function: { name: "person", parameters: SCHEMA,
 await run({
   chat: async () => {
     const answer = await client.chat.completions.create({ model: MODEL, messages, max_tokens: 8 });
-    check(answer.choices[0].message.content && answer.usage.completion_tokens === 8, answer);
+    check(answer.choices[0].message.content && answer.usage.completion_tokens <= 8, answer);
   },
   "stream with usage": async () => {
     const stream = client.chat.completions.stream({
       model: MODEL, messages, max_tokens: 8, stream_options: { include_usage: true },
     });
-    check((await stream.finalContent()) && (await stream.totalUsage()).completion_tokens === 8);
+    check((await stream.finalContent()) && (await stream.totalUsage()).completion_tokens <= 8);
   },
   "JSON schema": async () => {
     const format = { type: "json_schema", json_schema: { name: "person", schema: SCHEMA, strict: true } };
@@ -28,12 +28,14 @@ await run({
   "tool call": async () => {
     const answer = await client.chat.completions.create({
       model: MODEL, messages, max_tokens: 400, tools: [tool], tool_choice: "required",
+      parallel_tool_calls: false,
     });
     checkPerson(JSON.parse(answer.choices[0].message.tool_calls[0].function.arguments));
   },
   "streamed tool call": async () => {
     const stream = client.chat.completions.stream({
       model: MODEL, messages, max_tokens: 400, tools: [tool], tool_choice: "required",
+      parallel_tool_calls: false,
     });
     const answer = await stream.finalChatCompletion();
     checkPerson(JSON.parse(answer.choices[0].message.tool_calls[0].function.arguments));

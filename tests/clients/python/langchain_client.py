@@ -26,13 +26,13 @@ def model(max_tokens: int = 8, **options: object) -> ChatOpenAI:
 def chat() -> None:
     answer = model().invoke("hello")
     assert answer.content
-    assert answer.usage_metadata["output_tokens"] == 8
+    assert 1 <= answer.usage_metadata["output_tokens"] <= 8
 
 
 def stream() -> None:
     chunks = list(model(stream_usage=True).stream("hello"))
     assert "".join(chunk.content for chunk in chunks)
-    assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == 8
+    assert 1 <= sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) <= 8
 
 
 def json_schema() -> None:
@@ -41,13 +41,13 @@ def json_schema() -> None:
 
 
 def tool_call() -> None:
-    answer = model(400).bind_tools([TOOL], tool_choice="required").invoke("somebody")
+    answer = model(400).bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False).invoke("somebody")
     check_person(answer.tool_calls[0]["args"])
 
 
 def streamed_tool_call() -> None:
     total = None
-    for chunk in model(400).bind_tools([TOOL], tool_choice="person").stream("somebody"):
+    for chunk in model(400).bind_tools([TOOL], tool_choice="person", parallel_tool_calls=False).stream("somebody"):
         total = chunk if total is None else total + chunk
     check_person(total.tool_calls[0]["args"])
 

@@ -20,14 +20,14 @@ def ask(**fields: object) -> object:
 def chat() -> None:
     answer = ask(max_tokens=8)
     assert answer.choices[0].message.content
-    assert answer.usage.completion_tokens == 8
+    assert 1 <= answer.usage.completion_tokens <= 8
 
 
 def stream() -> None:
     chunks = list(ask(max_tokens=8, stream=True, stream_options={"include_usage": True}))
     whole = litellm.stream_chunk_builder(chunks)
     assert whole.choices[0].message.content
-    assert whole.usage.completion_tokens == 8
+    assert 1 <= whole.usage.completion_tokens <= 8
 
 
 def text() -> None:
@@ -41,7 +41,7 @@ def json_schema() -> None:
 
 
 def tool_call() -> None:
-    answer = ask(max_tokens=400, tools=[TOOL], tool_choice="required")
+    answer = ask(max_tokens=400, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
     check_person(json.loads(answer.choices[0].message.tool_calls[0].function.arguments))
 
 

