@@ -120,6 +120,8 @@ class Generation:
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
         prediction: What the client expects the answer to resemble; without influence on it.
+        looser_grammar: Takes the place of the grammar where this cannot be compiled: tools that are not strict may have
+            schemas that are not supported.
         structured_output: What the content must look like. `sampling.grammar` is the same, or made of it and the tools.
         tools: What a conversation offers; None without tools.
         may_reason: The client has not turned the model's reasoning off.
@@ -145,6 +147,7 @@ class Generation:
     timeout_s: float | None = None
     prediction: str | None = None
     structured_output: StructuredOutput | None = None
+    looser_grammar: Grammar | None = None
     tools: ToolUse | None = None
     may_reason: bool = True
     includes_reasoning: bool = True

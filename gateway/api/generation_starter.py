@@ -89,8 +89,8 @@ class GenerationStarter:
         async with self._one_costly:
             return await asyncio.to_thread(with_reading, generation, chat_format)
 
-    async def check_possible(self, generation: Generation, tenant: str) -> None:
-        """Refuse what no worker could compute, of what is not computed now.
+    async def checked(self, generation: Generation, tenant: str) -> Generation:
+        """Return a generation, which is not computed now, with a grammar that can be obeyed.
 
         Raises:
             ApiError: 404 for a model that nobody serves; 400 for a prompt that is too long for it, or a grammar that
@@ -100,7 +100,7 @@ class GenerationStarter:
         if load is None:
             raise model_not_found(generation.model)
         _check_length(generation, load)
-        await self._grammars.check(generation, tenant)
+        return await self._grammars.checked(generation, tenant)
 
     def fingerprint(self, model: str) -> str | None:
         """Return what names the files of a model's workers, or None where they have not told."""
@@ -122,7 +122,7 @@ class GenerationStarter:
         load = self._dispatcher.fleet.load(generation.model)
         _check_task(generation, load)
         _check_length(generation, load)
-        await self._grammars.check(generation, caller.tenant)
+        generation = await self._grammars.checked(generation, caller.tenant)
         if not generation.deterministic or is_fresh:
             prediction = await self._admit(generation, caller)
             window = self._dispatch(generation, caller, sinks)

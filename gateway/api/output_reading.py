@@ -47,7 +47,17 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     if not (use.tools or chosen.has_reasoning):
         return generation
     reading = reading_of(name, use, generation.includes_reasoning)
-    return dataclasses.replace(generation, sampling=_constrained(generation, chosen, use), reading=reading)
+    declared = _constrained(generation, chosen, use)
+    if declared.grammar is None or not use.tools:
+        return dataclasses.replace(generation, sampling=declared, reading=reading)
+    # Where calls are constrained at all, arguments keep to the schemas of all tools, if these are supported.
+    exact = dataclasses.replace(use, tools=tuple(dataclasses.replace(tool, strict=True) for tool in use.tools))
+    try:
+        sampling = _constrained(generation, chosen, exact)
+    except ApiError:
+        sampling = declared
+    looser = None if sampling.grammar == declared.grammar else declared.grammar
+    return dataclasses.replace(generation, sampling=sampling, looser_grammar=looser, reading=reading)
 
 
 def is_costly(generation: Generation) -> bool:

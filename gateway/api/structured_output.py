@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
+
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.sampling import Grammar
@@ -18,8 +22,10 @@ class StructuredOutputAdmission:
         """Ask this checker."""
         self._checker = checker
 
-    async def check(self, generation: Generation, tenant: str) -> None:
-        """Refuse a generation whose output cannot be constrained as it says.
+    async def checked(self, generation: Generation, tenant: str) -> Generation:
+        """Return a generation whose output can be constrained.
+
+        Where its grammar cannot be compiled, and it has a looser one that promises no less, this takes its place.
 
         Raises:
             ApiError: 400, the grammar is refused; 429, too many of the tenant's grammars wait; 501 or 503, this gateway
@@ -27,13 +33,23 @@ class StructuredOutputAdmission:
         """
         grammar = generation.sampling.grammar
         if grammar is None:
-            return
+            return generation
         asked = generation.structured_output
         if asked is not None:
             await self._check(asked.grammar, tenant, asked.field)
-        if asked is None or asked.grammar != grammar:
-            # The tools' schemas stand in it too.
+            if asked.grammar == grammar:
+                return generation
+        # The tools' schemas stand in it too.
+        looser = generation.looser_grammar
+        try:
             await self._check(grammar, tenant, _TOOLS)
+        except ApiError as error:
+            if error.status != 400 or looser is None:
+                raise
+            await self._check(looser, tenant, _TOOLS)
+            sampling = msgspec.structs.replace(generation.sampling, grammar=looser)
+            return dataclasses.replace(generation, sampling=sampling)
+        return generation
 
     async def _check(self, grammar: Grammar, tenant: str, field: str) -> None:
         try:

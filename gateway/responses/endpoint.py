@@ -72,9 +72,9 @@ class ResponsesEndpoint(Endpoint):
         """Let the generation begin, or make a job of it."""
         if not isinstance(answer, BackgroundAnswer):
             return await super().start(starter, asked, answer, caller, is_fresh)
-        assert isinstance(asked.generation, ResponseGeneration)
-        await starter.check_possible(asked.generation, caller.tenant)
-        answer.queued(await self._submission.submit(asked.generation, caller))
+        generation = await starter.checked(asked.generation, caller.tenant)
+        assert isinstance(generation, ResponseGeneration)
+        answer.queued(await self._submission.submit(generation, caller))
         return Ticket(leave=_nothing, tokens_used=partial(_num_reserved, answer))
 
     async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -80,7 +81,8 @@ def test_model_that_reasons_is_read_without_tools_too(formats: dict[str, Format]
 def test_tools_are_read_and_the_grammar_is_the_formats(formats: dict[str, Format]) -> None:
     use = ToolUse(TOOLS, ToolChoice("named", "f"), is_parallel=False, is_function_call=True)
     read = with_reading(generation(tools=use, sampling=Sampling(grammar=CONTENT)), "special")
-    assert formats["special"].asked == [TOOLS, "named", False, CONTENT, False]
+    exact = tuple(dataclasses.replace(tool, strict=True) for tool in TOOLS)
+    assert formats["special"].asked == [exact, "named", False, CONTENT, False]
     assert read.sampling == Sampling(grammar=Grammar(kind="lark", source="start: /x/"), skip_special_tokens=False)
     assert read.reading is not None
     assert (read.reading.max_calls, read.reading.is_function_call) == (1, True)
@@ -140,3 +142,14 @@ def test_hostile_tools_become_a_grammar_or_a_refusal_soon(name: str, kind: str) 
     with contextlib.suppress(ApiError):
         with_reading(asked, name)
     assert time.thread_time() - started < 5
+
+
+def test_calls_that_are_constrained_keep_to_the_schemas_of_tools_that_are_not_strict() -> None:
+    tools = (Tool("f", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'),)
+    forced = with_reading(generation(tools=ToolUse(tools, ToolChoice("required"))), "hermes")
+    assert forced.sampling.grammar is not None
+    assert '\\"a\\"' in forced.sampling.grammar.source or '"a"' in forced.sampling.grammar.source
+    assert forced.looser_grammar is not None
+    assert '"a"' not in forced.looser_grammar.source
+    # A call that the model need not make is its own affair.
+    assert with_reading(generation(tools=ToolUse(tools, ToolChoice("auto"))), "hermes").sampling.grammar is None

@@ -39,7 +39,7 @@ def generation(source: str) -> Generation:
 
 async def refusal(checker: Checker, asked: Generation) -> ApiError:
     with pytest.raises(ApiError) as refused:
-        await StructuredOutputAdmission(cast("GrammarChecker", checker)).check(asked, "t")
+        await StructuredOutputAdmission(cast("GrammarChecker", checker)).checked(asked, "t")
     return refused.value
 
 
@@ -53,7 +53,7 @@ async def test_unsupported_keyword_is_named_with_its_place() -> None:
 async def test_generation_without_grammar_asks_nobody() -> None:
     checker = Checker()
     plain = Generation("chat", "m", (PROMPT,), 1, Sampling(), deterministic=False)
-    await StructuredOutputAdmission(cast("GrammarChecker", checker)).check(plain, "t")
+    await StructuredOutputAdmission(cast("GrammarChecker", checker)).checked(plain, "t")
     assert checker.asked == []
 
 
@@ -64,6 +64,15 @@ async def test_grammar_made_with_tools_is_checked_too() -> None:
     error = await refusal(checker, asked)
     assert error.param == "tools"
     assert [grammar.source for grammar in checker.asked] == ["{}", whole.source]
+
+
+async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -> None:
+    exact, looser = Grammar(kind="lark", source="start: missing"), Grammar(kind="lark", source='start: "a"')
+    admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
+    asked = Generation("chat", "m", (PROMPT,), 1, Sampling(grammar=exact), deterministic=False, looser_grammar=looser)
+    assert (await admission.checked(asked, "t")).sampling.grammar == looser
+    fine = dataclasses.replace(asked, sampling=Sampling(grammar=looser), looser_grammar=exact)
+    assert await admission.checked(fine, "t") is fine
 
 
 @pytest.mark.parametrize(
