@@ -39,6 +39,8 @@ IGNORED = (
     _row("thinking_blocks", "The text stands in `reasoning_content` too.", [], _MESSAGE),
     _row("signature", "Proves to Anthropic that its model has thought so.", "a", (Kind.CONTENT_PART,)),
     _row("closed", "Whether the thought was complete.", True, (Kind.CONTENT_PART,)),
+    _row("parsed", "OpenAI's SDK puts it beside the content that it was made of.", {"a": 1}, _MESSAGE),
+    _row("parsed_arguments", "OpenAI's SDK puts them beside `arguments`.", {"a": 1}, (Kind.CALLED_FUNCTION,)),
     _row("index", "Calls stand in their order.", 0, (Kind.TOOL_CALL,)),
     _row("provider_specific_fields", "LiteLLM's notes on an earlier call.", {"a": 1}, (Kind.TOOL_CALL,)),
     _row("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, (Kind.TOOL, Kind.FUNCTION)),
