@@ -49,7 +49,7 @@ def loop(model: object) -> None:
         nonlocal num_calls
         num_calls += 1
         if num_calls < NUM_TURNS:
-            raise ModelRetry("stored; the next one")
+            raise ModelRetry("next")
         return person
 
     result = agent.run_sync("somebody", usage_limits=UsageLimits(request_limit=2 * NUM_TURNS))
