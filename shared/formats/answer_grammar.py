@@ -14,6 +14,7 @@ from shared.formats.lark_text import LarkText, joined
 from shared.formats.parts.json_arguments import CallObject
 from shared.formats.tools import Tool
 from shared.sampling import Grammar
+from shared.structured_output import decode_schema
 
 _SPACE = r"/[ \n]{1,4}/"
 
@@ -31,7 +32,14 @@ class AnswerGrammar:
         *,
         is_parallel: bool,
     ) -> None:
-        """Constrain an answer that may begin with reasoning between `tags`, and may call `tools`."""
+        """Constrain an answer that may begin with reasoning between `tags`, and may call `tools`.
+
+        Raises:
+            GrammarError: The schema of a strict tool is not within its bounds.
+        """
+        for tool in tools:
+            if tool.strict and tool.parameters:
+                decode_schema(tool.parameters)
         self._lark = lark
         self._tags = tags
         self._form = forms[0] if forms and tools else None

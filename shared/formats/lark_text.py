@@ -14,11 +14,12 @@ from typing import Any
 
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats.marker_tokens import RULE_PREFIX
-from shared.formats.schema import ALL_TYPES, ArgumentsSchema
+from shared.formats.schema import ALL_TYPES
 from shared.formats.tools import Tool
 from shared.structured_output import GrammarError, decode_schema, llguidance_schema
+from shared.structured_output.patterns import exact_pattern
 
-_ANY_TEXT = "/(?s:.*)/"
+ANY_TEXT = "/(?s:.*)/"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})+")
 
@@ -51,12 +52,12 @@ class LarkText:
         """Write a terminal, and return its name, which begins with `prefix`."""
         return self._named(prefix.upper(), body)
 
-    def text(self, without: tuple[str, ...] = (), pattern: str = _ANY_TEXT) -> str:
+    def text(self, without: tuple[str, ...] = (), pattern: str = ANY_TEXT) -> str:
         """Return a terminal for text of a pattern in which none of some texts stands."""
-        sought = " | ".join(_quoted(each) for each in without if each)
-        return self.terminal("TEXT", f"{pattern} & ~( {_ANY_TEXT} ( {sought} ) {_ANY_TEXT} )" if sought else pattern)
+        sought = " | ".join(quoted(each) for each in without if each)
+        return self.terminal("TEXT", f"{pattern} & ~( {ANY_TEXT} ( {sought} ) {ANY_TEXT} )" if sought else pattern)
 
-    def through(self, end: str, without: tuple[str, ...] = (), pattern: str = _ANY_TEXT) -> str:
+    def through(self, end: str, without: tuple[str, ...] = (), pattern: str = ANY_TEXT) -> str:
         """Return an expression for text of a pattern, and the marker that ends it.
 
         Args:
@@ -66,26 +67,11 @@ class LarkText:
         """
         plain, *special = self._special.split(end)
         text = self.text((end, *without), pattern)
-        as_text = self.terminal("THROUGH", f"{text} {_quoted(end)}")
+        as_text = self.terminal("THROUGH", f"{text} {quoted(end)}")
         if not special:
             return as_text
-        head = self.terminal("THROUGH", f"{text} {_quoted(plain)}") if plain else text
+        head = self.terminal("THROUGH", f"{text} {quoted(plain)}") if plain else text
         return f"( {as_text} | {head} {' '.join(self._piece(each) for each in special if each)} )"
-
-    def string(self, schema: ArgumentsSchema, name: str, end: str) -> str:
-        """Return an expression for an argument that is a string without quotes, and the marker behind it."""
-        choices = schema.choices(name)
-        if choices is not None:
-            texts = " | ".join(_quoted(each) for each in choices if isinstance(each, str))
-            return f"( {texts} ) {self.literal(end)}"
-        conditions = schema.conditions(name)
-        patterns = [_ANY_TEXT]
-        least, most = conditions.get("minLength", 0), conditions.get("maxLength", "")
-        if least or most != "":
-            patterns.append(f"/(?s:.{{{least},{most}}})/")
-        if isinstance(conditions.get("pattern"), str):
-            patterns.append(f"/{_whole(conditions['pattern'])}/")
-        return self.through(end, (end.strip(),), " & ".join(patterns[1:] or patterns))
 
     def schema(self, schema: Any, *, coerces_one_of: bool = False) -> str:
         """Return a rule for JSON that keeps to a schema.
@@ -118,7 +104,7 @@ class LarkText:
         return "\n".join((f"start: {start}", *self._definitions, ""))
 
     def _piece(self, text: str) -> str:
-        return self.rule(RULE_PREFIX, _quoted(text)) if text in self._tokens else _quoted(text)
+        return self.rule(RULE_PREFIX, quoted(text)) if text in self._tokens else quoted(text)
 
     def _named(self, prefix: str, body: str) -> str:
         self._num_characters += len(body)
@@ -136,18 +122,23 @@ def joined(expression: str) -> str:
 
     Free text may match the beginning of a call, so that the beginning has to be one lexeme to be the longer one.
     """
-    return _QUOTED_RUN.sub(lambda run: _quoted("".join(map(json.loads, _QUOTED.findall(run.group())))), expression)
+    return _QUOTED_RUN.sub(lambda run: quoted("".join(map(json.loads, _QUOTED.findall(run.group())))), expression)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text as Lark writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def _whole(pattern: str) -> str:
-    """Return a regular expression that is found anywhere in a text as one for the whole text, on one line."""
+def whole_pattern(pattern: str) -> str:
+    """Return a schema's regular expression, found anywhere in a text, as one for the whole text, on one line.
+
+    Raises:
+        GrammarError: llguidance cannot read it as JSON Schema means it.
+    """
     is_open_end = not pattern.endswith("$") or pattern.endswith("\\$")
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     end = "(?s:.*)" if is_open_end else ""
     inner = pattern.removeprefix("^") if not begin else pattern
-    inner = inner.removesuffix("$") if not end else inner
+    inner = exact_pattern(inner.removesuffix("$") if not end else inner)
     return re.sub(r"(?<!\\)/", r"\\/", f"{begin}({inner}){end}".replace("\n", "\\n"))

@@ -11,11 +11,20 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object
 _MAX_REFERENCES = 16
 # Where the whole schema stands beside that of one argument.
 _PLACE = "#/$defs/arguments"
+_NOTHING: dict[str, Any] = {}
+# What says more of a value than which alternatives there are.
+_CONDITIONS = frozenset(
+    {"const", "enum", "anyOf", "oneOf", "allOf", "not", "if", "pattern", "format", "minLength", "maxLength"}
+)
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class ArgumentsSchema:
-    """The schema of a tool's arguments, decoded once."""
+    """The schema of a tool's arguments, decoded once.
+
+    Attributes:
+        written: Rules of the grammar that is being written, by the argument's schema and types.
+    """
 
     def __init__(self, parameters: str | None) -> None:
         """Decode `parameters`; what is no schema of an object says nothing."""
@@ -24,33 +33,36 @@ class ArgumentsSchema:
         except ValueError:
             schema = {}
         self._schema: dict[str, Any] = schema if isinstance(schema, dict) else {}
+        self._types: dict[int, frozenset[str]] = {}
+        self.written: dict[tuple[str, frozenset[str]], str] = {}
+
+    @property
+    def root(self) -> dict[str, Any]:
+        """The schema of the whole object."""
+        return self.resolved(self._schema)
 
     @cached_property
     def properties(self) -> dict[str, Any]:
         """The schemas of the arguments by name, in their order."""
-        properties = self._resolved(self._schema).get("properties")
+        properties = self.root.get("properties")
         return properties if isinstance(properties, dict) else {}
 
     @cached_property
     def required(self) -> frozenset[str]:
         """The arguments that must be there."""
-        required = self._resolved(self._schema).get("required")
+        required = self.root.get("required")
         return frozenset(filter(_is_string, required)) if isinstance(required, list) else frozenset()
 
     def types(self, name: str) -> frozenset[str]:
         """Return the JSON types that an argument may have; all of them where the schema does not say."""
-        return self._types(self.properties.get(name), 0)
+        return self.types_of(self.properties.get(name))
 
     def choices(self, name: str) -> list[Any] | None:
         """Return the values that an argument may have, where the schema lists them."""
-        schema = self._resolved(self.properties.get(name))
+        schema = self.resolved(self.properties.get(name))
         if "const" in schema:
             return [schema["const"]]
         return schema["enum"] if isinstance(schema.get("enum"), list) else None
-
-    def conditions(self, name: str) -> dict[str, Any]:
-        """Return what else is said of an argument, such as a string's `pattern`."""
-        return self._resolved(self.properties.get(name))
 
     def standalone(self, name: str, types: frozenset[str]) -> dict[str, Any]:
         """Return the schema of one argument where it has one of `types`, so that it can stand alone."""
@@ -64,33 +76,42 @@ class ArgumentsSchema:
     def _moved(self) -> Any:
         return moved(self._schema, _PLACE)
 
-    def _types(self, schema: Any, depth: int) -> frozenset[str]:
-        schema = self._resolved(schema)
-        if "const" in schema:
-            return frozenset({type_name(schema["const"])})
-        if isinstance(schema.get("enum"), list):
-            return frozenset(map(type_name, schema["enum"]))
-        stated = schema.get("type")
-        if isinstance(stated, str):
-            return frozenset({stated})
-        if isinstance(stated, list):
-            return frozenset(filter(_is_string, stated))
-        for key in ("anyOf", "oneOf"):
-            alternatives = schema.get(key)
-            if isinstance(alternatives, list) and alternatives and depth < _MAX_REFERENCES:
-                return frozenset().union(*(self._types(each, depth + 1) for each in alternatives))
-        return ALL_TYPES
+    def types_of(self, schema: Any) -> frozenset[str]:
+        """Return the JSON types that a part of the schema allows."""
+        types = frozenset[str]()
+        for each in self.alternatives(schema):
+            if id(each) not in self._types:
+                self._types[id(each)] = _stated_types(each)
+            types |= self._types[id(each)]
+        return types
 
-    def _resolved(self, schema: Any) -> dict[str, Any]:
+    def alternatives(self, schema: Any) -> list[dict[str, Any]]:
+        """Return a part of the schema, or what it offers instead by `anyOf`, `oneOf` or a single `allOf`."""
+        alternatives: list[dict[str, Any]] = []
+        waiting, seen = [schema], set[int]()
+        while waiting:
+            each = self.resolved(waiting.pop())
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            keyword = next((key for key in ("anyOf", "oneOf", "allOf") if isinstance(each.get(key), list)), "")
+            is_choice = keyword and not _CONDITIONS & (each.keys() - {keyword})
+            if is_choice and each[keyword] and (keyword != "allOf" or len(each[keyword]) == 1):
+                waiting += reversed(each[keyword])
+            else:
+                alternatives.append(each)
+        return alternatives
+
+    def resolved(self, schema: Any) -> dict[str, Any]:
         """Follow references inside the schema."""
         for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, dict):
-                return {}
+                return _NOTHING
             reference = schema.get("$ref")
             if not isinstance(reference, str):
                 return schema
             schema = self._at(reference)
-        return {}
+        return _NOTHING
 
     def _at(self, reference: str) -> Any:
         place: Any = self._schema
@@ -98,6 +119,17 @@ class ArgumentsSchema:
             key = step.replace("~1", "/").replace("~0", "~")
             place = place.get(key) if isinstance(place, dict) else None
         return place
+
+
+def _stated_types(schema: dict[str, Any]) -> frozenset[str]:
+    if "const" in schema:
+        return frozenset({type_name(schema["const"])})
+    if isinstance(schema.get("enum"), list):
+        return frozenset(map(type_name, schema["enum"]))
+    stated = schema.get("type")
+    if isinstance(stated, list):
+        return frozenset(filter(_is_string, stated))
+    return frozenset({stated}) if isinstance(stated, str) else ALL_TYPES
 
 
 def type_name(value: Any) -> str:

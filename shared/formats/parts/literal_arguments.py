@@ -11,6 +11,7 @@ from shared.formats.json_reading import escaped
 from shared.formats.lark_text import LarkText
 from shared.formats.markers import Markers, markers
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema, as_json
+from shared.formats.strict_arguments import json_value, raw_string, strict_schema
 from shared.formats.text_source import Reading, TextSource
 from shared.formats.tools import Tool
 
@@ -54,7 +55,7 @@ class LiteralArguments:
         return f"{lark.literal(self.opening)} {members} {lark.literal(_ENDS[self.opening])}"
 
     def _strict_members(self, lark: LarkText, tool: Tool) -> str:
-        schema = ArgumentsSchema(tool.parameters)
+        schema = strict_schema(tool)
         names = list(schema.properties)
         # One rule for what may follow when something stands before it, so that commas are only between members.
         first = later = '""'
@@ -75,12 +76,12 @@ class LiteralArguments:
         others = types - {"boolean"}
         if self.raw_quote and "string" in types:
             quote = lark.literal(self.raw_quote)
-            values.append(f"{quote} {lark.string(schema, name, self.raw_quote)}")
+            values.append(f"{quote} {raw_string(lark, schema, schema.properties[name], self.raw_quote)}")
             others -= {"string"}
         if "boolean" in types:
             values += map(lark.literal, self._booleans(schema.choices(name)))
         if others:
-            values.append(lark.schema(schema.standalone(name, others)))
+            values.append(json_value(lark, schema, name, others))
         return " | ".join(values)
 
     def _booleans(self, choices: list[object] | None) -> list[str]:

@@ -11,6 +11,7 @@ from shared.formats.json_reading import escaped, read_value
 from shared.formats.lark_text import LarkText
 from shared.formats.markers import markers
 from shared.formats.schema import ALL_TYPES, ArgumentsSchema, as_json
+from shared.formats.strict_arguments import json_value, raw_string, strict_schema
 from shared.formats.text_source import Reading
 from shared.formats.tools import Tool
 
@@ -78,7 +79,7 @@ class TaggedArguments:
         """Return the arguments that the schema names, in their order, if the tool is strict; else any."""
         if not (tool.strict and tool.parameters):
             return f"{self._any_argument(lark)}*"
-        schema = ArgumentsSchema(tool.parameters)
+        schema = strict_schema(tool)
         written = []
         for key in schema.properties:
             values = " | ".join(self._values(lark, schema, key))
@@ -155,10 +156,10 @@ class TaggedArguments:
         end = lark.literal(self.value_close + self.separator)
         values = []
         if "string" in types:
-            text = lark.string(schema, key, self.value_close)
+            text = raw_string(lark, schema, schema.properties[key], self.value_close)
             values.append(f"{lark.literal(string.text)} {text} {lark.literal(self.separator)}")
         if types != {"string"}:
-            value = lark.schema(schema.standalone(key, types - {"string"}))
+            value = json_value(lark, schema, key, types - {"string"})
             values.append(f"{lark.literal(other.text)} {value} {end}")
         return values
 
