@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import msgspec
@@ -94,7 +94,9 @@ class ResponseLog:
         first = msgspec.msgpack.encode(_FirstPiece(len(pieces), pieces[0]))
         tenant, response_id = record.tenant, record.draft.id
         try:
-            await self._publish_all(tenant, response_id, pieces[1:])
+            # One after the other: the server writes each to the disk by itself, and many at once take longer.
+            for number, piece in enumerate(pieces[1:], start=1):
+                await self._js.publish(response_subject(tenant, response_id, number), piece)
             await self._js.publish(response_subject(tenant, response_id, 0), first)
         except _ERRORS as error:
             raise ResponseLogError(f"NATS does not store the response: {error!r}") from error
@@ -137,13 +139,6 @@ class ResponseLog:
     async def close(self) -> None:
         """Wait for purges under way."""
         await self._tasks.wait()
-
-    async def _publish_all(self, tenant: str, response_id: str, pieces: Sequence[bytes]) -> None:
-        async def publish(number: int, piece: bytes) -> None:
-            async with self._calls:
-                await self._js.publish(response_subject(tenant, response_id, number), piece)
-
-        await asyncio.gather(*(publish(number, piece) for number, piece in enumerate(pieces, start=1)))
 
     async def _piece(self, subject: str) -> bytes | None:
         async with self._calls:
