@@ -128,6 +128,7 @@ class Generation:
         includes_reasoning: The client gets the reasoning.
         pooling: The answer is numbers made of each prompt, and nothing is generated.
         details: What the answer reports besides; None for nothing.
+        add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
         reading: How the text is read, once the model's chat format is known; None where all of it is content.
@@ -152,6 +153,7 @@ class Generation:
     may_reason: bool = True
     includes_reasoning: bool = True
     details: Details | None = None
+    add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     reading: OutputReading | None = None

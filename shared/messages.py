@@ -64,6 +64,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         trace: Names the request in every log line: the gateway's `x-request-id`. Two requests may have the same.
         chat: With `messages`: what the chat template gets besides them.
         suffix: With `text`: what follows the output, for a model that can fill in between.
+        add_special_tokens: With `text`: the tokenizer adds its own, such as one that begins every text.
         truncate_prompt_tokens: Only so many of the prompt's last tokens count; -1: as many as leave room in the
             context for the output.
         cache_salt: Prompts share computed blocks only where their salts are equal.
@@ -96,6 +97,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     chat: ChatOptions | None = None
     pooling: Pooling | None = None
     suffix: str | None = None
+    add_special_tokens: bool = True
     truncate_prompt_tokens: NumTruncatedTokens | None = None
     cache_salt: CacheSalt | None = None
     return_prompt_token_ids: bool = False

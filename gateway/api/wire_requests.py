@@ -55,6 +55,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     prediction=generation.prediction,
                     pooling=pooling,
                     suffix=prompt.suffix,
+                    add_special_tokens=generation.add_special_tokens,
                     truncate_prompt_tokens=generation.truncate_prompt_tokens,
                     cache_salt=generation.cache_salt,
                     return_prompt_token_ids=generation.details is not None and generation.details.token_ids,

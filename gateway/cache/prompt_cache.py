@@ -64,7 +64,8 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     model = (generation.model, revisions)
     # Deltas are kept as they came, so what they hold beside the text counts too.
     has_token_ids = generation.details is not None and generation.details.token_ids
-    options = (generation.n, generation.echo, generation.truncate_prompt_tokens, generation.cache_salt, has_token_ids)
+    reading = (generation.add_special_tokens, generation.truncate_prompt_tokens, generation.cache_salt)
+    options = (generation.n, generation.echo, reading, has_token_ids)
     material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, options, generation.pooling)
     return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest())
 

@@ -68,7 +68,7 @@ class Intake:
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
             is_plain = not prediction and not held.probation and held.request.sampling.grammar is None
             if is_short and is_plain:
-                encoded = EncodedPrompt(prompt) if isinstance(prompt, list) else self._encoder.encode_now(prompt)
+                encoded = self._encode_now(held, prompt)
                 self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
@@ -78,7 +78,10 @@ class Intake:
 
     async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: Prompt, prediction: str | None) -> None:
         try:
-            encoded = EncodedPrompt(prompt) if isinstance(prompt, list) else await self._encode(held, prompt)
+            if isinstance(prompt, list):
+                encoded = EncodedPrompt(prompt)
+            else:
+                encoded = await self._encode(held, prompt, add_special_tokens=held.request.add_special_tokens)
             prompt_ids = self._prompt_ids(held, encoded)
             prediction_ids: list[int] = []
             if prediction:
@@ -98,7 +101,12 @@ class Intake:
         held.in_reasoning = encoded.in_reasoning
         return self._reader.truncated(held.request, encoded.token_ids)
 
-    async def _encode(self, held: HeldRequest, prompt: PromptText, *, add_special_tokens: bool = True) -> EncodedPrompt:
+    def _encode_now(self, held: HeldRequest, prompt: Prompt) -> EncodedPrompt:
+        if isinstance(prompt, list):
+            return EncodedPrompt(prompt)
+        return self._encoder.encode_now(prompt, add_special_tokens=held.request.add_special_tokens)
+
+    async def _encode(self, held: HeldRequest, prompt: PromptText, *, add_special_tokens: bool) -> EncodedPrompt:
         return await self._encoder.encode(
             prompt,
             tenant=held.request.tenant,

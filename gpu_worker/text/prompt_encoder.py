@@ -83,7 +83,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return EncodedPrompt(self._tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens))
         if isinstance(prompt, InfillPrompt):
-            return EncodedPrompt(self._tokenizer.encode_infill(prompt))
+            return EncodedPrompt(self._tokenizer.encode_infill(prompt, add_special_tokens=add_special_tokens))
         if not prompt.messages:
             raise BadRequestError("messages must not be empty.", "messages")
         return self._tokenizer.encode_chat(prompt.messages, prompt.options)

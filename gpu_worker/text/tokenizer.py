@@ -121,8 +121,8 @@ class ModelTokenizer:
             raise BadRequestError("The prompt is empty, and this model has no begin-of-sequence token.", "prompt")
         return [self._bos_token_id]
 
-    def encode_infill(self, prompt: InfillPrompt) -> list[int]:
-        """Return the token ids of a prompt for a text between two others.
+    def encode_infill(self, prompt: InfillPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a prompt for a text between two others; `add_special_tokens` is as for a text.
 
         Raises:
             BadRequestError: The model has no tokens that say what is before and what behind.
@@ -130,7 +130,8 @@ class ModelTokenizer:
         if self._infill is None:
             raise BadRequestError("This model cannot fill in text before a suffix. Leave 'suffix' out.", "suffix")
         prefix_ids, suffix_ids = (self._encode(text, False) for text in (prompt.prefix, prompt.suffix))
-        return [*self._encode("", True), *self._infill.prompt(prefix_ids, suffix_ids)]
+        beginning = self._encode("", add_special_tokens)
+        return [*beginning, *self._infill.prompt(prefix_ids, suffix_ids)]
 
     def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Return the runs of tokens that spell each word, with a space before it and without."""

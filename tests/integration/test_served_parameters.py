@@ -86,6 +86,14 @@ def test_token_ids_of_prompt_and_answer_are_those_that_it_was_made_of(client: Cl
     assert told == [choice["prompt_token_ids"]]
 
 
+def test_prompt_gets_no_tokens_but_its_own_where_asked_for(client: Client) -> None:
+    ids = client.choice(return_token_ids=True)["prompt_token_ids"]
+    bare = client.choice(add_special_tokens=False, return_token_ids=True)["prompt_token_ids"]
+    assert bare == ids[len(ids) - len(bare) :]
+    begin = client.choice("", return_token_ids=True)["prompt_token_ids"]
+    assert len(bare) == len(ids) - (ids[:1] == begin)
+
+
 def test_truncated_prompt_is_the_same_as_its_end(client: Client) -> None:
     ids = client.choice(return_token_ids=True)["prompt_token_ids"]
     cut = client.choice(truncate_prompt_tokens=4, return_token_ids=True)

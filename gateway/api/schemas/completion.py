@@ -38,6 +38,7 @@ class CompletionBody(CommonBody, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
     logprobs: AskedLogprobs | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -72,6 +73,7 @@ def parse_completion(body: bytes, allow_unknown: bool = False) -> Generation:
         include_usage=check_stream_options(completion),
         echo=echo,
         details=details(completion, echoes_logprobs=echoed is not None),
+        add_special_tokens=completion.add_special_tokens is not False,
         truncate_prompt_tokens=limit,
         cache_salt=completion.cache_salt,
         priority=completion.priority or 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.api.schemas.row import GENERATION, Kind, Row, Use
 
 _CHAT = (Kind.CHAT,)
-_COMPLETION = (Kind.COMPLETION,)
 _MESSAGE = (Kind.MESSAGE,)
 _PART = (Kind.CONTENT_PART,)
 _TOKENIZE = (Kind.TOKENIZE,)
@@ -47,7 +46,6 @@ _STRUCTURED_OUTPUT = (
 
 _FOREVER = (
     _row("add_special_tokens", "A chat template writes the special tokens itself.", True, (False,), _CHAT),
-    _row("add_special_tokens", "Send the prompt as token ids.", False, (True,), _COMPLETION),
     _row("audio", _TEXT_ONLY, {"voice": "a"}, (), (*_CHAT, *_MESSAGE)),
     _row("modalities", _TEXT_ONLY, ["audio"], (["text"],), _CHAT),
     _row("verbosity", "Ask for a short or a long answer in a message.", "low", ("medium",), _CHAT),

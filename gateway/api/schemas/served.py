@@ -129,6 +129,7 @@ SERVED = (
     Row("logprobs", _COMPLETION, "Report log probabilities with so many alternatives; -1 for 20.", 2),
     Row("echo", _COMPLETION, "Begin the answer with the prompt.", True),
     Row("echo", _CHAT, "Begin the answer with the last message, where it is the assistant's.", True),
+    Row("add_special_tokens", _COMPLETION, "False: the prompt gets no tokens but its own.", False),
     Row("suffix", _COMPLETION, "What follows the answer; for models with tokens that mark prefix and suffix.", "x"),
     Row(
         "prediction",

@@ -1,7 +1,7 @@
 """What becomes of each name that a client may write: served, ignored because it changes nothing here, or refused.
 
-`served.py`, `ignored.py` and `refused.py` hold the rows of OpenAI's first endpoints, and files like `response_names.py`
-those of one other endpoint each; from them come the decoding of bodies, the page
+`served.py`, `ignored.py`, `refused.py` and `other_servers.py` hold the rows of OpenAI's first endpoints, and files like
+`response_names.py` those of one other endpoint each; from them come the decoding of bodies, the page
 `ops/docs/parameters.md` and the tests. A name that is in no row is refused too, unless its value is null.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from gateway.api.schemas.anthropic_names import ANTHROPIC_NAMES
 from gateway.api.schemas.ignored import IGNORED
+from gateway.api.schemas.other_servers import OF_OTHER_SERVERS
 from gateway.api.schemas.pooling_names import POOLING_NAMES
 from gateway.api.schemas.refused import REFUSED
 from gateway.api.schemas.response_names import RESPONSE_NAMES
@@ -57,4 +58,6 @@ class ParameterTable:
         return ""
 
 
-PARAMETERS = ParameterTable((*SERVED, *IGNORED, *REFUSED, *ANTHROPIC_NAMES, *RESPONSE_NAMES, *POOLING_NAMES))
+PARAMETERS = ParameterTable(
+    (*SERVED, *IGNORED, *REFUSED, *OF_OTHER_SERVERS, *ANTHROPIC_NAMES, *RESPONSE_NAMES, *POOLING_NAMES)
+)

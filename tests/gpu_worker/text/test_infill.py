@@ -46,6 +46,7 @@ def test_prompt_has_the_models_own_tokens(
     expected = [token_id for part in order.split(", ") for token_id in (next(texts) if part == "text" else ids[part])]
     begin = tokenizer._tokenizer.encode("").ids
     assert tokenizer.encode_infill(InfillPrompt("def f(", "return x")) == [*begin, *expected]
+    assert tokenizer.encode_infill(InfillPrompt("def f(", "return x"), add_special_tokens=False) == expected
     assert PromptEncoder(tokenizer, 100).encode_now(InfillPrompt("def f(", "return x")).token_ids == [*begin, *expected]
 
 
