@@ -69,18 +69,16 @@ class Shield:
     def _has_beginning(self, text: str) -> bool:
         """Whether a text ends with the beginning of a special token."""
         tail = text[-self._spelled.longest :]
-        return any(
-            character in self._spelled.first_characters and tail[at:] in self._spelled.beginnings
-            for at, character in enumerate(tail)
-        )
+        if self._spelled.first_characters.isdisjoint(tail):
+            return False
+        return any(tail[at:] in self._spelled.beginnings for at in range(len(tail)))
 
     def _has_end(self, text: str) -> bool:
         """Whether a text begins with the end of a special token."""
         head = text[: self._spelled.longest]
-        return any(
-            character in self._spelled.last_characters and head[: at + 1] in self._spelled.ends
-            for at, character in enumerate(head)
-        )
+        if self._spelled.last_characters.isdisjoint(head):
+            return False
+        return any(head[:end] in self._spelled.ends for end in range(1, len(head) + 1))
 
     def value(self, value: Any) -> Any:
         """Return what JSON was decoded to with marks in all its texts, keys too.
