@@ -21,7 +21,8 @@ Moves sequences between the waiting queues and the running set; it never ends on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from heapq import nsmallest
 from operator import attrgetter
 
 from gpu_worker.core.batch_throttle import BatchAllowance, BatchThrottle
@@ -68,13 +69,15 @@ class Planner:
             None when one of the steps in flight has to land first.
         """
         running, budget = self._running, self._config.max_num_batched_tokens
-        decodes: Collection[Sequence] = running.decoding["interactive"].values()
+        is_behind = bool(self._in_flight)
+        decodes = running.decodes("interactive", is_behind=is_behind)
         if not self._grow(decodes, running.catching_up["interactive"].values()) or not self._admit_people():
             return None
+        decodes = running.decodes("interactive", is_behind=is_behind)
         prompts = running.ordered_catching_up("interactive")
         num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
-        if self._in_flight and not num_interactive and running.awaits_people:
+        if not num_interactive and running.decoding["interactive"]:
             return None
         num_more_tokens = max(0, num_tokens - num_interactive)
         allowance = self._throttle.allowance(now, num_interactive, num_more_tokens)
@@ -175,9 +178,9 @@ class Planner:
 
     def _batch_decodes(self, allowance: BatchAllowance, num_tokens_left: int) -> list[Sequence]:
         """Return the batch sequences that decode in this step; the others of them are paused."""
-        decoding = self._running.decoding["batch"]
-        count = allowance.take_decodes(min(len(decoding), num_tokens_left))
-        return list(decoding.values()) if count == len(decoding) else self._running.first_decoding_batch(count)
+        decodes = self._running.decodes("batch", is_behind=bool(self._in_flight))
+        count = allowance.take_decodes(min(len(decodes), num_tokens_left))
+        return list(decodes) if count == len(decodes) else nsmallest(count, decodes, key=attrgetter("order"))
 
     def _batch_chunks(
         self, allowance: BatchAllowance, num_left: int, batch_decodes: list[Sequence]
@@ -216,7 +219,7 @@ class Planner:
         is_throttled: bool,
     ) -> StepPlan:
         """Schedule the decodes, what the budget leaves for the prompts of people, and the chunks of batch prompts."""
-        scheduled, has_constrained = self._decodes(step, decodes)
+        scheduled = self._decodes(step, decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
         num_batch_tokens = sum([num_tokens for _, num_tokens in batch_chunks])
@@ -230,7 +233,7 @@ class Planner:
             left -= num_tokens
         departed = self._running.take_departed() if scheduled else []
         num_forced = 0
-        if has_constrained and not self._in_flight:
+        if self._running.num_needing_last_token and not self._in_flight:
             num_forced = self._add_forced(scheduled, num_decodes, left, is_throttled=is_throttled)
         if self._policy is not None:
             is_changing = num_decodes < len(scheduled) or bool(departed)
@@ -272,12 +275,9 @@ class Planner:
                 num_left -= depth
                 scheduled[place] = ScheduledSequence(sequence, item.start, 1, True, depth)
 
-    def _decodes(self, step: int, sequences: Iterable[Sequence]) -> tuple[list[ScheduledSequence], bool]:
-        """Schedule decodes; return also whether any has a constraint.
-
-        The hot loop of planning: no properties, no calls but the one that makes the item.
-        """
-        scheduled, landing = [], []
+    def _decodes(self, step: int, sequences: Iterable[Sequence]) -> list[ScheduledSequence]:
+        """Schedule decodes. The hot loop of planning: no properties, no calls but the one that makes the item."""
+        scheduled, last = [], []
         for sequence in sequences:
             start = sequence.num_computed_tokens
             scheduled.append(ScheduledSequence(sequence, start, 1, True))
@@ -285,11 +285,11 @@ class Planner:
             sequence.num_pending_tokens += 1
             sequence.last_step = step
             # Token `start` is the last so far, and the one being sampled comes after it.
-            if start + 2 >= sequence.max_num_tokens or sequence.needs_last_token:
-                landing.append(sequence)
-        for sequence in landing:
+            if start + 2 >= sequence.max_num_tokens:
+                last.append(sequence)
+        for sequence in last:
             self._running.reclassify(sequence)
-        return scheduled, any(sequence.constraint is not None for sequence in landing)
+        return scheduled
 
     def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:
         """Give a sequence `num_tokens` of step number `step`."""

@@ -2,15 +2,13 @@
 
 A *decoding* sequence has exactly one token to compute and samples after it, so it costs one token of every step's
 budget. Sequences are *catching up* with a prompt, a prompt recomputed after preemption, several tokens accepted at
-once. A *landing* sequence needs nothing of a step behind those in flight: these compute the last token that it may
-have, or one that has to land before the next can be planned.
+once. A *landing* sequence needs nothing more: a step in flight computes the last that it may have, and ends it.
 A batch sequence that no step names for a while is paused: it keeps its blocks, its slot and its side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import nsmallest
+from collections.abc import Collection, Iterator
 from itertools import chain
 from operator import attrgetter
 
@@ -24,6 +22,8 @@ class RunningSet:
     """Running sequences by id, decoding and catching up ones by lane too. Only the scheduler changes it.
 
     Attributes:
+        num_batch: Sequences of the batch lane.
+        num_needing_last_token: Sequences that need their last token.
         departed: Sequences that have left since the last plan took this list, or of which the runner must know
             nothing any more.
     """
@@ -34,6 +34,7 @@ class RunningSet:
         self.landing: dict[str, Sequence] = {}
         self._sides = (*self.decoding.values(), *self.catching_up.values(), self.landing)
         self.num_batch = 0
+        self.num_needing_last_token = 0
         self.departed: list[Sequence] = []
 
     def __len__(self) -> int:
@@ -50,11 +51,13 @@ class RunningSet:
     def add(self, sequence: Sequence) -> None:
         """Add an admitted sequence."""
         self.num_batch += sequence.lane == "batch"
+        self.num_needing_last_token += sequence.needs_last_token
         self._side(sequence)[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that finished or is preempted."""
         self.num_batch -= sequence.lane == "batch"
+        self.num_needing_last_token -= sequence.needs_last_token
         self._take(sequence)
         self.departed.append(sequence)
 
@@ -70,14 +73,18 @@ class RunningSet:
         departed, self.departed = self.departed, []
         return list(dict.fromkeys(departed)) if departed else departed
 
-    @property
-    def awaits_people(self) -> bool:
-        """Say whether a sequence of people goes on when its last token has landed."""
-        return any(sequence.needs_last_token and sequence.lane == "interactive" for sequence in self.landing.values())
+    def decodes(self, lane: Lane, *, is_behind: bool) -> Collection[Sequence]:
+        """Return the sequences of a lane that decode in a step.
 
-    def first_decoding_batch(self, count: int) -> list[Sequence]:
-        """Return so many batch sequences that decode, best first."""
-        return nsmallest(count, self.decoding["batch"].values(), key=_order)
+        Args:
+            lane: Theirs.
+            is_behind: The step is planned behind one in flight: those that need their last token, which that one
+                samples, are left out.
+        """
+        decodes = self.decoding[lane].values()
+        if not is_behind or not self.num_needing_last_token:
+            return decodes
+        return [sequence for sequence in decodes if not (sequence.needs_last_token and sequence.num_pending_tokens)]
 
     def ordered_catching_up(self, lane: Lane) -> list[Sequence]:
         """Return the sequences of a lane that are catching up, in the order in which they get the step's tokens."""
@@ -96,6 +103,7 @@ class RunningSet:
         for sequence in self:
             assert self._side(sequence).get(sequence.id) is sequence, f"{sequence.id} is on the wrong side"
         assert self.num_batch == sum(sequence.lane == "batch" for sequence in self)
+        assert self.num_needing_last_token == sum(sequence.needs_last_token for sequence in self)
 
     def _take(self, sequence: Sequence) -> None:
         for side in self._sides:
@@ -105,6 +113,6 @@ class RunningSet:
 
     def _side(self, sequence: Sequence) -> dict[str, Sequence]:
         num_uncomputed, wants_token = sequence.num_uncomputed_tokens, sequence.wants_token
-        if num_uncomputed == 0 or (sequence.num_pending_tokens and (sequence.needs_last_token or not wants_token)):
+        if num_uncomputed == 0 or (sequence.num_pending_tokens and not wants_token):
             return self.landing
         return (self.decoding if num_uncomputed == 1 and wants_token else self.catching_up)[sequence.lane]

@@ -339,7 +339,7 @@ class Scheduler:
             sequence.pooled.append(sampled.pooled)
         if finish is not None:
             self._finish(sequence)
-        elif count > 1 or sequence.needs_last_token:
+        elif count > 1:
             self._running.reclassify(sequence)
         if not count and finish is None and not of_prompt:
             return None

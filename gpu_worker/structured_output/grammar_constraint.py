@@ -81,7 +81,8 @@ class GrammarConstraint:
         """See `OutputConstraint`."""
         if self._error is not None:
             return False
-        self._move_behind(())
+        if self._drafts:
+            self._move_behind(())
         return self._matcher.is_stopped()
 
     def advance(self, token_id: int) -> bool:
@@ -90,22 +91,24 @@ class GrammarConstraint:
             return False
         if token_id in self._stop_ids or (token_id in self._tokenizer.eos_token_ids and not self._ignores_eos):
             return True
-        self._move_behind(())
-        if self._matcher.try_consume_tokens([token_id]) == 1:
+        if self._drafts:
+            self._move_behind(())
+        if self._matcher.consume_token(token_id):
             return True
-        self._error = _reason(self._matcher) or f"token {token_id} does not follow from the grammar"
+        self._error = f"the output does not follow the grammar: {_reason(self._matcher)}"
         return False
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """See `OutputConstraint`."""
         started = time.perf_counter()
-        if self._error is None and self._move_behind(drafts):
+        if self._error is None and (drafts == self._drafts or self._move_behind(drafts)):
             if self._is_direct:
                 self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
             else:
                 words = self._adjusted_mask()
                 ctypes.memmove(address, words.ctypes.data, self._num_bytes)
-            self._error = self._error or _reason(self._matcher)
+            if self._matcher.is_error():
+                self._error = f"the grammar cannot be followed: {_reason(self._matcher)}"
             self._spend(time.perf_counter() - started)
             if self._error is None:
                 return
@@ -119,7 +122,8 @@ class GrammarConstraint:
         """See `OutputConstraint`."""
         if self._error is not None:
             return []
-        self._move_behind(())
+        if self._drafts:
+            self._move_behind(())
         return self._matcher.compute_ff_tokens()
 
     def some_allowed(self, number: int) -> int:
@@ -181,11 +185,10 @@ class GrammarConstraint:
         return is_accepting
 
 
-def _reason(matcher: LLMatcher) -> str | None:
-    """Return why a matcher has failed, or None."""
-    if not matcher.is_error():
-        return None
-    return f"the grammar cannot be followed: {matcher.get_error().strip().splitlines()[0][:200]}"
+def _reason(matcher: LLMatcher) -> str:
+    """Return why a matcher has failed."""
+    lines = matcher.get_error().strip().splitlines()
+    return lines[0][:200] if lines else "no reason is known"
 
 
 def _has(mask: npt.NDArray[np.uint32], token_id: int) -> bool:

@@ -88,7 +88,7 @@ def test_others_go_on_behind_a_step_with_a_constrained_sequence() -> None:
     assert names(harness.schedule()) == [mine.id, other.id]
     assert names(harness.schedule()) == [other.id]
     harness.land()
-    assert names(harness.schedule()) == [other.id, mine.id]
+    assert names(harness.schedule()) == [mine.id, other.id]
 
 
 def test_nothing_is_planned_behind_a_step_with_constrained_sequences_alone() -> None:

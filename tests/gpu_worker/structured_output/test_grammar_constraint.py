@@ -91,7 +91,7 @@ def test_token_that_may_not_stand_there_is_an_error() -> None:
     constraint = constraint_of(regex("ab"), tokens_of("a"))
     assert not constraint.advance(tokens_of("x")[0])
     assert constraint.error is not None
-    assert "does not follow from the grammar" in constraint.error
+    assert "does not follow the grammar" in constraint.error
     assert not constraint.advance(tokens_of("b")[0])
     assert not constraint.is_complete
     assert allowed(constraint) == set(range(VOCAB)), "a row without an allowed token has no distribution"
