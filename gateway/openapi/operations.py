@@ -36,7 +36,13 @@ from gateway.openapi.other_answers import (
     VersionAnswer,
 )
 from gateway.openapi.pooling_answers import EmbeddingList, Ranking, ScoreList
-from gateway.openapi.response_answers import DeletedResponse, InputItemList, ResponseAnswer, ResponseEvent
+from gateway.openapi.response_answers import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+    ResponseAnswer,
+    ResponseEvent,
+)
 from gateway.pooling.bodies import Document, EmbeddingsBody, RerankBody, ScoreBody
 from gateway.responses.body import ResponseBody
 
@@ -96,6 +102,7 @@ OPERATIONS = (
     Operation(
         "post", "/v1/responses", "Answer a conversation and keep it.", ResponseAnswer, ResponseBody, ResponseEvent
     ),
+    Operation("post", "/v1/responses/input_tokens", "Count the tokens of a prompt.", InputTokenCount, ResponseBody),
     Operation("get", "/v1/responses/{response_id}", "Show a response.", ResponseAnswer, event=ResponseEvent),
     Operation("delete", "/v1/responses/{response_id}", "Forget a response.", DeletedResponse),
     Operation("post", "/v1/responses/{response_id}/cancel", "Stop a background response.", ResponseAnswer),

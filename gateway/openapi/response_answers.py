@@ -53,6 +53,13 @@ class DeletedResponse(Struct, forbid_unknown_fields=True):
     deleted: bool
 
 
+class InputTokenCount(Struct, forbid_unknown_fields=True):
+    """The tokens that the prompt of a response would have."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputItemList(Struct, forbid_unknown_fields=True):
     """What a response was asked, page by page."""
 

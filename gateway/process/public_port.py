@@ -16,6 +16,7 @@ from gateway.llama_cpp.routes import LlamaCppRoutes
 from gateway.openapi.route import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.input_tokens import input_tokens_route
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
 
@@ -40,11 +41,12 @@ def public_handler(service: GenerationService, services: RouteServices, response
 def public_app(services: RouteServices, responses: ResponseStore) -> tuple[PublicApp, list[Endpoint]]:
     """Return the application, and the endpoints that are answered ahead of it."""
     allow_unknown = services.config.allow_unknown_parameters
+    responses_endpoint = ResponsesEndpoint(responses, allow_unknown)
     endpoints: list[Endpoint] = [
         ChatEndpoint(allow_unknown),
         CompletionEndpoint(allow_unknown),
         MessagesEndpoint(allow_unknown),
-        ResponsesEndpoint(responses, allow_unknown),
+        responses_endpoint,
         EmbeddingsEndpoint(allow_unknown),
         RerankEndpoint(allow_unknown),
         ScoreEndpoint(allow_unknown),
@@ -52,6 +54,7 @@ def public_app(services: RouteServices, responses: ResponseStore) -> tuple[Publi
     ]
     routes: list[KeyRoute] = [
         count_tokens_route(services),
+        input_tokens_route(services, responses_endpoint),
         *StoredResponses(responses).routes(),
         *LlamaCppRoutes(services).routes(),
     ]

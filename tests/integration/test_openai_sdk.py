@@ -204,10 +204,10 @@ def test_models_can_be_listed_and_retrieved(system: System) -> None:
     ("arguments", "error", "param"),
     [
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
-        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": -2}, openai.BadRequestError, "max_tokens"),
         ({"top_p": 1.5}, openai.BadRequestError, "top_p"),
         ({"n": 0}, openai.BadRequestError, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.[0].type"),
         ({"model": "no-such-model"}, openai.NotFoundError, "model"),
     ],
 )
@@ -288,3 +288,32 @@ def test_closing_a_stream_early_leaves_the_system_working(system: System) -> Non
     next(iter(stream))
     stream.close()
     assert client.completions.create(model=model, prompt="x = ", max_tokens=2).choices[0].text
+
+
+def test_response_counts_its_input_and_goes_on(system: System) -> None:
+    client, model = system.client(), system.model
+    first = client.responses.create(model=model, input="def add(a, b):", max_output_tokens=8, temperature=0)
+    assert first.usage is not None
+    counted = client.responses.input_tokens.count(model=model, input="def add(a, b):")
+    assert counted.input_tokens == first.usage.input_tokens
+    second = client.responses.create(
+        model=model, input="go on", previous_response_id=first.id, max_output_tokens=8, temperature=0
+    )
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.total_tokens
+    with client.responses.stream(model=model, input="def add(a, b):", max_output_tokens=8, temperature=0) as stream:
+        *_, last = stream
+    assert last.type in ("response.completed", "response.incomplete")
+    assert last.response.output_text == first.output_text
+
+
+def test_background_response_is_computed_without_its_client(system: System) -> None:
+    client = system.client()
+    response = client.responses.create(model=system.model, input="x = ", background=True, max_output_tokens=8)
+    deadline = time.monotonic() + 30
+    while response.status in ("queued", "in_progress") and time.monotonic() < deadline:
+        time.sleep(0.05)
+        response = client.responses.retrieve(response.id)
+    assert response.status in ("completed", "incomplete")
+    assert response.usage is not None
+    assert response.usage.output_tokens > 0

@@ -13,6 +13,7 @@ import pytest
 from gateway.admission.api_keys import create_key
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
+from tests.gateway.responses.batch_worker import batch_worker
 from tests.gateway.wire_worker import WireWorker
 
 
@@ -45,6 +46,7 @@ def gateways(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     directory = tmp_path_factory.mktemp("gateways")
     file = directory / "keys.json"
     keys = {name: create_key(file, tenant=name.split("-")[0])[1] for name in ("acme", "acme-2", "evil")}
+    keys["default-limited"] = create_key(file, tenant="default", tokens_per_minute=1000)[1]
     keys["acme-other-model"] = create_key(file, tenant="acme", models=["other"])[1]
     with (
         running_gateway(directory / "a", nats_url, keys_file=file) as first,
@@ -95,3 +97,12 @@ async def test_tenant_without_a_batch_queue_is_told_so(fleet: Fleet) -> None:
     with pytest.raises(openai.BadRequestError, match="no batch queue") as refusal:
         await client.responses.create(model=fleet.worker.model, input="x", background=True)
     assert (refusal.value.param, refusal.value.code) == ("background", "background_unavailable")
+
+
+async def test_job_counts_all_that_it_may_use_against_its_key(fleet: Fleet, nats_url: str) -> None:
+    client = await fleet.client("default-limited")
+    async with batch_worker(nats_url, fleet.worker.model) as batch:
+        await client.responses.create(model=batch.model, input="x", background=True, max_output_tokens=900)
+        with pytest.raises(openai.RateLimitError):
+            await client.responses.create(model=batch.model, input="x", background=True, max_output_tokens=900)
+        assert (await batch.take()).sampling.max_tokens == 900
