@@ -55,7 +55,7 @@ class PooledAnswers:
             return None
         if request.pooling.task == "score":
             return self._score().plan
-        return PoolingPlan(self._embedding().rows)
+        return self._embedding().plan
 
     def vector(self, pooling: Pooling, sequence: Sequence) -> bytes:
         """Return the answer to a request whose prompt is computed: numbers of 32 bits, little end first."""

@@ -103,6 +103,14 @@ class BatchAllowance:
             self._take(self._sequence_s + (count - 1) * self._token_s)
         return count
 
+    def take_whole(self, num_tokens: int) -> bool:
+        """Say whether the step may hold a whole prompt of one more sequence."""
+        seconds = self._sequence_s + (num_tokens - 1) * self._token_s
+        if seconds > self._seconds and not self._is_first_free:
+            return False
+        self._take(seconds)
+        return True
+
     def _take(self, seconds: float) -> None:
         self._seconds = max(0.0, self._seconds - seconds)
         self._is_first_free = False

@@ -191,7 +191,7 @@ class Planner:
         """
         chunks: list[tuple[Sequence, int]] = []
         for sequence in self._running.ordered_catching_up("batch"):
-            num_tokens = allowance.take_chunk(min(sequence.num_uncomputed_tokens, num_left)) if num_left else 0
+            num_tokens = _batch_chunk(sequence, allowance, num_left)
             if num_tokens == 0:
                 return chunks
             chunks.append((sequence, num_tokens))
@@ -201,7 +201,9 @@ class Planner:
             return chunks
         while num_left and allowance.has_room and (waiting := queue.peek()) is not None and self._fits(waiting):
             sequence = self._start(queue)
-            num_tokens = allowance.take_chunk(min(sequence.num_uncomputed_tokens, num_left))
+            num_tokens = _batch_chunk(sequence, allowance, num_left)
+            if num_tokens == 0:
+                return chunks
             num_left -= num_tokens
             if sequence.id in self._running.decoding["batch"]:
                 batch_decodes.append(sequence)
@@ -225,6 +227,8 @@ class Planner:
         num_batch_tokens = sum([num_tokens for _, num_tokens in batch_chunks])
         for sequence in prompts:
             num_tokens = min(sequence.num_uncomputed_tokens, left - num_batch_tokens)
+            if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
+                continue
             if num_tokens > 0:
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
@@ -308,6 +312,14 @@ class Planner:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting[sequence.lane].push(sequence)
+
+
+def _batch_chunk(sequence: Sequence, allowance: BatchAllowance, num_left: int) -> int:
+    """Return how many of `num_left` tokens a batch prompt gets: all that it has or none where it needs one step."""
+    wanted = sequence.num_uncomputed_tokens
+    if sequence.needs_one_step:
+        return wanted if wanted <= num_left and allowance.take_whole(wanted) else 0
+    return allowance.take_chunk(min(wanted, num_left)) if num_left else 0
 
 
 def _draft_limits(decodes: list[ScheduledSequence], *, is_throttled: bool) -> list[int]:

@@ -19,13 +19,15 @@ class PoolingPlan(Struct, frozen=True, gc=False):
 
     Attributes:
         rows: Those of the first, of the last, or of all tokens; of all, their sum.
+        is_whole: All tokens have to be computed in one step, because each attends to all others.
         readout: The vector itself, the model's scores of it for its classes, or for these tokens.
     """
 
     rows: Rows
     readout: Readout = "hidden"
+    is_whole: bool = False
 
     @property
     def needs_all_tokens(self) -> bool:
         """Say whether the hidden vectors of a known prefix count too, so that it has to be computed again."""
-        return self.rows != "last"
+        return self.rows != "last" or self.is_whole

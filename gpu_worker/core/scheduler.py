@@ -120,6 +120,8 @@ class Scheduler:
             BadRequestError: The prompt is empty.
         """
         num_generated, limit = int(sequence.pooling is None), self.config.max_num_tokens
+        if sequence.needs_one_step:
+            limit = min(limit, self.config.max_num_batched_tokens)
         if sequence.num_prompt_tokens + num_generated > limit:
             raise PromptTooLongError(sequence.num_prompt_tokens, limit, num_generated=num_generated)
         if sequence.num_prompt_tokens == 0:

@@ -134,6 +134,11 @@ class Sequence:
         return self.pooling is not None or self.sampling.prompt_logprobs is not None
 
     @property
+    def needs_one_step(self) -> bool:
+        """Say whether all its tokens have to be computed in one step."""
+        return self.pooling is not None and self.pooling.is_whole
+
+    @property
     def needs_whole_prompt(self) -> bool:
         """Say whether every token of the prompt has to be computed, those of a known prefix included."""
         needs_vectors = self.pooling is not None and self.pooling.needs_all_tokens

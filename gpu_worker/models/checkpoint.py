@@ -29,6 +29,8 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 _BARE_NAMES = ("embed_tokens.", "layers.", "norm.")
 _BARE_EMBEDDING, _ROOT = "embed_tokens.weight", "model."
 
+_ENCODER_ROOT = re.compile(r"^(bert|roberta)\.")
+
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 Progress = Callable[[int, int], None]
@@ -241,12 +243,17 @@ class Checkpoint:
 
 
 def _with_root(shards: dict[str, TensorFile]) -> dict[str, TensorFile]:
-    if _BARE_EMBEDDING not in shards:
-        return shards
+    new_name = _rooted if _BARE_EMBEDDING in shards else _encoder_name
     for file in set(shards.values()):
-        file.rename(_rooted)
-    return {_rooted(name): file for name, file in shards.items()}
+        file.rename(new_name)
+    return {new_name(name): file for name, file in shards.items()}
 
 
 def _rooted(name: str) -> str:
     return _ROOT + name if name.startswith(_BARE_NAMES) else name
+
+
+def _encoder_name(name: str) -> str:
+    """Return what an encoder's tensor is called without the name of the model around it, and of its first release."""
+    name = _ENCODER_ROOT.sub("", name)
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

@@ -19,6 +19,25 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderTraits:
+    """What a model has that attends in both directions, and no decoder has.
+
+    Attributes:
+        activation: Between the matrices of the feed-forward block.
+        num_positions: Rows of the learned positions.
+        first_position: The row of a sequence's first token.
+        num_segments: Rows of the learned segments.
+        separator: Token behind which the second segment begins; None where there is one segment.
+    """
+
+    activation: str
+    num_positions: int
+    first_position: int
+    num_segments: int
+    separator: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes and options of one model.
 
@@ -36,6 +55,8 @@ class ModelConfig:
         tapped_layers: Layers before which the residual stream is reported, behind the hidden vectors that the head
             reads, to a proposer of drafts.
         num_classes: Classes that the checkpoint's own head scores; 0 when it has no such head.
+        encoder: Of a model that attends in both directions, whose prompts are computed in one step each, without a
+            cache; None for a decoder.
     """
 
     architecture: str
@@ -61,6 +82,12 @@ class ModelConfig:
     quantization: QuantizationMethod | None = None
     tapped_layers: tuple[int, ...] = ()
     num_classes: int = 0
+    encoder: EncoderTraits | None = None
+
+    @property
+    def num_cached_layers(self) -> int:
+        """Layers whose keys and values are kept."""
+        return self.num_layers if self.encoder is None else 0
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Sizes of one layer's attention."""
@@ -119,7 +146,7 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
         qk_norm=traits.qk_norm,
         eos_token_ids=frozenset(file.token_ids("eos_token_id") + generation.token_ids("eos_token_id")),
         bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
-        dtype=_dtype(file),
+        dtype=read_dtype(file),
         quantization=_quantization(file),
     )
 
@@ -167,7 +194,8 @@ def _head_dim(file: JsonFile, num_heads: int, default: int | None) -> int:
     return head_dim
 
 
-def _dtype(file: JsonFile) -> torch.dtype:
+def read_dtype(file: JsonFile) -> torch.dtype:
+    """Read what the checkpoint's weights are stored in."""
     field = "dtype" if "dtype" in file.names() else "torch_dtype"
     name = file.text(field, "float32")
     if name not in DTYPES:

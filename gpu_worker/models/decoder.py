@@ -14,7 +14,9 @@ from gpu_worker.layers.layer_weights import LayerWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.rotary_embedding import rotary_table
 from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.encoder import UNUSED, WORDS, take_encoder
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
 from kernels.decoder_stack import StackShape
@@ -57,7 +59,8 @@ class CausalLM:
         self.dtype = dtype
         self.device = device
         self.linears = linears
-        vocabulary = checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        words = "model.embed_tokens.weight" if config.encoder is None else WORDS
+        vocabulary = checkpoint.take(words, config.vocab_size, config.hidden_size)
         self.embedding = vocabulary
         projections = Projections(checkpoint, quantized)
         self._decoder = _decoder(config, checkpoint, projections, vocabulary, dtype, linears)
@@ -67,9 +70,9 @@ class CausalLM:
         else:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
         self._head = LMHead(linears.make(head), dtype)
-        self._classes = None
-        if config.num_classes:
-            self._classes = checkpoint.take("score.weight", config.num_classes, config.hidden_size).float()
+        self._classes = take_class_head(config, checkpoint)
+        if config.encoder is not None:
+            checkpoint.discard(UNUSED)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -110,7 +113,7 @@ class CausalLM:
             result: `[num_rows, num_classes]` float32
         """
         assert self._classes is not None, "the model has no classes"
-        return hidden @ self._classes.T
+        return self._classes(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary.
@@ -131,6 +134,8 @@ def _decoder(
     linears: LinearFactory,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
+    if config.encoder is not None:
+        return take_encoder(config, config.encoder, checkpoint, embedding, linears)
     shape = stack_shape(config)
     # One after another, so that only one layer has both its plain and its packed weights.
     layers = (take_layer(config, checkpoint, projections, index) for index in range(config.num_layers))

@@ -31,7 +31,8 @@ def read_model_config(directory: Path) -> ModelConfig:
         if name in FAMILIES:
             return FAMILIES[name](file)
         for suffix in (_LAYERS, _CLASSES):
-            family = FAMILIES.get(name.removesuffix(suffix) + _GENERATES)
+            stem = name.removesuffix(suffix)
+            family = FAMILIES.get(stem + _GENERATES) or FAMILIES.get(stem + _LAYERS)
             if name.endswith(suffix) and family is not None:
                 return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.model_runner import ModelRunner
@@ -24,6 +25,9 @@ from gpu_worker.start.proposer_setup import build_proposer, check_speculation, w
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpu_worker.models.config import ModelConfig
 
 SIMULATED_NUM_BLOCKS = 32_768
 CPU_BATCHED_TOKENS = 512
@@ -94,13 +98,8 @@ def _load_model(
         raise ConfigError("HEADRACE_DEVICE", "is cuda, but PyTorch finds no CUDA device here; allowed: auto, cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    longest = read_model_config(directory.path).max_model_len
-    if (config.max_model_len or 0) > longest:
-        problem = f"is {config.max_model_len}, but the model was made for {longest} tokens; lower it to that, or less"
-        raise ConfigError("HEADRACE_MAX_MODEL_LEN", problem)
-    default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
-    # Refuses sizes that do not go together before the model is loaded; the blocks are not known yet.
-    sizes = _scheduler_config(config, 1, config.max_model_len or longest, default_budget)
+    # Refuses sizes that do not go together before the model is loaded.
+    sizes = _sizes(config, read_model_config(directory.path), device)
     runner_config = RunnerConfig(
         model=directory.path,
         dtype=config.dtype,
@@ -122,6 +121,20 @@ def _load_model(
         if runner.is_asynchronous:
             warm_up_proposer(runner)
     return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
+
+
+def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerConfig:
+    """Return the sizes to schedule with; the blocks are not known yet."""
+    longest = model.max_model_len
+    if (config.max_model_len or 0) > longest:
+        problem = f"is {config.max_model_len}, but the model was made for {longest} tokens; lower it to that, or less"
+        raise ConfigError("HEADRACE_MAX_MODEL_LEN", problem)
+    max_model_len = config.max_model_len or longest
+    default_budget = CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS
+    if model.encoder is not None:
+        # A prompt is computed in one step.
+        default_budget = max(default_budget, max_model_len)
+    return _scheduler_config(config, 1, max_model_len, default_budget)
 
 
 def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:

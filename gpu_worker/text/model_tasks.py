@@ -23,6 +23,7 @@ _LAYERS, _CLASSES = "Model", "ForSequenceClassification"
 _ROWS: dict[str, Rows] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 _FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
 _GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
+_ENCODERS = ("bert", "roberta", "xlm-roberta")
 _YES, _NO = "yes", "no"
 
 Activation = Literal["sigmoid", "identity"]
@@ -36,6 +37,7 @@ class EmbeddingForm:
         rows: Which tokens' hidden vectors count.
         normalizes: Vectors have length 1, unless the request says otherwise.
         size: Numbers of a vector.
+        is_whole: The model attends in both directions.
         sizes: Smaller sizes that the model was trained for; empty where its files name none, and any is allowed.
     """
 
@@ -43,6 +45,12 @@ class EmbeddingForm:
     normalizes: bool
     size: int
     sizes: tuple[int, ...] = ()
+    is_whole: bool = False
+
+    @property
+    def plan(self) -> PoolingPlan:
+        """What the engine computes."""
+        return PoolingPlan(self.rows, is_whole=self.is_whole)
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Refuse a size that vectors cannot be cut to.
@@ -155,8 +163,11 @@ def _class_name(path: object) -> str:
 
 def _embedding(directory: ModelDirectory, config: dict[str, Any], modules: _Modules | None) -> EmbeddingForm | Unserved:
     sizes = tuple(size for size in config.get("matryoshka_dimensions") or () if isinstance(size, int))
+    is_encoder = config.get("model_type") in _ENCODERS
     if modules is None:
-        return EmbeddingForm("last", True, directory.hidden_size, sizes)
+        # As sentence-transformers takes an encoder without its files.
+        default: Rows = "mean" if is_encoder else "last"
+        return EmbeddingForm(default, not is_encoder, directory.hidden_size, sizes, is_encoder)
     others = [name for name in modules.paths if name not in ("Transformer", "Pooling", "Normalize")]
     if others:
         return Unserved(f"its modules.json names {others[0]}, which is not served")
@@ -167,7 +178,7 @@ def _embedding(directory: ModelDirectory, config: dict[str, Any], modules: _Modu
     if rows is None:
         given = ", ".join(modes) or "none"
         return Unserved(f"its pooling is {given}; served is one of {', '.join(_ROWS)}")
-    return EmbeddingForm(rows, "Normalize" in modules.paths, directory.hidden_size, sizes)
+    return EmbeddingForm(rows, "Normalize" in modules.paths, directory.hidden_size, sizes, is_encoder)
 
 
 def _gguf_embedding(directory: ModelDirectory) -> EmbeddingForm | Unserved:
@@ -192,7 +203,9 @@ def _class_score(config: dict[str, Any]) -> ScoreForm | Unserved:
     name = _activation_name(config)
     if name not in ("sigmoid", "identity"):
         return Unserved(f"its score ends with {name}; served are sigmoid and identity")
-    return ScoreForm(PoolingPlan("last", "classes"), "identity" if name == "identity" else "sigmoid")
+    is_encoder = config.get("model_type") in _ENCODERS
+    plan = PoolingPlan("first" if is_encoder else "last", "classes", is_encoder)
+    return ScoreForm(plan, "identity" if name == "identity" else "sigmoid")
 
 
 def _activation_name(config: dict[str, Any]) -> str:

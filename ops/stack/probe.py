@@ -1,4 +1,4 @@
-"""Ask the running system over HTTP for one real token: only that proves that every part works."""
+"""Ask the running system over HTTP for one real answer: only that proves that every part works."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from urllib.parse import urlsplit
 
 ANSWER_TIMEOUT_S = 60.0
 _PROMPT = "def "
+# A token, or what a model that generates none can do.
+_QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": _PROMPT, "max_tokens": 1}),
+    ("/v1/embeddings", {"input": _PROMPT}),
+    ("/v1/score", {"text_1": _PROMPT, "text_2": _PROMPT}),
+)
 
 
 async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
-    """Try to generate one token.
+    """Try to get one answer: a token, or else a vector or a score.
 
     Returns:
-        The served model's name once a generation has succeeded, else None, and what is still missing.
+        The served model's name once there was an answer, else None, and what is still missing.
     """
     try:
         status, answer = await _call(url, "GET", "/v1/models", api_key)
@@ -24,9 +30,10 @@ async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
         if not answer.get("data"):
             return None, "no worker has joined yet"
         model = answer["data"][0]["id"]
-        status, answer = await _call(
-            url, "POST", "/v1/completions", api_key, {"model": model, "prompt": _PROMPT, "max_tokens": 1}
-        )
+        for path, question in _QUESTIONS:
+            status, answer = await _call(url, "POST", path, api_key, {"model": model, **question})
+            if answer.get("error", {}).get("code") != "unsupported_task":
+                break
     except ConnectionRefusedError:
         return None, "the gateway does not listen yet"
     except (OSError, EOFError, ValueError, TimeoutError) as error:

@@ -179,3 +179,12 @@ def test_slowdown_of_one_holds_nothing_back(cpu: StepTimeModel) -> None:
         assert (num_decodes(throttle, 5.0, 0) == 1000) is is_unlimited
         assert (throttle.pause_s(5.0) == 0.0) is is_unlimited
         assert (throttle.max_batch_seqs(1000) == 1000) is is_unlimited
+
+
+def test_whole_prompt_is_taken_if_all_of_it_fits_or_as_the_first_that_is_free(gpu: StepTimeModel) -> None:
+    enough = gpu.batch_sequence_s + 100 * gpu.token_s
+    assert BatchAllowance(enough, gpu).take_whole(100)
+    assert not BatchAllowance(enough, gpu).take_whole(103)
+    allowance = BatchAllowance(0.0, gpu, is_first_free=True)
+    assert allowance.take_whole(1000)
+    assert not allowance.take_whole(1)

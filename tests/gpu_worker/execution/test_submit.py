@@ -154,7 +154,7 @@ class ValuelessModel:
     """Has the shapes of a model, on a device whose tensors have no values: reading one raises."""
 
     config = SimpleNamespace(
-        vocab_size=VOCAB, max_model_len=MAX_LEN, num_layers=1, num_kv_heads=1, head_dim=4, layer_windows=(None,)
+        vocab_size=VOCAB, max_model_len=MAX_LEN, num_cached_layers=1, num_kv_heads=1, head_dim=4, layer_windows=(None,)
     )
     device = torch.device("meta")
     dtype = torch.float32

@@ -84,6 +84,17 @@ def test_pooling_that_is_not_served_says_why(tasks_of: Tasks, files: dict[str, A
     assert re.search(reason, tasks_of(files).unserved["embed"])
 
 
+@pytest.mark.parametrize(("model_type", "name"), [("bert", "Bert"), ("xlm-roberta", "XLMRoberta")])
+def test_encoder_needs_its_prompts_whole(tasks_of: Tasks, model_type: str, name: str) -> None:
+    embedding = tasks_of(architectures=[f"{name}Model"], model_type=model_type).embedding
+    assert embedding == EmbeddingForm("mean", False, 256, is_whole=True)
+    files = modules("Transformer", "Pooling", "Normalize", pooling={"pooling_mode_cls_token": True})
+    embedding = tasks_of(files, architectures=[f"{name}Model"], model_type=model_type).embedding
+    assert embedding == EmbeddingForm("first", True, 256, is_whole=True)
+    tasks = tasks_of(architectures=[f"{name}ForSequenceClassification"], model_type=model_type, num_labels=1)
+    assert tasks.score == ScoreForm(PoolingPlan("first", "classes", is_whole=True), "sigmoid")
+
+
 def test_layers_alone_only_make_vectors(tasks_of: Tasks) -> None:
     assert tasks_of(architectures=["Qwen3Model"]).names == ("embed",)
 

@@ -1,0 +1,141 @@
+"""The layers of an encoder: every token attends to all tokens of its sequence, which are all in the step.
+
+Nothing of a step is kept: there is no cache of keys and values.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.layer_weights import Projection
+from kernels.linear import LinearFactory
+
+_APPROXIMATE = ("gelu_new", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Weights of a normalisation, `[hidden_size]` each."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise rows."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderEmbeddings:
+    """What a token's first vector is the sum of.
+
+    Attributes:
+        words: `[vocab_size, hidden_size]`.
+        positions: `[num_positions, hidden_size]`.
+        segments: `[num_segments, hidden_size]`.
+        first_position: Row of `positions` of a sequence's first token.
+        separator: Token behind which the second segment begins; None where there is one segment.
+    """
+
+    words: torch.Tensor
+    positions: torch.Tensor
+    segments: torch.Tensor
+    norm: LayerNorm
+    first_position: int
+    separator: int | None
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Return the first vectors; `starts` is the place of each token's sequence in the step."""
+        dtype = self.norm.weight.dtype
+        x = torch.embedding(self.words, token_ids).to(dtype)
+        x += torch.embedding(self.positions, positions + self.first_position)
+        x += torch.embedding(self.segments, self._segments(token_ids, starts))
+        return self.norm(x)
+
+    def _segments(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        if self.separator is None:
+            return torch.zeros_like(token_ids)
+        is_separator = (token_ids == self.separator).long()
+        num_before = is_separator.cumsum(0) - is_separator
+        return (num_before > num_before.index_select(0, starts)).long()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayerWeights:
+    """Everything that distinguishes a layer, as a checkpoint gives it."""
+
+    qkv: Projection
+    output: Projection
+    attention_norm: LayerNorm
+    inner: Projection
+    outer: Projection
+    norm: LayerNorm
+
+
+class EncoderLayer:
+    """Attention and feed-forward block, each with its normalisation behind it."""
+
+    __slots__ = ("_activation", "_attention_norm", "_inner", "_norm", "_num_heads", "_outer", "_output", "_qkv")
+
+    def __init__(self, weights: EncoderLayerWeights, num_heads: int, activation: str, linears: LinearFactory) -> None:
+        """Take the layer's weights."""
+        parts = (weights.qkv, weights.output, weights.inner, weights.outer)
+        self._qkv, self._output, self._inner, self._outer = (linears.make(part.weight, part.bias) for part in parts)
+        self._attention_norm = weights.attention_norm
+        self._norm = weights.norm
+        self._num_heads = num_heads
+        self._activation = activation
+
+    def __call__(self, x: torch.Tensor, is_same: torch.Tensor) -> torch.Tensor:
+        """Return the layer's vectors.
+
+        Shapes:
+            x, result: `[num_tokens, hidden_size]`
+            is_same: `[num_tokens, num_tokens]`, whether two tokens are of one sequence
+        """
+        heads = self._qkv(x).view(len(x), 3, 1, self._num_heads, -1).permute(1, 2, 3, 0, 4)
+        query, key, value = heads.unbind(0)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=is_same)
+        x = self._attention_norm(x + self._output(attended[0].transpose(0, 1).reshape(x.shape)))
+        return self._norm(x + self._outer(self._activated(self._inner(x))))
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        if self._activation == "relu":
+            return functional.relu(x)
+        return functional.gelu(x, approximate="tanh" if self._activation in _APPROXIMATE else "none")
+
+
+class Encoder:
+    """Embeddings and layers, in the place of a decoder's. Holds weights only."""
+
+    __slots__ = ("_embeddings", "_layers")
+
+    def __init__(self, embeddings: EncoderEmbeddings, layers: Iterable[EncoderLayer]) -> None:
+        """Run these layers."""
+        self._embeddings = embeddings
+        self._layers = list(layers)
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Do what `DecoderForm` promises, without a cache: of each sequence all tokens are in the step."""
+        places = torch.arange(len(token_ids), device=token_ids.device)
+        sequences = torch.searchsorted(context.query_starts[1:].long(), places, right=True)
+        # Tokens of padding that belong to no sequence attend to one another.
+        starts = context.query_starts.long().index_select(0, sequences.clamp(max=len(context.query_starts) - 1))
+        is_same = sequences[:, None] == sequences[None, :]
+        x = self._embeddings(token_ids, positions, starts.clamp(max=len(token_ids) - 1))
+        for layer in self._layers:
+            x = layer(x, is_same)
+        return x
+
+    def first(self, num_layers: int) -> Encoder:
+        """Do what `DecoderForm` promises."""
+        short = copy.copy(self)
+        short._layers = self._layers[:num_layers]
+        return short

@@ -1,0 +1,29 @@
+"""Takes the head that scores classes from a checkpoint, by the names of its family."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.layers.class_head import ClassHead
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.weight_source import WeightSource
+
+
+def take_class_head(config: ModelConfig, source: WeightSource) -> ClassHead | None:
+    """Return the head; None for a model without classes."""
+    size, count = config.hidden_size, config.num_classes
+    if not count:
+        return None
+
+    def take(name: str, *shape: int) -> torch.Tensor:
+        return source.take(name, *shape).float()
+
+    if config.encoder is None:
+        return ClassHead(take("score.weight", count, size))
+    is_bert = config.architecture == "BertModel"
+    dense, out = ("pooler.dense", "classifier") if is_bert else ("classifier.dense", "classifier.out_proj")
+    return ClassHead(
+        take(f"{out}.weight", count, size),
+        take(f"{out}.bias", count),
+        (take(f"{dense}.weight", size, size), take(f"{dense}.bias", size)),
+    )

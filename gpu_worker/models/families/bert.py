@@ -1,0 +1,14 @@
+"""BERT: attention in both directions, learned positions and segments. It generates nothing."""
+
+from __future__ import annotations
+
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.encoder_config import read_encoder
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "BertModel"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    return read_encoder(file, ARCHITECTURE, skips_padding=False)

@@ -1,0 +1,14 @@
+"""RoBERTa: BERT whose positions begin behind that of the padding token."""
+
+from __future__ import annotations
+
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.encoder_config import read_encoder
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "RobertaModel"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    return read_encoder(file, ARCHITECTURE, skips_padding=True)
