@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.admin import AdminAccess, admin_client
-from ops.cli.options import options
+from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
 from shared.audit import AUDIT_HELP, audited, nats_login
-from shared.config import resolve, setting
+from shared.config import setting
 
 if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
@@ -37,7 +36,7 @@ class DeadConfig(AdminAccess):
     audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
-@click.group("dead", params=options(DeadConfig))
+@click.group("dead", cls=SettingsGroup, params=options(DeadConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """List, show, retry and drop requests in quarantine.
@@ -45,7 +44,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     A request is quarantined when its attempts took workers down, when the engine failed on it alone, or when it was
     given up. Needs an administrator's credentials.
     """
-    ctx.obj = resolve(DeadConfig, values, os.environ)
+    ctx.obj = resolve_settings(DeadConfig, values)
 
 
 def _selecting(function: Callable[..., None]) -> Callable[..., None]:

@@ -50,7 +50,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Settings can be given as environment variables too, named in brackets: --nats-url is HEADRACE_NATS_URL. "
-    "An option wins over its variable.",
+    "An option wins over its variable. A HEADRACE_* variable that nothing reads is refused.",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ops.cli.options import options
+from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.stack.config import DEFAULT_AUDIT_FILE, DEFAULT_STATE_DIR
 from shared.audit import AUDIT_HELP, audited
-from shared.config import resolve, setting
+from shared.config import setting, variable_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,26 @@ class KeysConfig:
     audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
 
-@click.group("keys", params=options(KeysConfig))
+@click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Create, list and revoke API keys, by default those of `headrace up`."""
-    ctx.obj = resolve(KeysConfig, values, os.environ)
+    ctx.obj = resolve_settings(KeysConfig, values)
+
+
+def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option that describes a key; like a setting it can be given as a variable."""
+    variable = variable_name(name.removeprefix("--").replace("-", "_"))
+    return click.option(name, *names, envvar=variable, show_envvar=True, **attributes)
 
 
 @command.command()
-@click.option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
-@click.option("--name", default="", help="A note to recognise the key by.")
-@click.option("--allow-model", "models", multiple=True, metavar="MODEL", help="Allow this model only; repeatable.")
-@click.option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute, over all gateways.")
-@click.option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
-@click.option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
+@_key_option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
+@_key_option("--name", default="", help="A note to recognise the key by.")
+@_key_option("--allow-model", "models", multiple=True, metavar="MODEL", help="Allow this model only; repeatable.")
+@_key_option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute, over all gateways.")
+@_key_option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
+@_key_option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
 @click.pass_obj
 def create(config: KeysConfig, /, models: tuple[str, ...], **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""

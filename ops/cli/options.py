@@ -4,21 +4,83 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
-from shared.config import Constraint, base_type, resolve, shown_bound, variable_name
+from ops.cli.variables import check_variables
+from shared.config import PREFIX, Constraint, base_type, resolve, shown_bound, variable_name
+from shared.errors import HeadraceError
 
 T = TypeVar("T")
 _METAVARS = {"int": "N", "float": "NUMBER", "Path": "PATH", "str": "TEXT"}
+_VARIABLE = re.compile(PREFIX + r"[A-Z0-9_]+")
+
+
+class SettingOption(click.Option):
+    """The option of a setting.
+
+    Attributes:
+        variable: The environment variable of the same setting.
+        section: Heading under which `--help` lists it; None is the command's own options.
+    """
+
+    def __init__(self, field: dataclasses.Field[Any], kind: type, section: str | None) -> None:
+        """Make the option of a field whose plain type is `kind`."""
+        constraint: Constraint = field.metadata["setting"]
+        self.variable = variable_name(field.name)
+        self.section = section
+        flag = f"--{field.name.replace('_', '-')}"
+        text = f"{constraint.help}  [{'; '.join([self.variable, *_facts(field, constraint)])}]"
+        if kind is bool:
+            super().__init__([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
+            return
+        metavar = "|".join(constraint.choices) if constraint.choices else _METAVARS.get(kind.__name__, "TEXT")
+        super().__init__([flag, field.name], type=str, default=None, metavar=metavar, help=text)
+
+
+def variable_of(parameter: click.Parameter) -> str | None:
+    """Return the environment variable that an option can be given as."""
+    variable = parameter.variable if isinstance(parameter, SettingOption) else parameter.envvar
+    return None if variable is None else str(variable)
+
+
+class SettingsCommand(click.Command):
+    """A command whose errors name a setting as the user gave it: by its option, or by its variable."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        with _named_as_given(ctx):
+            return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List options under the headings of their sections."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                section = parameter.section if isinstance(parameter, SettingOption) else None
+                sections.setdefault(section or "Options", []).append(record)
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
+
+
+class SettingsGroup(click.Group):
+    """A group of commands that share settings, with the same kind of errors."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        with _named_as_given(ctx):
+            return super().invoke(ctx)
 
 
 def settings_command(
     cls: type[T], name: str, run: Callable[..., int | None], arguments: Sequence[click.Parameter] = ()
-) -> click.Command:
+) -> SettingsCommand:
     """Make a command that resolves `cls` from its options and the environment and calls `run` with it.
 
     Arguments of the command line follow by name. The docstring of `run` is the command's help.
@@ -27,29 +89,47 @@ def settings_command(
 
     def callback(**values: Any) -> int | None:
         given = {key: values.pop(key) for key in names}
-        return run(resolve(cls, values, os.environ), **given)
+        return run(resolve_settings(cls, values), **given)
 
-    return click.Command(name, callback=callback, params=[*arguments, *options(cls)], help=run.__doc__)
+    return SettingsCommand(name, callback=callback, params=[*arguments, *options(cls)], help=run.__doc__)
 
 
-def options(cls: type[Any]) -> list[click.Option]:
-    """Make an option of each setting, a class's own before those it inherits.
+def resolve_settings(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Resolve the settings of a command from its options and the environment.
+
+    Raises:
+        ConfigError: A value cannot be used, or the environment has a variable that is no setting of any command.
+    """
+    check_variables({variable_name(field.name) for field in dataclasses.fields(cls)}, os.environ)  # type: ignore[arg-type]
+    return resolve(cls, values, os.environ)
+
+
+def options(cls: type[Any], section: str | None = None, *, without: Collection[str] = ()) -> list[SettingOption]:
+    """Make an option of each setting, a class's own before those it inherits, except those `without`.
 
     Values stay text: `resolve` converts and checks them, as it does variables.
     """
     hints = typing.get_type_hints(cls)
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
-    return [_option(field, base_type(hints[field.name])) for field in fields]
+    return [
+        SettingOption(field, base_type(hints[field.name]), section) for field in fields if field.name not in without
+    ]
 
 
-def _option(field: dataclasses.Field[Any], kind: type) -> click.Option:
-    constraint: Constraint = field.metadata["setting"]
-    flag = f"--{field.name.replace('_', '-')}"
-    text = f"{constraint.help}  [{'; '.join([variable_name(field.name), *_facts(field, constraint)])}]"
-    if kind is bool:
-        return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
-    metavar = "|".join(constraint.choices) if constraint.choices else _METAVARS.get(kind.__name__, "TEXT")
-    return click.Option([flag, field.name], type=str, default=None, metavar=metavar, help=text)
+@contextmanager
+def _named_as_given(ctx: click.Context) -> Iterator[None]:
+    """Let errors name a setting by its variable where that is set and the option is not given, else by its option."""
+    try:
+        yield
+    except HeadraceError as error:
+        flags = {
+            variable: option.opts[0]
+            for option in ctx.command.params
+            if (variable := variable_of(option)) is not None
+            and (ctx.params.get(option.name or "") is not None or variable not in os.environ)
+        }
+        error.args = (_VARIABLE.sub(lambda found: flags.get(found[0], found[0]), str(error)),)
+        raise
 
 
 def _facts(field: dataclasses.Field[Any], constraint: Constraint) -> list[str]:

@@ -168,6 +168,12 @@ def _shown(name: str | None) -> str | None:
 
 
 _TEXT = click.Option(
-    ["--text"], multiple=True, metavar="FILE", help="UTF-8 text to learn from; may be given again. Required."
+    ["--text"],
+    multiple=True,
+    type=click.Path(),
+    envvar="HEADRACE_TEXT",
+    show_envvar=True,
+    metavar="FILE",
+    help="UTF-8 text to learn from; may be given again. Required.",
 )
 command = settings_command(TrainDraftConfig, "train-draft", run, [_TEXT])

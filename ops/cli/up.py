@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from typing import Any
 
-from ops.cli.options import settings_command
+from gateway.config import GatewayConfig
+from gpu_worker.start.config import WorkerConfig
+from ops.cli.options import SettingOption, SettingsCommand, options, resolve_settings
 from ops.cli.parts import require
-from ops.stack.config import UpConfig
+from ops.stack.config import CHOSEN_SETTINGS, UpConfig
 
 
-def run(config: UpConfig) -> int:
+def run(**values: Any) -> int:
     """Run the whole system on this machine.
 
     In the foreground, on loopback: starts NATS, Redis, a gateway and a worker with the demo model, waits until a first
     generation has succeeded, and prints how to use it. Ctrl-C stops everything in order; a second Ctrl-C kills. A part
     that crashes, or stands still, is started again.
 
-    Settings of the parts (see `headrace gateway --help` and `headrace worker --help`) are taken from the environment.
+    Every setting of `headrace gateway` and `headrace worker` can be given too, except their addresses and the number of
+    processes, which are chosen here.
     """
     require("embedded", "starlette", "httptools", "redis", "prometheus_client")
     from ops.stack.run import run as run_stack
 
-    return run_stack(config, os.environ)
+    own = {name: value for name, value in values.items() if name in _OWN}
+    passed = {_VARIABLES[name]: str(value) for name, value in values.items() if name not in _OWN and value is not None}
+    return run_stack(resolve_settings(UpConfig, own), {**os.environ, **passed})
 
 
-command = settings_command(UpConfig, "up", run)
+def _all_options() -> list[SettingOption]:
+    gateway = options(GatewayConfig, "Of the gateway", without=_OWN | CHOSEN_SETTINGS)
+    named = {option.name or "" for option in gateway}
+    worker = options(WorkerConfig, "Of the worker", without=_OWN | CHOSEN_SETTINGS | named)
+    return [*options(UpConfig), *gateway, *worker]
+
+
+_OWN = frozenset(field.name for field in dataclasses.fields(UpConfig))
+_OPTIONS = _all_options()
+_VARIABLES = {option.name or "": option.variable for option in _OPTIONS}
+
+command = SettingsCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__)

@@ -31,7 +31,7 @@ def banner(plan: Plan, model: str) -> str:
         url=plan.url,
         key=plan.api_key,
         operator_url=plan.operator_url,
-        operator_key=plan.operator_key,
+        operator_key=plan.operator_key or "none is asked for",
         body=body,
         model=json.dumps(model),
         prompt=json.dumps(_PROMPT),

@@ -10,12 +10,14 @@ from shared.nats_files import NatsFiles
 
 DEFAULT_STATE_DIR = Path(".headrace")
 DEFAULT_AUDIT_FILE = DEFAULT_STATE_DIR / "audit.jsonl"
+# Settings of a gateway that `headrace up` chooses itself: it runs on loopback, and `gateways` says how many.
+CHOSEN_SETTINGS = frozenset({"host", "processes", "operator_host"})
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
 
 
 @dataclass(frozen=True, slots=True)
 class UpConfig(NatsFiles):
-    """What to start, and where. Every other setting of gateways and workers comes to them from the environment."""
+    """What to start, and where. Every other setting of gateways and workers comes to them through variables."""
 
     port: int = setting(8000, "Port of the HTTP API on loopback; 0 takes a free one.", minimum=0, maximum=65535)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "Directory for logs, the batch queue and the API key.")

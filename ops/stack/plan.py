@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 from urllib.parse import quote
 
+from gateway.config import GatewayConfig
+from gpu_worker.start.config import WorkerConfig
 from ops.stack import commands
 from ops.stack.child import ChildSpec
 from ops.stack.config import DEMO_MODEL, UpConfig
@@ -17,7 +19,7 @@ from ops.stack.health_check import NATS_QUESTION, REDIS_QUESTION, HealthCheck, g
 from ops.stack.ports import claim_port, free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
-from shared.config import variable_name
+from shared.config import resolve, variable_name
 from shared.nats_files import NatsFiles
 
 # Time for running streams to finish at shutdown, and for a process to end after that.
@@ -89,14 +91,16 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
     """Choose ports and passwords, find the servers, and lay out every child.
 
     Raises:
-        ConfigError: The port is taken, or the model is missing.
+        ConfigError: A setting of a gateway or a worker cannot be used, or a port is taken.
         DependencyError: nats-server is needed and missing or too old.
     """
-    port, operator_port = claim_port(config.port), free_port()
     base = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
+    # Refused here, a setting of a part is one line; a part that refuses it ends, and its log must be read.
+    gateway_settings, worker_settings = resolve(GatewayConfig, {}, base), resolve(WorkerConfig, {}, base)
+    port = claim_port(config.port)
     base["HEADRACE_AUDIT_FILE"] = base.get("HEADRACE_AUDIT_FILE") or str(state.audit_file)
     api_key = config.api_key or state.key("api_key")
-    operator_key = base.get("HEADRACE_OPERATOR_KEY") or state.key("operator_key")
+    operator_port, operator_key = _operator_access(gateway_settings, state)
     health_check = HealthCheck(operator_port, gateway_question(operator_key))
     nats, access = _plan_nats(config, state, base)
     redis, redis_url = _plan_redis(config, state, base)
@@ -107,12 +111,10 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         "HEADRACE_OPERATOR_HOST": "127.0.0.1",
         "HEADRACE_OPERATOR_PORT": str(operator_port),
         "HEADRACE_OPERATOR_KEY": operator_key,
-        "HEADRACE_OPERATOR_WITHOUT_KEY": "false",
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
         "HEADRACE_API_KEY": api_key,
         "HEADRACE_REDIS_URL": redis_url or "",
     }
-    worker = _worker_settings(config, base)
     drain_s = DRAIN_S if config.drain_timeout_s is None else config.drain_timeout_s
     return Plan(
         url=f"http://127.0.0.1:{port}",
@@ -126,8 +128,8 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         redis=redis,
         gateway=_part("gateway", "gateway", drain_s, base | access["gateway"].environ | gateway, health_check),
         workers=tuple(
-            _part("worker", f"worker-{index}", drain_s, base | access["worker"].environ | worker)
-            for index in range(config.workers)
+            _part("worker", f"worker-{index}", drain_s, environ)
+            for index, environ in enumerate(_worker_environs(config, worker_settings, base | access["worker"].environ))
         ),
     )
 
@@ -170,6 +172,23 @@ def _plan_redis(
     command = (binary, *commands.REDIS[1:], str(file))
     spec = ChildSpec("redis", "redis", command, dict(base), EXIT_S, HealthCheck(port, REDIS_QUESTION))
     return spec, f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def _operator_access(settings: GatewayConfig, state: StateDirectory) -> tuple[int, str]:
+    """Return the operator's port and key; the key is empty where none is wanted."""
+    port = claim_port(settings.operator_port or 0, "HEADRACE_OPERATOR_PORT")
+    if settings.operator_without_key:
+        return port, settings.operator_key or ""
+    return port, settings.operator_key or state.key("operator_key")
+
+
+def _worker_environs(config: UpConfig, settings: WorkerConfig, base: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield each worker's environment; a name that was chosen for them gets a number where there are several."""
+    own = _worker_settings(config, base)
+    for index in range(config.workers):
+        is_numbered = settings.worker_id is not None and config.workers > 1
+        name = {"HEADRACE_WORKER_ID": f"{settings.worker_id}-{index}"} if is_numbered else {}
+        yield {**base, **own, **name}
 
 
 def _worker_settings(config: UpConfig, base: Mapping[str, str]) -> dict[str, str]:

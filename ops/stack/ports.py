@@ -39,8 +39,8 @@ def free_port(count: int = 1) -> int:
     raise ConfigError("HEADRACE_PORT", f"no free port found among {_FREE_PORTS.start}-{_FREE_PORTS.stop - 1}")
 
 
-def claim_port(port: int) -> int:
-    """Return the port, or a free one for 0.
+def claim_port(port: int, variable: str = "HEADRACE_PORT") -> int:
+    """Return the port, or a free one for 0; errors name its `variable`.
 
     Raises:
         ConfigError: The port is taken; the message names the holder where that can be known, and a free port.
@@ -52,7 +52,7 @@ def claim_port(port: int) -> int:
     offer = next((other for other in range(port + 1, min(port + 100, 65536)) if is_free(other)), None) or free_port()
     holder = port_holder(port)
     by = f" by {holder}" if holder else ""
-    raise ConfigError("HEADRACE_PORT", f"port {port} is taken{by}; try --port {offer}, which is free")
+    raise ConfigError(variable, f"port {port} is taken{by}; try {offer}, which is free")
 
 
 def port_holder(port: int) -> str | None:

@@ -50,7 +50,7 @@ def test_command_writes_a_line_a_batch_size(model: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("text", [",", "0", "1,x"])
 def test_bad_batch_list_is_refused(model: Path, text: str) -> None:
     result = CliRunner().invoke(command, ["engine", "--model", str(model), "--batch", text])
-    assert "HEADRACE_BATCH" in str(result.exception)
+    assert "--batch:" in str(result.exception)
 
 
 def test_load_longer_than_the_model_allows_is_refused(model: Path) -> None:

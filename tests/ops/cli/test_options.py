@@ -53,15 +53,24 @@ def test_flags_and_paths_are_converted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--count", "ten"], "HEADRACE_COUNT: 'ten' is not a valid int"),
-        (["--count", "10"], "HEADRACE_COUNT: 10 is too large; the most allowed is 9"),
-        (["--mode", "medium"], "HEADRACE_MODE: 'medium' is not one of fast, slow"),
+        (["--count", "ten"], "--count: 'ten' is not a valid int"),
+        (["--count", "10"], "--count: 10 is too large; the most allowed is 9"),
+        (["--mode", "medium"], "--mode: 'medium' is not one of fast, slow"),
     ],
 )
-def test_bad_values_name_the_variable_and_what_is_allowed(arguments: list[str], message: str) -> None:
+def test_bad_values_name_the_option_and_what_is_allowed(arguments: list[str], message: str) -> None:
     error = _invoke(*arguments)
     assert isinstance(error, ConfigError)
     assert str(error) == message
+
+
+def test_bad_value_of_a_variable_names_the_variable() -> None:
+    assert str(_invoke(HEADRACE_COUNT="ten")) == "HEADRACE_COUNT: 'ten' is not a valid int"
+    assert str(_invoke("--count", "11", HEADRACE_COUNT="ten")).startswith("--count: 11 is too large")
+
+
+def test_variable_that_nothing_reads_is_refused() -> None:
+    assert str(_invoke(HEADRACE_COUNTS="5")).startswith("HEADRACE_COUNTS: there is no such setting")
 
 
 def test_help_tells_variable_default_and_bounds_but_no_secret() -> None:

@@ -70,7 +70,7 @@ def test_setup_and_dead_by_a_role_that_may_not_name_the_user_and_what_was_refuse
         done = headrace(*command)
         assert (done.returncode, done.stdout) == (2, "")
         *refused, message = done.stderr.splitlines()
-        assert message.startswith("headrace: NATS does not answer JetStream calls: check HEADRACE_NATS_USER")
+        assert message.startswith("headrace: NATS does not answer JetStream calls: check --nats-user")
         assert any("publish" in line and "$js.api.stream.info" in line for line in refused)
         assert "Traceback" not in done.stderr
 
@@ -79,7 +79,7 @@ def test_setup_with_a_key_but_no_certificate_names_what_is_missing(tmp_path: Pat
     (tmp_path / "key.pem").write_text("key")
     done = headrace("setup", "--nats-url", "nats://127.0.0.1:1", "--nats-key-file", str(tmp_path / "key.pem"))
     assert (done.returncode, done.stderr) == (
-        2, "headrace: HEADRACE_NATS_KEY_FILE: needs HEADRACE_NATS_CERT_FILE beside it\n",
+        2, "headrace: --nats-key-file: needs --nats-cert-file beside it\n",
     )  # fmt: skip
 
 

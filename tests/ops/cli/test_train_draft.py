@@ -14,8 +14,8 @@ def test_help_says_what_each_kind_is_and_takes_text() -> None:
 
 def test_settings_that_are_missing_or_unknown_are_named() -> None:
     cases = {
-        ("--kind", "lookahead"): "HEADRACE_KIND: 'lookahead' is not one of model, medusa, eagle",
-        ("--kind", "eagle"): "HEADRACE_TARGET: is required; see headrace train-draft --help",
+        ("--kind", "lookahead"): "--kind: 'lookahead' is not one of model, medusa, eagle",
+        ("--kind", "eagle"): "--target: is required; see headrace train-draft --help",
     }
     for arguments, message in cases.items():
         done = headrace("train-draft", *arguments)

@@ -340,6 +340,6 @@ def test_device_that_is_not_there_is_named_before_anything_is_written(tmp_path: 
         "--device",
         "cuda:99",
     ]
-    with pytest.raises(ConfigError, match="HEADRACE_DEVICE: is 'cuda:99'; this machine has: cpu"):
+    with pytest.raises(ConfigError, match="--device: is 'cuda:99'; this machine has: cpu"):
         command.main(arguments, standalone_mode=False)
     assert not (tmp_path / "out").exists()

@@ -107,11 +107,11 @@ def test_kv_cache_in_eight_bits_is_measured(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "HEADRACE_TEXT"),
+        ((), "--text"),
         (("--text", "missing.txt"), "cannot be read"),
         (("--text", "text.txt", "--context", "64"), "at most"),
-        (("--text", "text.txt", "--context", "20", "--stride", "20"), "HEADRACE_STRIDE"),
-        (("--text", "text.txt", "--device", "gpu"), "HEADRACE_DEVICE: is 'gpu'; this machine has: cpu"),
+        (("--text", "text.txt", "--context", "20", "--stride", "20"), "--stride"),
+        (("--text", "text.txt", "--device", "gpu"), "--device: is 'gpu'; this machine has: cpu"),
     ],
 )
 def test_bad_settings_are_named(options: tuple[str, ...], message: str, model: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 from ops.stack import plan as plan_module
 from ops.stack.config import UpConfig
 from ops.stack.plan import NatsAccess, Plan, make_plan
+from ops.stack.ports import free_port
 from ops.stack.state import StateDirectory
 from shared.config import resolve
+from shared.errors import ConfigError
 
 Make = Callable[..., Plan]
 
@@ -66,6 +68,20 @@ def test_settings_of_the_parts_pass_through_and_ours_do_not(make: Make) -> None:
         assert (worker.environ["HEADRACE_MAX_NUM_SEQS"], worker.environ["PATH"]) == ("7", "/bin")
         assert "HEADRACE_WORKERS" not in worker.environ
     assert plan.gateway.environ["HEADRACE_CACHE_TTL_S"] == "1"
+
+
+def test_names_and_the_operators_port_are_those_that_were_chosen(make: Make) -> None:
+    port = free_port()
+    chosen = {"HEADRACE_OPERATOR_PORT": str(port), "HEADRACE_OPERATOR_WITHOUT_KEY": "true", "HEADRACE_WORKER_ID": "w"}
+    plan = make(chosen, workers=2)
+    assert (plan.operator_url, plan.operator_key) == (f"http://127.0.0.1:{port}", "")
+    assert [worker.environ["HEADRACE_WORKER_ID"] for worker in plan.workers] == ["w-0", "w-1"]
+    assert make(chosen).workers[0].environ["HEADRACE_WORKER_ID"] == "w"
+
+
+def test_setting_of_a_part_that_cannot_be_used_is_refused_before_anything_starts(make: Make) -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_SPECULATIVE: 'guess' is not one of"):
+        make({"HEADRACE_SPECULATIVE": "guess"})
 
 
 def test_several_workers_share_the_cores_unless_told_otherwise(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

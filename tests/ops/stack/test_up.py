@@ -164,7 +164,7 @@ def test_taken_port_is_told_with_a_free_one(tmp_path: Path) -> None:
         done = _run_up(tmp_path, "--simulate", "5", "--port", str(port))
     assert done.returncode == 2
     assert re.fullmatch(
-        rf"headrace: HEADRACE_PORT: port {port} is taken by .* \(pid {os.getpid()}\); try --port \d+, which is free\n",
+        rf"headrace: --port: port {port} is taken by .* \(pid {os.getpid()}\); try \d+, which is free\n",
         done.stderr,
     )
 
@@ -179,10 +179,13 @@ def test_second_up_on_a_state_directory_is_refused(system: System, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "environ", "message"),
     [
-        (["--model", "/nonexistent"], {}, "HEADRACE_MODEL: /nonexistent is not a model directory"),
-        (["--workers", "0"], {}, "HEADRACE_WORKERS: 0 is too small"),
+        (["--model", "/nonexistent"], {}, "--model: /nonexistent is not a model directory"),
+        (["--workers", "0"], {}, "--workers: 0 is too small"),
         ([], {"HEADRACE_SIMULATE": "fast"}, "HEADRACE_SIMULATE: 'fast' is not a valid float"),
-        (["--simulate", "5", "--ready-file", "/nonexistent/ready"], {}, "HEADRACE_READY_FILE: /nonexistent is not"),
+        (["--simulate", "5", "--block-size", "0"], {}, "--block-size: 0 is too small"),
+        (["--simulate", "5"], {"HEADRACE_MAX_STREAMS": "none"}, "HEADRACE_MAX_STREAMS: 'none' is not a valid int"),
+        (["--simulate", "5"], {"HEADRACE_GATEWAY": "2"}, "HEADRACE_GATEWAY: there is no such setting"),
+        (["--simulate", "5", "--ready-file", "/nonexistent/ready"], {}, "--ready-file: /nonexistent is not"),
     ],
 )
 def test_bad_setting_is_one_line_and_exit_code_2(
@@ -194,10 +197,10 @@ def test_bad_setting_is_one_line_and_exit_code_2(
 
 
 def test_part_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
-    done = _run_up(tmp_path, "--port", "0", "--simulate", "5", HEADRACE_BLOCK_SIZE="0")
+    done = _run_up(tmp_path, "--port", "0", "--simulate", "5", "--max-num-batched-tokens", "1")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("headrace: worker-0 exited with code 2: ")
-    assert "HEADRACE_BLOCK_SIZE" in done.stderr.splitlines()[-1]
+    assert "--max-num-batched-tokens" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

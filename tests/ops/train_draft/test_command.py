@@ -34,7 +34,7 @@ def test_command_without_text_says_that_it_is_required(target: Path, tmp_path: P
     done = invoke("--target", target, "--out", tmp_path / "draft")
 
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "HEADRACE_TEXT: is required: text files like what the target will work on"
+    assert str(done.exception) == "--text: is required: text files like what the target will work on"
     with pytest.raises(FileNotFoundError):
         (tmp_path / "draft").stat()
 
@@ -43,7 +43,7 @@ def test_unreadable_held_out_text_is_named(target: Path, tmp_path: Path) -> None
     text = target / "text.txt"
     done = invoke("--target", target, "--out", tmp_path / "draft", "--text", text, "--held-out", tmp_path / "none")
 
-    assert str(done.exception) == f"HEADRACE_HELD_OUT: {tmp_path / 'none'} cannot be read: No such file or directory"
+    assert str(done.exception) == f"--held-out: {tmp_path / 'none'} cannot be read: No such file or directory"
 
 
 def test_interrupted_training_says_that_there_is_no_draft(

@@ -1,0 +1,71 @@
+"""Which `HEADRACE_*` variables there are. One that nothing reads is refused: it is misspelt, or of another version."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import click
+
+from shared.config import PREFIX
+from shared.errors import ConfigError
+
+# Read by what is no command: the kernels' build, compose.yaml, `make audit`, `make chaos` and `make clients`.
+_OTHERS = frozenset(
+    PREFIX + name
+    for name in (
+        "AUDIT_INDEX_URL",
+        "CACHE_DIR",
+        "CHAOS_KEEP",
+        "CLIENTS_DIRECTORY",
+        "CPU_KERNELS",
+        "MODEL_DIR",
+        "REDIS_PASSWORD",
+    )
+)
+# NATS takes the passwords of its users from the environment; a file of tenants may ask for more of them.
+_NATS_PASSWORD = re.compile(PREFIX + r"NATS_[A-Z0-9_]+_PASSWORD")
+
+
+def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
+    """Refuse a variable that nobody reads.
+
+    Args:
+        own: The variables of the command that runs; the others' are looked up only where these do not do.
+        environ: Usually `os.environ`.
+
+    Raises:
+        ConfigError: There is one; the message names the most similar variable that exists.
+    """
+    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
+    if not strange:
+        return
+    known = known_variables()
+    for name in strange:
+        if name not in known and not _NATS_PASSWORD.fullmatch(name):
+            names = sorted(variable.removeprefix(PREFIX) for variable in known)
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1)
+            hint = (
+                f"did you mean {PREFIX}{nearest[0]}?"
+                if nearest
+                else "`headrace COMMAND --help` names those that there are"
+            )
+            raise ConfigError(name, f"there is no such setting; {hint}")
+
+
+def known_variables() -> frozenset[str]:
+    """Return all variables that are read, except passwords for NATS; this imports the settings of all commands."""
+    group = importlib.import_module("ops.cli.group").headrace
+    return _OTHERS | frozenset(_variables(group, click.Context(group)))
+
+
+def _variables(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    for parameter in command.params:
+        if (variable := getattr(parameter, "variable", None) or parameter.envvar) is not None:
+            yield str(variable)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            if (found := command.get_command(ctx, name)) is not None:
+                yield from _variables(found, ctx)
