@@ -21,7 +21,7 @@ from shared.structured_output.patterns import exact_pattern
 
 ANY_TEXT = "/(?s:.*)/"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})+")
+_QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})*")
 
 
 class LarkText:
@@ -42,7 +42,9 @@ class LarkText:
 
     def literal(self, text: str) -> str:
         """Return a text as it stands in a rule; nothing for the empty text."""
-        return " ".join(self._piece(each) for each in self._special.split(text) if each)
+        pieces = [self._piece(each) for each in self._special.split(text) if each]
+        # Where its markers are text, all of it is one lexeme, so that no other may be the longer one.
+        return f"( {quoted(text)} | {' '.join(pieces)} )" if len(pieces) > 1 else "".join(pieces)
 
     def rule(self, prefix: str, body: str) -> str:
         """Write a rule, and return its name, which begins with `prefix`."""

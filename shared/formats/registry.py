@@ -9,7 +9,9 @@ from shared.formats.families.glm import GLM
 from shared.formats.families.harmony import HARMONY
 from shared.formats.families.hermes import HERMES, HERMES_THINKING
 from shared.formats.families.kimi import KIMI, KIMI_THINKING
+from shared.formats.families.lfm import LFM
 from shared.formats.families.llama import LLAMA_JSON, LLAMA_PYTHONIC
+from shared.formats.families.minimax import MINIMAX
 from shared.formats.families.mistral import MISTRAL, MISTRAL_LIST, MISTRAL_THINKING
 from shared.formats.families.plain import PLAIN
 from shared.formats.families.qwen_coder import QWEN_CODER, QWEN_CODER_THINKING
@@ -27,6 +29,8 @@ _FORMATS = (
     DEEPSEEK_V3,
     KIMI_THINKING,
     KIMI,
+    MINIMAX,
+    LFM,
     MISTRAL_THINKING,
     MISTRAL,
     MISTRAL_LIST,

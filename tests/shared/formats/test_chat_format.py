@@ -19,6 +19,8 @@ _TEMPLATES = {
     "deepseek-v3.2": "{% set dsml = '｜DSML｜' %}<{{ dsml }}function_calls><think></think>{% if thinking %}",
     "kimi": "<|tool_calls_section_begin|>{% for c in calls %}<|tool_call_begin|>{{ c.id }}",
     "kimi-thinking": "<think>{{ r }}</think><|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}",
+    "minimax": "{% set begin = '<minimax:tool_call>' %}<invoke name=\"{{ name }}\"></think>",
+    "lfm": "{{ '<|tool_call_start|>[' + calls | join(', ') + ']<|tool_call_end|>' }}",
     "mistral-list": '[TOOL_CALLS][{"name": "{{ call.name }}", "arguments": {{ call.arguments }}}]',
     "mistral": "{{ '[TOOL_CALLS]' + call.name + '[ARGS]' + arguments }}",
     "mistral-thinking": "{{ '[THINK]' + block.thinking + '[/THINK]' }}{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}",

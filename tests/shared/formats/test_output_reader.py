@@ -99,6 +99,12 @@ def test_text_is_told_at_once_but_for_the_beginning_of_a_marker(name: str) -> No
     assert told.startswith("One, two, three")
 
 
+def _seconds_of_reading(name: str, text: str) -> float:
+    begin = time.process_time()
+    read(format_named(name), [text[at : at + 7] for at in range(0, len(text), 7)], tools())
+    return time.process_time() - begin
+
+
 _SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in format_names() if name not in ("glm", "llama-json")]
 
 
@@ -106,12 +112,9 @@ _SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in format_names() i
 def test_reading_takes_time_linear_in_the_text(name: str) -> None:
     opens = [each for form in format_named(name).calls for each in form.opens] or ["<"]
     for scrap in (f"{opens[0]} ", "\n", "<", '{"arguments": ', "a" * 9):
-        seconds = []
-        for length in (2_000, 16_000):
-            text = (scrap * length)[:length]
-            begin = time.process_time()
-            read(format_named(name), [text[at : at + 7] for at in range(0, length, 7)], tools())
-            seconds.append(time.process_time() - begin)
+        texts = [(scrap * length)[:length] for length in (2_000, 16_000)]
+        # The least of three: the machine may be busy in one of them.
+        seconds = [min(_seconds_of_reading(name, text) for _ in range(3)) for text in texts]
         # Eight times the text: quadratic time would be 64 times as much.
         assert seconds[1] < 24 * seconds[0] + 0.05, (scrap, seconds)
 

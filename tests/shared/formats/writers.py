@@ -30,6 +30,18 @@ def _glm(calls: list[Call]) -> str:
     return "\n".join(blocks)
 
 
+def _minimax(calls: list[Call]) -> str:
+    blocks = []
+    for name, arguments in calls:
+        pairs = (f'<parameter name="{key}">{_plain(each)}</parameter>\n' for key, each in arguments.items())
+        blocks.append(f'\n<invoke name="{name}">\n{"".join(pairs)}</invoke>')
+    return f"<minimax:tool_call>{''.join(blocks)}\n</minimax:tool_call>"
+
+
+def _lfm(calls: list[Call]) -> str:
+    return f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>"
+
+
 def _dsml(calls: list[Call]) -> str:
     blocks = []
     for name, arguments in calls:
@@ -114,6 +126,8 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "deepseek-v3.2": _dsml,
     "kimi": _kimi,
     "kimi-thinking": _kimi,
+    "minimax": _minimax,
+    "lfm": _lfm,
     "mistral": _mistral,
     "mistral-thinking": _mistral,
     "mistral-list": _mistral_list,
