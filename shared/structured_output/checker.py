@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -24,7 +23,7 @@ from shared.structured_output.errors import GrammarError, LlguidanceMissingError
 
 MAX_VERDICTS_PER_TENANT = 256
 MAX_TENANTS = 256
-MAX_WAITING_PER_TENANT = 16
+MAX_WAITING_PER_TENANT = 64
 # Beyond the limit that the process itself keeps.
 ANSWER_TIMEOUT_S = TIME_LIMIT_S + 5.0
 
@@ -47,20 +46,23 @@ class GrammarChecker:
     def __init__(self) -> None:
         """Start nothing yet."""
         self._process: asyncio.subprocess.Process | None = None
+        self._is_closed = False
         self._one_at_a_time = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process; what still waits fails."""
+        self._is_closed = True
         await self._end_process()
+        await self._tasks.wait()
 
     async def check(self, tenant: str, grammar: Grammar) -> None:
         """Refuse a grammar that no worker could obey exactly.
 
         Raises:
             GrammarError: It is refused.
-            CheckerBusyError: The tenant has `MAX_WAITING_PER_TENANT` grammars waiting.
+            CheckerBusyError: The tenant has `MAX_WAITING_PER_TENANT` other grammars waiting.
             CheckerFailedError: The process does not answer.
             LlguidanceMissingError: The package is not installed.
         """
@@ -71,13 +73,8 @@ class GrammarChecker:
         own = self._tenant(tenant)
         verdict = own.verdict(digest)
         if verdict is None:
-            async with own.turn():
-                # An equal one may have been checked while this one waited.
-                verdict = own.verdict(digest)
-                if verdict is None:
-                    # A client that goes away must not break off an exchange that others are to follow.
-                    verdict = await asyncio.shield(self._tasks.spawn(self._ask(message)))
-                    own.keep(digest, verdict)
+            # Those who ask about the same grammar wait together, and none who goes away breaks off the exchange.
+            verdict = await asyncio.shield(own.waiting.get(digest) or self._begin(own, digest, message))
         if verdict.reason:
             raise GrammarError(verdict.reason, verdict.path)
 
@@ -87,9 +84,25 @@ class GrammarChecker:
             own = self._tenants[name] = _Tenant()
         self._tenants.move_to_end(name)
         for other in list(self._tenants)[: max(0, len(self._tenants) - MAX_TENANTS)]:
-            if not self._tenants[other].num_waiting:
+            if not self._tenants[other].waiting:
                 del self._tenants[other]
         return own
+
+    def _begin(self, own: _Tenant, digest: bytes, message: bytes) -> asyncio.Task[Verdict]:
+        if len(own.waiting) >= MAX_WAITING_PER_TENANT:
+            raise CheckerBusyError
+        task = self._tasks.spawn(self._find_verdict(own, digest, message))
+        own.waiting[digest] = task
+        return task
+
+    async def _find_verdict(self, own: _Tenant, digest: bytes, message: bytes) -> Verdict:
+        try:
+            async with own.turn:
+                verdict = await self._ask(message)
+            own.keep(digest, verdict)
+            return verdict
+        finally:
+            del own.waiting[digest]
 
     async def _ask(self, message: bytes) -> Verdict:
         """Return the verdict. The process may have died since the last grammar: then it is started once more."""
@@ -115,6 +128,8 @@ class GrammarChecker:
         return msgspec.msgpack.decode(answer, type=Verdict)
 
     async def _started_process(self) -> asyncio.subprocess.Process:
+        if self._is_closed:
+            raise CheckerFailedError
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -141,20 +156,9 @@ class _Tenant:
     """The verdicts on one tenant's grammars, and its turns: one grammar of a tenant is checked at a time."""
 
     def __init__(self) -> None:
-        self.num_waiting = 0
-        self._lock = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        self.waiting: dict[bytes, asyncio.Task[Verdict]] = {}
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        if self.num_waiting >= MAX_WAITING_PER_TENANT:
-            raise CheckerBusyError
-        self.num_waiting += 1
-        try:
-            async with self._lock:
-                yield
-        finally:
-            self.num_waiting -= 1
 
     def verdict(self, digest: bytes) -> Verdict | None:
         verdict = self._verdicts.get(digest)

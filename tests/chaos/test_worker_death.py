@@ -20,6 +20,8 @@ PROMPT = "import os\n\n\ndef list_files(path):\n"
 NUM_STREAMS = 6
 MAX_TOKENS = 200
 MAX_ROUNDS = 4
+# No document of it ends within `MAX_TOKENS`.
+LONG_LIST = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 500}
 
 
 @pytest.fixture
@@ -35,6 +37,8 @@ def two_simulated_workers(tmp_path: Path) -> Iterator[System]:
 
 
 def _stream(system: System, index: int, texts: dict[int, list[str]], finishes: dict[int, str | None]) -> None:
+    """Stream a text; with an odd index one that keeps to a schema."""
+    output = {"guided_json": LONG_LIST} if index % 2 else {"ignore_eos": True}
     chunks = system.client().completions.create(
         model=system.model,
         prompt=f"{PROMPT}    # variant {index}\n",
@@ -42,7 +46,7 @@ def _stream(system: System, index: int, texts: dict[int, list[str]], finishes: d
         temperature=0.7,
         seed=index,
         stream=True,
-        extra_body={"ignore_eos": True},
+        extra_body=output,
         extra_headers={"Cache-Control": "no-cache"},
     )
     for chunk in chunks:

@@ -13,7 +13,7 @@ import pytest
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError
 from shared.structured_output import checker as checker_module
-from shared.structured_output.checker import CheckerBusyError, GrammarChecker
+from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
 
 
 def schema_grammar(schema: Any) -> Grammar:
@@ -59,7 +59,8 @@ async def test_verdict_is_kept_per_tenant(checker: GrammarChecker) -> None:
 
     checker._ask = counting  # type: ignore[method-assign]
     for tenant in ("a", "b"):
-        await asyncio.gather(*(checker.check(tenant, schema_grammar({})) for _ in range(5)))
+        many = checker_module.MAX_WAITING_PER_TENANT * 2
+        await asyncio.gather(*(checker.check(tenant, schema_grammar({})) for _ in range(many)))
         for _ in range(2):
             with pytest.raises(GrammarError):
                 await checker.check(tenant, schema_grammar({"not": {}}))
@@ -97,15 +98,16 @@ async def test_client_that_goes_away_does_not_mix_up_verdicts(checker: GrammarCh
 
 async def test_tenant_with_many_hostile_grammars_is_refused_and_others_go_between(checker: GrammarChecker) -> None:
     await checker.check("t", schema_grammar({}))
-    hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + i))) for i in range(20)]
+    num = checker_module.MAX_WAITING_PER_TENANT + 4
+    hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + i))) for i in range(num)]
     await asyncio.sleep(0)
     await checker.check("good", schema_grammar({"const": 1}))
     # Of the hostile ones, at most the first was checked before.
     assert sum(isinstance(_error(task), GrammarError) for task in hostile) <= 2
     assert sum(isinstance(_error(task), CheckerBusyError) for task in hostile) == 4
-    for task in hostile:
+    for task in [*hostile, *checker._tasks._tasks]:
         task.cancel()
-    await asyncio.gather(*hostile, return_exceptions=True)
+    await asyncio.gather(*hostile, *checker._tasks._tasks, return_exceptions=True)
 
 
 def _error(task: asyncio.Task[None]) -> BaseException | None:
@@ -121,3 +123,13 @@ async def test_missing_package_is_named(checker: GrammarChecker, monkeypatch: py
 def test_process_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_NATS_PASSWORD", "secret")
     assert "secret" not in checker_module._environment().values()
+
+
+async def test_closed_checker_fails_what_waits_and_starts_nothing(checker: GrammarChecker) -> None:
+    await checker.check("t", schema_grammar({}))
+    waiting = asyncio.create_task(checker.check("t", doubling(1_500)))
+    await asyncio.sleep(0)
+    await checker.close()
+    with pytest.raises(CheckerFailedError):
+        await waiting
+    assert checker._process is None
