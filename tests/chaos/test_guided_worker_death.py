@@ -101,10 +101,10 @@ def num_redispatches(system: System) -> float:
 
 
 async def test_guided_streams_of_killed_workers_are_byte_for_byte_the_undisturbed_ones(two_workers: System) -> None:
-    client, model = two_workers.async_client(timeout=120.0), two_workers.model
-    undisturbed, disturbed = Streams(client, model), Streams(client, model)
-    await undisturbed.run()
-    _, num_killed = await asyncio.gather(disturbed.run(), kill_workers_in_turn(two_workers, disturbed))
+    async with two_workers.async_client(timeout=120.0) as client:
+        undisturbed, disturbed = Streams(client, two_workers.model), Streams(client, two_workers.model)
+        await undisturbed.run()
+        _, num_killed = await asyncio.gather(disturbed.run(), kill_workers_in_turn(two_workers, disturbed))
     assert num_killed >= 3
     assert num_redispatches(two_workers) >= num_killed
     assert disturbed.texts == undisturbed.texts

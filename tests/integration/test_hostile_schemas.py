@@ -103,7 +103,7 @@ async def test_hostile_schemas_are_refused_soon_and_cost_a_neighbour_little(simu
             beside += neighbour.gaps(begin, begin + WINDOW_S)
         streaming.cancel()
     ratio = statistics.median(beside) / statistics.median(quiet)
-    slowest = statistics.quantiles(took, n=20)[-1]
-    print(f"{len(took)} refusals, p50 {statistics.median(took):.3f} s, p95 {slowest:.3f} s; ITL ratio {ratio:.3f}")
-    assert ratio <= MAX_ITL_RATIO
-    assert statistics.median(took) <= MAX_REFUSAL_S
+    slow = statistics.quantiles(took, n=20)[-1]
+    figures = f"{len(took)} refusals, p50 {statistics.median(took):.3f} s, p95 {slow:.3f} s; ratio of ITLs {ratio:.3f}"
+    assert ratio <= MAX_ITL_RATIO, figures
+    assert statistics.median(took) <= MAX_REFUSAL_S, figures
