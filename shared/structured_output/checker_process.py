@@ -21,7 +21,7 @@ from shared.sampling import Grammar
 from shared.structured_output.check import check_grammar
 from shared.structured_output.errors import GrammarError
 
-CPU_LIMIT_S = 0.15
+CPU_LIMIT_S = 0.1
 TIME_LIMIT_S = 5.0
 MEMORY_LIMIT_BYTES = 1 << 30
 # Streams go first.
