@@ -59,7 +59,7 @@ async def answer(client: RawClient, request: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/health"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/healthz"])
 async def test_host_header_opens_no_route(client: RawClient, host: bytes, path: str) -> None:
     """A server that builds its URL from the Host header takes `Host: x/health/live?` for another path."""
     status, whole = await answer(client, b"GET %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (path.encode(), host))
