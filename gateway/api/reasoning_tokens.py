@@ -27,7 +27,12 @@ class ReasoningTokens:
         self._num_unread = 0
 
     def note(self, num_tokens: int, events: Sequence[OutputEvent]) -> None:
-        """Take in the tokens of one step, and what was read in it."""
+        """Take in the tokens of one step, and what was read in it. The first branch is the usual step."""
+        if len(events) == 1 and not self._num_unread:
+            self._is_reasoning = type(events[0]) is ReasoningText
+            if self._is_reasoning:
+                self.count += num_tokens
+            return
         self._num_unread += num_tokens
         if not events:
             return

@@ -14,6 +14,7 @@ class Markers:
         """Look for each of `texts`; where several begin at the same place, for the longest."""
         self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
         self._pattern = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
+        self.first_characters = frozenset(text[0] for text in self.texts)
         self._beginnings = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
         self._longest = max(map(len, self._beginnings), default=0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from shared.formats.call_block import CallBlock
 from shared.formats.description import CallForm, ThinkTags
 from shared.formats.event_list import EventList
-from shared.formats.events import OutputEvent
+from shared.formats.events import ContentText, OutputEvent, ReasoningText
 from shared.formats.markers import Markers, markers
 from shared.formats.text_source import Reading, TextSource
 from shared.formats.tools import Tool
@@ -42,10 +42,15 @@ class FormatReader:
         self._was_interrupted = False
         self._drops_space = starts_in_reasoning
         self._space: list[str] = []
+        # While more text of the same kind may follow: with which characters something else may begin.
+        self._stops: frozenset[str] | None = None
         self._steps = self._read()
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Return what became certain with this text."""
+        """Return what became certain with this text. The first branch runs for nearly every token."""
+        stops = self._stops
+        if stops is not None and text and not text[-1].isspace() and stops.isdisjoint(text) and self._source.is_empty():
+            return [ReasoningText(text) if self._in_reasoning else ContentText(text)]
         if text:
             self._source.append(text)
             next(self._steps, None)
@@ -62,7 +67,12 @@ class FormatReader:
         if not self._in_reasoning:
             yield from self._read_bare_calls()
         while not (source.has_ended and source.is_empty()):
-            text, found = yield from source.until(self._sought())
+            sought = self._sought()
+            is_settled = self._in_reasoning or not self._may_think
+            has_text_only = is_settled and not self._space and not self._drops_space
+            self._stops = sought.first_characters if has_text_only else None
+            text, found = yield from source.until(sought)
+            self._stops = None
             self._tell(text)
             # The text before it may have made it text too: think tags behind content are no tags.
             if found in self._sought().texts:

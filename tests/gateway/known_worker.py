@@ -13,10 +13,12 @@ from tests.gateway.wire_worker import WireWorker
 
 
 @asynccontextmanager
-async def known_worker(nats_url: str, *gateways: GatewayProcess) -> AsyncIterator[WireWorker]:
+async def known_worker(nats_url: str, *gateways: GatewayProcess, chat_format: str = "") -> AsyncIterator[WireWorker]:
     """Run a worker of a model of its own until the block ends."""
     model = f"m-{uuid.uuid4().hex[:8]}"
-    async with WireWorker(nats_url, model, f"w-{model}") as worker:
+    worker = WireWorker(nats_url, model, f"w-{model}")
+    worker.chat_format = chat_format
+    async with worker:
         for gateway in gateways:
             await until_known(gateway, model)
         yield worker

@@ -32,10 +32,7 @@ def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
-    async with known_worker(nats_url, gateway) as worker:
-        worker.chat_format = "hermes-thinking"
-        # Two heartbeats: the gateway has heard the second one.
-        await asyncio.sleep(0.2)
+    async with known_worker(nats_url, gateway, chat_format="hermes-thinking") as worker:
         yield worker
 
 
