@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from shared.bounds import MAX_SEQUENCES
-from shared.messages import Finish, Usage
+from shared.messages import Finish, Request, Usage
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.wire_worker import WireWorker
@@ -65,14 +65,14 @@ async def test_many_inputs_take_no_more_of_the_queue_than_an_ordinary_answer(
 ) -> None:
     texts = ["x" * (1 + number % 50) for number in range(2 * MAX_SEQUENCES + 5)]
     asking = asyncio.create_task(http.post("/v1/embeddings", json={"model": worker.model, "input": texts}))
-    held = [await worker.next_request() for _ in range(MAX_SEQUENCES)]
-    for number in range(len(texts)):
-        assert worker.requests.empty()
-        request = held[number]
-        await worker.claim(request)
-        await worker.pool(request)
-        if len(held) < len(texts):
-            held.append(await worker.next_request())
+    unanswered: list[Request] = []
+    for _ in texts:
+        while not unanswered or not worker.requests.empty():
+            unanswered.append(await worker.next_request())
+            await worker.claim(unanswered[-1])
+        assert len(unanswered) <= MAX_SEQUENCES
+        await worker.pool(unanswered.pop(0))
+    assert worker.requests.empty()
     vectors = [entry["embedding"][0] for entry in (await asking).json()["data"]]
     assert vectors == [len(text) for text in texts]
 
