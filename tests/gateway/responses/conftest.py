@@ -2,17 +2,46 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from gateway.admission.api_keys import create_key
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.wire_worker import WireWorker
 
+# Keys beside the bootstrap key, by name; the first part of each is its tenant.
+KEYS: dict[str, dict[str, Any]] = {
+    "acme": {},
+    "acme-2": {},
+    "acme-other-model": {"models": ["other"]},
+    "evil": {},
+    "default-limited": {"tokens_per_minute": 1000},
+}
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    """A key file, and the keys in it by name."""
+
+    path: Path
+    keys: dict[str, str]
+
 
 @pytest.fixture(scope="package")
-def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    return KeyFile(
+        path, {name: create_key(path, tenant=name.split("-")[0], **limits)[1] for name, limits in KEYS.items()}
+    )
+
+
+@pytest.fixture(scope="package")
+def gateway(nats_url: str, key_file: KeyFile, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, keys_file=key_file.path) as gateway:
         yield gateway
 
 

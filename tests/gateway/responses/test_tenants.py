@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import openai
 import pytest
 
-from gateway.admission.api_keys import create_key
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.responses.batch_worker import batch_worker
+from tests.gateway.responses.conftest import KeyFile
 from tests.gateway.wire_worker import WireWorker
 
 
@@ -33,33 +33,21 @@ class Fleet:
         return await self.stack.enter_async_context(client)
 
 
-@dataclass
-class Gateways:
-    """Two of them, and keys by name."""
-
-    processes: list[GatewayProcess]
-    keys: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def gateways(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
-    directory = tmp_path_factory.mktemp("gateways")
-    file = directory / "keys.json"
-    keys = {name: create_key(file, tenant=name.split("-")[0])[1] for name in ("acme", "acme-2", "evil")}
-    keys["default-limited"] = create_key(file, tenant="default", tokens_per_minute=1000)[1]
-    keys["acme-other-model"] = create_key(file, tenant="acme", models=["other"])[1]
-    with (
-        running_gateway(directory / "a", nats_url, keys_file=file) as first,
-        running_gateway(directory / "b", nats_url, keys_file=file) as second,
-    ):
-        yield Gateways([first, second], keys)
+def other_gateway(
+    nats_url: str, key_file: KeyFile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    with running_gateway(tmp_path_factory.mktemp("other"), nats_url, keys_file=key_file.path) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-async def fleet(nats_url: str, gateways: Gateways) -> AsyncIterator[Fleet]:
-    async with AsyncExitStack() as stack, known_worker(nats_url, *gateways.processes) as worker:
+async def fleet(
+    nats_url: str, gateway: GatewayProcess, other_gateway: GatewayProcess, key_file: KeyFile
+) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack, known_worker(nats_url, gateway, other_gateway) as worker:
         serving = asyncio.create_task(worker.serve(0.001))
-        yield Fleet(gateways.processes, gateways.keys, worker, stack)
+        yield Fleet([gateway, other_gateway], key_file.keys, worker, stack)
         serving.cancel()
 
 
