@@ -118,4 +118,4 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None

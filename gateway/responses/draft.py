@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gateway.generation import Generation
 from gateway.responses.body import ItemBody
@@ -20,7 +20,8 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     Attributes:
         id: Of the response; its items' ids follow from it.
         created_at: Unix seconds.
-        parameters: Fields of the response that repeat what was asked for.
+        parameters: JSON of an object: the fields of the response that repeat what was asked for. Their values are never
+            decoded, since numbers in a schema may be of any size.
         input: The items of this request alone, each with an id.
         ancestors: Ids of the responses whose conversation this one continues, the oldest first.
         is_stored: Keep it for later requests.
@@ -30,7 +31,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
 
     id: str
     created_at: int
-    parameters: dict[str, Any]
+    parameters: bytes
     input: list[ItemBody]
     ancestors: tuple[str, ...] = ()
     is_stored: bool = True
@@ -71,6 +72,9 @@ class ResponseError(Struct, frozen=True):
     message: str
 
 
+_decode_parameters = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
 def response_fields(
     draft: ResponseDraft,
     status: Status,
@@ -92,7 +96,7 @@ def response_fields(
         "background": draft.is_background,
         "error": None if error is None else msgspec.to_builtins(error),
         "incomplete_details": None if reason is None else {"reason": reason},
-        **draft.parameters,
+        **_decode_parameters(draft.parameters),
         "output": output or [],
         "store": draft.is_stored if is_stored is None else is_stored,
         "usage": None if usage is None else usage.fields(),

@@ -133,7 +133,7 @@ def _draft(body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, 
     return ResponseDraft(
         id=response_id,
         created_at=int(time.time()),
-        parameters=_parameters(body),
+        parameters=msgspec.json.encode(_parameters(body)),
         input=[_identified(item, response_id, index) for index, item in enumerate(items)],
         ancestors=ancestors,
         is_stored=body.store is not False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.refusals import invalid_value
@@ -48,6 +47,5 @@ def repeated_format(body: TextFormatBody | None) -> dict[str, Any]:
     """Return the format as the response repeats it."""
     if body is None or body.type != "json_schema":
         return {"type": "text" if body is None else body.type}
-    schema = {} if isinstance(body.schema, UnsetType) else msgspec.json.decode(body.schema)
-    fields = {"type": body.type, "name": body.name or "", "schema": schema, "strict": bool(body.strict)}
-    return fields | {"description": body.description}
+    fields: dict[str, Any] = {"type": body.type, "name": body.name or "", "strict": bool(body.strict)}
+    return fields | {"description": body.description, "schema": body.schema}

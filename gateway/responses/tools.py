@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.schemas.conversation import Name
@@ -70,16 +69,11 @@ def repeated_tools(tools: list[ResponseToolBody] | None) -> list[dict[str, Any]]
             "type": tool.type,
             "name": tool.name,
             "description": tool.description,
-            "parameters": plain(tool.parameters),
+            "parameters": tool.parameters,
             "strict": bool(tool.strict),
         }
         for tool in tools or ()
     ]
-
-
-def plain(value: object) -> Any:
-    """Return a value with parts that are not decoded as one that any encoder takes."""
-    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _tool(tool: ResponseToolBody, where: str) -> ToolBody:

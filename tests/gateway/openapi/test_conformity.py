@@ -25,6 +25,7 @@ COMPONENTS = DOCUMENT["components"]["schemas"]
 PROMPTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi", "previous_response_id": None, "background": False},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/embeddings": {"input": ["hi", "there"]},
     "/v1/rerank": {"query": "hi", "documents": ["there", {"text": "hi"}]},
@@ -86,7 +87,7 @@ async def ask_all(gateway: GatewayProcess, nats_url: str, path: str, count: int)
                 body["model"] = worker.model
                 if number % 2:
                     body |= PROMPTS[path]
-                for name in ("max_tokens", "max_completion_tokens"):
+                for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
                     if isinstance(body.get(name), int):
                         body[name] %= 20
                 if "timeout" in body:

@@ -18,7 +18,7 @@ from gateway.responses.record import ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.messages import BatchResult
 
-DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters={}, input=[], is_background=True)
+DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[], is_background=True)
 RECORD = ResponseRecord("t", "m", DRAFT, b"", BackgroundJob(stream_seq=1, deadline=0))
 
 

@@ -37,7 +37,7 @@ def tenant() -> str:
 
 def record(tenant: str, num_bytes: int = 10) -> ResponseRecord:
     item = ItemBody(type="message", role="user", content=[PartBody(type="input_text", text="hi")])
-    draft = ResponseDraft(id=new_response_id(), created_at=1, parameters={"metadata": {"a": "b"}}, input=[item])
+    draft = ResponseDraft(id=new_response_id(), created_at=1, parameters=b'{"metadata":{}}', input=[item])
     return ResponseRecord(tenant, "m", draft, b"x" * num_bytes)
 
 

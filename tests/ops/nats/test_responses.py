@@ -21,7 +21,7 @@ async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
     admin, gateway = await as_role("admin"), await as_role("gateway")
     await ensure_streams(admin.client.jetstream(), StreamLimits(), ["default"])
     log, jobs = ResponseLog(gateway.client), JobQueue(gateway.client)  # type: ignore[arg-type]
-    draft = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters={}, input=[])
+    draft = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[])
     record = ResponseRecord("default", "m", draft, b"{}" * 20_000)
     await log.put(record)
     assert await log.get("default", draft.id) == record
