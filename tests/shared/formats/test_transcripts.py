@@ -29,8 +29,8 @@ def _expected(transcript: dict[str, Any]) -> Understood:
 
 
 def _splits(text: str, seed: int) -> list[list[str]]:
-    """Return the text in single characters, in two pieces at every place, and in random pieces."""
-    splits = [list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]
+    """Return the text in single characters, in decoded bytes, and in random pieces."""
+    splits = [list(text)]
     chance = random.Random(seed)
     for _ in range(8):
         places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(1, 12))))
@@ -40,13 +40,29 @@ def _splits(text: str, seed: int) -> list[list[str]]:
     return splits
 
 
-@pytest.mark.parametrize(("name", "transcript"), _transcripts())
-def test_transcript_says_the_same_however_it_is_cut(name: str, transcript: dict[str, Any]) -> None:
+def _halves(text: str) -> list[list[str]]:
+    """Return the text in two pieces, cut at every place."""
+    return [[text[:place], text[place:]] for place in range(1, len(text))]
+
+
+def _check(name: str, transcript: dict[str, Any], splits: list[list[str]]) -> None:
     offered = tools() if transcript.get("tools", True) else []
     starts = transcript.get("starts_in_reasoning", False)
     whole = read(format_named(name), [transcript["text"]], offered, starts_in_reasoning=starts)
     assert understood(whole) == _expected(transcript)
-    for pieces in _splits(transcript["text"], len(transcript["text"])):
+    for pieces in splits:
         assert read(format_named(name), pieces, offered, starts_in_reasoning=starts) == whole, pieces
+
+
+@pytest.mark.parametrize(("name", "transcript"), _transcripts())
+def test_transcript_says_the_same_however_it_is_cut(name: str, transcript: dict[str, Any]) -> None:
+    text = transcript["text"]
+    _check(name, transcript, _splits(text, len(text)) + (_halves(text) if len(text) <= 120 else []))
     if not transcript.get("is_cut", False):
         assert all(json.loads(arguments) is not None for _, arguments in _expected(transcript).calls)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "transcript"), _transcripts())
+def test_transcript_says_the_same_wherever_it_is_cut_in_two(name: str, transcript: dict[str, Any]) -> None:
+    _check(name, transcript, _halves(transcript["text"]))

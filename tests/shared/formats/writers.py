@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Call = tuple[str, dict[str, Any]]
 
 
@@ -137,4 +139,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "function-gemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
     "harmony": _harmony,
 }
+# Families whose calls another one writes too, which also thinks.
+_ALIKE = frozenset({"hermes", "qwen-coder", "kimi", "mistral", "deepseek-v3"})
+WRITTEN = [pytest.param(name, marks=[pytest.mark.slow] if name in _ALIKE else []) for name in WRITERS]
 ONE_CALL_ONLY = frozenset({"harmony"})
