@@ -51,9 +51,16 @@ BLOCK_SIZE = 16
 
 @dataclass(slots=True)
 class Samples:
-    """What the rounds of one kind of sequences took: seconds of each step, and tokens that it made a sequence."""
+    """What the rounds of one kind of sequences took.
+
+    Attributes:
+        step_s: Seconds of each step.
+        cpu_s: Seconds of computing of each step, which other processes of the machine lengthen less.
+        tokens: Tokens of a sequence that each step made.
+    """
 
     step_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
 
     @property
@@ -62,9 +69,14 @@ class Samples:
         return statistics.median(self.step_s) * 1e3
 
     @property
-    def token_ms(self) -> float:
-        """Mean time between two tokens of a sequence."""
-        return sum(self.step_s) / sum(self.tokens) * 1e3
+    def cpu_ms(self) -> float:
+        """Median of computing in the steps."""
+        return statistics.median(self.cpu_s) * 1e3
+
+    @property
+    def tokens_a_step(self) -> float:
+        """Tokens of a sequence in a step, on the average."""
+        return statistics.mean(self.tokens)
 
 
 class Bench:
@@ -110,9 +122,10 @@ class Bench:
         step_while(engine, lambda: any(sequence.num_output_tokens == 0 for sequence in sequences))
         for _ in range(STEPS):
             before = sum(sequence.num_output_tokens for sequence in sequences)
-            started = time.perf_counter()
+            started, computed = time.perf_counter(), time.thread_time()
             step(engine)
             samples.step_s.append(time.perf_counter() - started)
+            samples.cpu_s.append(time.thread_time() - computed)
             samples.tokens.append((sum(sequence.num_output_tokens for sequence in sequences) - before) / batch)
         for sequence in sequences:
             assert engine.abort(sequence.id) is not None, "a sequence has ended before its time"
@@ -147,15 +160,13 @@ def measure(bench: Bench, batch: int, show: Callable[[str], None]) -> None:
             "batch": batch,
             "kind": kind,
             "step_ms": round(taken.step_ms, 3),
-            "token_ms": round(taken.token_ms, 3),
-            "tokens_a_step": round(statistics.mean(taken.tokens), 2),
+            "cpu_ms": round(taken.cpu_ms, 3),
+            "tokens_a_step": round(taken.tokens_a_step, 2),
             "step_to_free": round(taken.step_ms / free.step_ms, 3),
-            "token_to_free": round(taken.token_ms / free.token_ms, 3),
+            "itl_to_free": round(taken.step_ms / taken.tokens_a_step / free.step_ms, 3),
+            "cpu_a_token_to_free": round(taken.cpu_ms / taken.tokens_a_step / free.cpu_ms, 3),
         }
-        show(
-            f"{batch:>5} {kind:>9} {row['step_ms']:>8} {row['token_ms']:>9} {row['tokens_a_step']:>13} "
-            f"{row['step_to_free']:>12} {row['token_to_free']:>13}"
-        )
+        show(" ".join(f"{value:>{max(6, len(name)) if name == 'kind' else len(name)}}" for name, value in row.items()))
         append_record("guided", "python -m ops.bench.guided", row)
 
 
@@ -168,8 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     batches = [int(batch) for batch in options.batches.split(",")]
     bench = Bench(options.model, max(batches), options.threads)
-    heads = f"{'tokens/step':>13} {'step/free':>12} {'token/free':>13}"
-    print(f"{'batch':>5} {'kind':>9} {'step ms':>8} {'token ms':>9} {heads}")
+    print("batch   kind step_ms cpu_ms tokens_a_step step_to_free itl_to_free cpu_a_token_to_free")
     for batch in batches:
         measure(bench, batch, print)
 

@@ -1,0 +1,79 @@
+"""Tokenizers of models: llguidance takes each token for the bytes that the worker sends for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from gpu_worker.structured_output.compiled_grammar import compile_grammar
+from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.token_table import build_table
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.sampling import Grammar, Sampling
+from tests.gpu_worker.consumer.harness import TOKENIZER
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary, sentencepiece_vocabulary
+from tests.gpu_worker.text.conftest import sentencepiece_tokenizer, wordpiece_tokenizer
+
+
+def check_bytes(grammar_tokenizer: GrammarTokenizer, raw: list[bytes]) -> None:
+    """Assert that all tokens mean the same bytes, but for special ones, which have none here."""
+    tokenizer = grammar_tokenizer.tokenizer
+    wrong = {
+        token_id: (tokenizer.decode_bytes([token_id]), expected)
+        for token_id, expected in enumerate(raw)
+        # A byte that is no text by itself is told with a mark of llguidance's own.
+        if expected not in (b"", b"\xff") and tokenizer.decode_bytes([token_id]) != expected
+    }
+    assert wrong == {}
+
+
+def test_bytes_of_the_demo_models_tokens_are_the_same() -> None:
+    raw = [TOKENIZER.token_bytes(token_id) for token_id in range(TOKENIZER.vocab_size)]
+    check_bytes(TOKENIZER.grammar_tokenizer, raw)
+
+
+@pytest.mark.parametrize("strips_space", [True, False])
+def test_bytes_of_sentencepiece_tokens_are_the_same(strips_space: bool) -> None:
+    tokenizer = sentencepiece_tokenizer(strips_space=strips_space)
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    table = build_table(tokenizer, tokenizer.to_str().encode(), size)
+    assert table is not None
+    grammar_tokenizer = GrammarTokenizer(tokenizer.to_str(), size, size, {2})
+    check_bytes(grammar_tokenizer, table.raw)
+    grammar = Grammar(kind="regex", source="ab é\n!")
+    constraint = compile_grammar(grammar, grammar_tokenizer).constraint(Sampling(grammar=grammar), ())
+    ids = [tokenizer.token_to_id(token) for token in ("ab", "▁", "é", "<0x0A>", "!")]
+    assert all(map(constraint.advance, ids))
+    assert constraint.is_complete
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "sentencepiece"])
+def test_gguf_tokenizer_follows_a_grammar(tmp_path: Path, name: str) -> None:
+    vocabulary = sentencepiece_vocabulary() if name == "sentencepiece" else byte_pair_vocabulary(name)
+    variant = VARIANTS["llama-F32"]
+    size = len(vocabulary.tokens)
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": size}
+    path = tmp_path / "model.gguf"
+    write_oracle(path, make_oracle(variant, **sizes), variant, vocabulary)
+    directory = read_model_directory(path)
+    tokenizer = ModelTokenizer(directory)
+    grammar_tokenizer = tokenizer.grammar_tokenizer
+    assert grammar_tokenizer.eos_token_ids == directory.eos_token_ids
+    check_bytes(grammar_tokenizer, [tokenizer.token_bytes(token_id) for token_id in range(size)])
+    grammar = Grammar(kind="json_schema", source='{"type": "array", "items": {"type": "integer"}}')
+    constraint = compile_grammar(grammar, grammar_tokenizer).constraint(Sampling(grammar=grammar), ())
+    for text in ("[", "1", "]"):
+        # Sentencepiece may have a token of the character and one of its byte.
+        token_id = next(index for index in range(size) if tokenizer.token_bytes(index) == text.encode())
+        assert constraint.advance(token_id)
+    assert constraint.is_complete
+
+
+def test_tokenizer_without_bytes_is_refused() -> None:
+    tokenizer: Tokenizer = wordpiece_tokenizer()
+    with pytest.raises(UnsupportedTokenizerError, match="its tokenizer is not supported"):
+        GrammarTokenizer(tokenizer.to_str(), 7, 7, {2})
