@@ -14,12 +14,13 @@ from gpu_worker.core.pooling import PoolingPlan, Rows
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepResult
-from gpu_worker.execution.batch.graph_shapes import CapturedSteps
-from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
 from shared.errors import PromptTooLongError
 from shared.messages import Lane
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run
+from tests.gpu_worker.execution.fake_memory import FakeMemory
 
 FAMILIES = ("Bert", "Roberta", "XLMRoberta")
 LENGTHS = (1, 3, 17, 40, 60)
@@ -125,11 +126,10 @@ def test_prompt_that_fits_no_step_is_refused_and_none_is_divided(tmp_path: Path)
 
 def test_steps_on_padded_buffers_give_the_same_vectors(tmp_path: Path) -> None:
     model = saved(tmp_path, "Bert", "Model")
-    built = make_runner(tmp_path)
-    device = TorchModelRunner(
-        built.model, built.cache, 16, built.max_model_len, 64, is_asynchronous=True, captured=CapturedSteps.ALL
-    )
-    device.capture_graphs()
+    config = RunnerConfig(tmp_path, block_size=4, max_num_seqs=16, max_num_batched_tokens=64, num_threads=1)
+    device = build_runner(config, memory=FakeMemory(1 << 40))
+    # As many blocks as the batch can use: they take no memory.
+    assert (device.is_asynchronous, device.num_blocks, device.cache.layers) == (True, 16 * 17, [])
     sequences = [sequence_of(str(n), prompt_of(n), PoolingPlan("mean", is_whole=True)) for n in LENGTHS]
     run(device, sequences, token_budget=64, max_num_seqs=16)
     for sequence in sequences:
