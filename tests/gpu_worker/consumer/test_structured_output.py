@@ -11,6 +11,7 @@ import pytest
 from gpu_worker.consumer.constraint_source import ConstraintSource
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.conversation import ChatMessage, ChatOptions
 from shared.errors import BadRequestError
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import Grammar, Sampling
@@ -131,3 +132,16 @@ async def test_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.Monkey
         await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
     gate.set()
     source.close()
+
+
+@pytest.mark.parametrize(("content", "text"), [("Well, ", "yes"), ("<think>so", "hm</think>no")])
+async def test_worker_says_whether_the_prompt_has_opened_the_reasoning_and_follows_that_grammar(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, content: str, text: str
+) -> None:
+    monkeypatch.setattr(TOKENIZER, "chat_format", "thinking")
+    grammar = Grammar(kind="lark", source='start: "yes"\n', in_reasoning='"hm</think>no"')
+    messages = (ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content=content))
+    options = ChatOptions(continue_final_message=True)
+    answer = await gateway.ask(text=None, messages=messages, chat=options, sampling=sampling_of(grammar))
+    assert answer.text == text
+    assert answer.deltas[0].in_reasoning is (text != "yes")
