@@ -6,7 +6,7 @@ Every kind of text part is read; the older `function_call` and the role `functio
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +18,8 @@ from shared.bounds import MAX_MESSAGES, MAX_TOOLS
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 MAX_ARGUMENTS = 1024
 
@@ -87,6 +89,9 @@ def flatten_messages(messages: Iterable[MessageBody]) -> tuple[ChatMessage, ...]
     flat: list[ChatMessage] = []
     last_function_call: str | None = None
     for index, message in enumerate(messages):
+        if _is_plain(message):
+            flat.append(ChatMessage(role=message.role, content=cast("str", message.content)))
+            continue
         where = f"messages.[{index}]"
         each = _flatten(message, where)
         if message.function_call is not None:
@@ -97,6 +102,24 @@ def flatten_messages(messages: Iterable[MessageBody]) -> tuple[ChatMessage, ...]
             each = msgspec.structs.replace(each, role="tool", tool_call_id=each.tool_call_id or last_function_call)
         flat.append(each)
     return tuple(flat)
+
+
+def _is_plain(message: MessageBody) -> bool:
+    """Say whether a message is a text that needs no other look: most are."""
+    content = message.content
+    return (
+        type(content) is str
+        and content != ""
+        and "\0" not in content
+        and message.role in _PLAIN_ROLES
+        and message.name is None
+        and message.tool_calls is None
+        and message.tool_call_id is None
+        and message.function_call is None
+        and message.refusal is None
+        and message.reasoning is None
+        and message.reasoning_content is None
+    )
 
 
 def estimate_messages(messages: tuple[ChatMessage, ...], options: ChatOptions | None = None) -> int:
@@ -115,6 +138,8 @@ def content_text(content: Content, where: str) -> str:
 
 
 def _estimate(message: ChatMessage) -> int:
+    if not (message.tool_calls or message.reasoning):
+        return estimate_tokens(message.content) + _TOKENS_PER_MESSAGE
     calls = sum(estimate_tokens(call.name + call.arguments) for call in message.tool_calls)
     reasoning = estimate_tokens(message.reasoning) if message.reasoning else 0
     return estimate_tokens(message.content) + calls + reasoning + _TOKENS_PER_MESSAGE

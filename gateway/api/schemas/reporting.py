@@ -25,16 +25,9 @@ def prompt_logprobs(body: CommonBody, echoed: int | None) -> int | None:
 
 def details(body: CommonBody, *, echoes_logprobs: bool = False, opening: str = "") -> Details | None:
     """Return what the answer reports besides, or None for nothing."""
-    options = body.stream_options
-    asked = Details(
-        token_ids=bool(body.return_token_ids),
-        prompt_logprobs=body.prompt_logprobs is not None,
-        echoes_logprobs=echoes_logprobs,
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        usage_so_far=options is not None and bool(options.continuous_usage_stats),
-        opening=opening,
-    )
-    return None if asked in _NOTHING else asked
-
-
-_NOTHING = (Details(), Details(echoes_logprobs=True))
+    has_prompt_logprobs = body.prompt_logprobs is not None
+    usage_so_far = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
+    token_ids, tokens_as_ids = bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)
+    if not (token_ids or tokens_as_ids or has_prompt_logprobs or usage_so_far or opening):
+        return None
+    return Details(token_ids, has_prompt_logprobs, echoes_logprobs, tokens_as_ids, usage_so_far, opening)

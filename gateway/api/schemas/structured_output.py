@@ -74,6 +74,8 @@ def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
     Raises:
         ApiError: 400; two fields say it, or one says it wrongly.
     """
+    if _asks_for_nothing(body):
+        return None
     asked = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs)]
     asked += _of_schema("guided_json", body.guided_json)
     asked += _of_texts("guided_regex", body.guided_regex, "guided_choice", body.guided_choice)
@@ -86,6 +88,19 @@ def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
         message = f"'{first}' and '{second}' both say what the answer must look like. Give one of them."
         raise invalid_value(second, message)
     return asked[0] if asked else None
+
+
+def _asks_for_nothing(body: StructuredOutputFields) -> bool:
+    return (
+        body.response_format is None
+        and body.structured_outputs is None
+        and body.guided_json is UNSET
+        and body.guided_regex is None
+        and body.guided_choice is None
+        and body.guided_grammar is None
+        and body.json_schema is UNSET
+        and body.grammar is None
+    )
 
 
 def constrained(sampling: Sampling, output: StructuredOutput | None) -> Sampling:

@@ -98,6 +98,8 @@ def offered_tools(
     Raises:
         ApiError: 400; a tool is no function, two have the same name, they are too large, or the choice is not possible.
     """
+    if tools is None and choice is None:
+        return NO_TOOLS
     functions = [_function(tool, index) for index, tool in enumerate(tools or ())]
     _check_names(functions, "tools")
     if isinstance(choice, str):
