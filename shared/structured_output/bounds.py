@@ -21,7 +21,8 @@ MAX_PATTERN_CHARACTERS = 4_096
 MAX_RULES = 2_000
 
 _ALTERNATIVES = frozenset({"enum", "anyOf", "oneOf", "allOf", "prefixItems", "items", "type"})
-_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\}|::[^:\n]*)*[ \t]*:", re.MULTILINE)
+# A line that begins with a name, before anything that stands in the body of a rule only.
+_RULE = re.compile(r'^[ \t]*[?!]?[A-Za-z_][^\n:"/|()]*:', re.MULTILINE)
 
 
 def check_size(source: str, what: str) -> None:

@@ -11,6 +11,7 @@ from shared.structured_output.errors import GrammarError
 from shared.structured_output.schema_walk import schemas_within
 
 MAX_REASON_CHARACTERS = 400
+_MAX_READ_CHARACTERS = 2_000
 
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (.*)", re.DOTALL)
@@ -28,6 +29,9 @@ _OLD_KEYWORDS = ("extends", "disallow", "divisibleBy")
 
 def named_problem(problem: str, schema: Any = None) -> GrammarError:
     """Return the error for what llguidance says of a grammar; `schema` is the decoded schema, where it is one."""
+    if len(problem) > 2 * _MAX_READ_CHARACTERS:
+        # It repeats what the client wrote; what is wrong stands at its ends.
+        problem = f"{problem[:_MAX_READ_CHARACTERS]}\n{problem[-_MAX_READ_CHARACTERS:]}"
     found = _UNKNOWN_KEYS.search(problem)
     if found is not None:
         return _unknown_keyword(found[1], schema)

@@ -2,13 +2,21 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from shared.sampling import Grammar
 from shared.structured_output import GrammarError, LlguidanceMissingError, check_grammar, grammar_text
-from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS, MAX_DEPTH, MAX_REFERENCES, MAX_RULES
+from shared.structured_output.bounds import (
+    MAX_ALTERNATIVES,
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_REFERENCES,
+    MAX_RULES,
+    check_lark,
+)
 
 
 def schema_grammar(schema: Any, is_strict: bool = True) -> Grammar:
@@ -156,6 +164,22 @@ def test_grammar_over_a_bound_is_refused_before_it_is_compiled(grammar: Grammar,
 )
 def test_deepest_grammar_within_the_bounds_is_compiled(grammar: Grammar) -> None:
     check_grammar(grammar)
+
+
+@pytest.mark.parametrize(
+    "line", ["a::[a]" + "[a]" * 80_000, "a" * 250_000, "a [" * 80_000, "a::" * 80_000, " " * 250_000]
+)
+def test_long_line_is_read_in_linear_time(line: str) -> None:
+    begin = time.process_time()
+    check_lark(line)
+    assert time.process_time() - begin < 1.0
+
+
+def test_long_problem_is_read_soon() -> None:
+    begin = time.process_time()
+    with pytest.raises(GrammarError, match="regular expression"):
+        check_grammar(Grammar(kind="regex", source="regex parse error:x" * 13_000 + "("))
+    assert time.process_time() - begin < 1.0
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
