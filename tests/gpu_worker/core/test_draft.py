@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,3 +82,18 @@ def test_draft_ends_before_the_first_token_that_cannot_be_one() -> None:
 
 def test_chain_of_a_tree_follows_the_first_tokens() -> None:
     assert Draft((1, 2, 3, 4, 0), (-1, -1, 0, 0, 2)).chain() == Draft((1, 3, 0))
+
+
+@given(trees(), st.randoms())
+def test_kept_draft_tokens_are_those_whose_way_is_kept(draft: Draft, random: Random) -> None:
+    is_kept = [random.random() < 0.7 for _ in draft.token_ids]
+    left = draft.only(is_kept)
+    ways = [path for number, path in enumerate(draft.paths()[1:]) if all(is_kept[n] for n in ancestors(draft, number))]
+    assert left.paths()[1:] == ways
+    assert left.valid(VOCAB) == left
+
+
+def test_chain_is_kept_up_to_the_first_that_is_not() -> None:
+    assert Draft((1, 2, 3)).only([True, False, True]) == Draft((1,))
+    assert Draft((1, 2)).only([True, True]) == Draft((1, 2))
+    assert Draft().only([]) == Draft()

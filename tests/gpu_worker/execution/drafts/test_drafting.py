@@ -14,11 +14,13 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, ScheduledSequence
 from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.drafts.drafting import Drafting
+from gpu_worker.execution.drafts.forced_tokens import forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.drafts.verification import ComputedStep, _apart
 from gpu_worker.speculative.eagle.pending_entries import PendingEntries
-from shared.sampling import Sampling
+from shared.sampling import Grammar, Sampling
 from tests.gpu_worker.core.sequences import make_sequence
+from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of, tokens_of
 
 HIDDEN_SIZE = 8
 
@@ -120,3 +122,42 @@ def test_entry_that_is_left_of_a_prompt_does_not_keep_it() -> None:
     pending.take(100)
     [left] = pending._chunks
     assert left.untyped_storage().nbytes() == HIDDEN_SIZE * 4
+
+
+class FixedProposer(FailingProposer):
+    """Always proposes the same."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__("")
+        self.draft = draft
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        return [self.draft for _ in requests]
+
+
+def guided_decode(source: str, output: str, num_draft_tokens: int, *, is_forced: bool = False) -> ScheduledSequence:
+    """Return the next decode of a sequence whose output has to match a regular expression."""
+    sampling = Sampling(grammar=Grammar(kind="regex", source=source), temperature=0.0)
+    sequence = make_sequence(3, emitted=tokens_of(output))
+    sequence.constraint = constraint_of(sampling, tokens_of(output))
+    return ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, True, num_draft_tokens, is_forced)
+
+
+def test_drafts_that_the_grammar_forbids_are_cut() -> None:
+    a, b, c, x = tokens_of("abcx")
+    item = guided_decode("a+b?c", "a", 6)
+    chain = Drafting(FixedProposer(Draft((a, b, x, c))), VOCAB).drafts([item], [])
+    assert chain == [Draft((a, b))]
+    tree = Draft((a, x, b, c, c, c), (ROOT, ROOT, 0, 1, 2, 3))
+    assert Drafting(FixedProposer(tree), VOCAB).drafts([item], []) == [Draft((a, b, c), (ROOT, 0, 1))]
+    assert Drafting(FixedProposer(Draft((x,))), VOCAB).drafts([item], []) is None
+
+
+def test_forced_tokens_are_drafted_without_asking_the_proposer() -> None:
+    items = [guided_decode("abcd|xy", "a", 2, is_forced=True), guided_decode("[ab]+", "a", 2)]
+    drafting = Drafting(FixedProposer(Draft(tokens_of("bb"))), VOCAB)
+    forced = forced_drafts(items)
+    assert forced == [Draft(tokens_of("bc")), Draft()]
+    assert drafting.drafts(items, [], forced) == [Draft(tokens_of("bc")), Draft(tokens_of("bb"))]
+    failing = Drafting(FailingProposer("propose"), VOCAB)
+    assert failing.drafts(items, [], forced_drafts(items)) == [Draft(tokens_of("bc")), Draft()]
