@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from shared.errors import HeadraceError
@@ -78,6 +79,9 @@ LINK_FLAGS = ("-shared", "-nodefaultlibs")
 LIBRARIES = ("-lc", "-lm", "-lgcc")
 # Long enough for a machine whose processors are all taken: without the library a worker is many times slower.
 BUILD_TIMEOUT_S = 600.0
+_LOOK_EVERY_S = 0.2
+
+Progress = Callable[[int, int], None]
 
 
 class KernelBuildError(HeadraceError):
@@ -95,10 +99,14 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
-def build_library(directory: Path) -> Path:
+def build_library(directory: Path, progress: Progress | None = None) -> Path:
     """Return the compiled library, building it unless this source, compiler and processor were built before.
 
     Two processes may build at once: each works in a folder of its own and moves the result into place.
+
+    Args:
+        directory: Where the library is, or will be.
+        progress: Called several times a second while it is built, with the files that are compiled and that there are.
 
     Raises:
         KernelBuildError: There is no g++, or it fails, or the folder cannot be written.
@@ -110,18 +118,22 @@ def build_library(directory: Path) -> Path:
     if library.exists():
         return library
     started = time.monotonic()
-    logger.info("compiling the CPU kernels into %s (once, a few seconds)", directory)
+    logger.info("compiling the CPU kernels into %s (once)", directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as workplace:
-            _compile(compiler, Path(workplace), library)
+            _compile(compiler, Path(workplace), library, progress or _no_progress)
     except OSError as error:
         raise KernelBuildError(f"{directory} cannot be used: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
     return library
 
 
-def _compile(compiler: str, workplace: Path, library: Path) -> None:
+def _no_progress(_done: int, _total: int) -> None:
+    pass
+
+
+def _compile(compiler: str, workplace: Path, library: Path, progress: Progress) -> None:
     """Compile the sources side by side, link them, and move the library into place."""
     objects = [workplace / f"{index}.o" for index in range(len(SOURCES))]
     with ExitStack() as compilers:
@@ -133,24 +145,37 @@ def _compile(compiler: str, workplace: Path, library: Path) -> None:
             compilers.callback(process.kill)
             processes.append(process)
         for process in processes:
-            _finish(process)
+            _finish(process, partial(_report, processes, progress))
     linked = workplace / "linked.so"
     command = [compiler, *LINK_FLAGS, *map(str, objects), "-o", str(linked), *LIBRARIES]
-    _finish(_start(command))
+    _finish(_start(command), lambda: None)
     linked.replace(library)
+    progress(len(SOURCES), len(SOURCES))
+
+
+def _report(processes: Sequence[subprocess.Popen[str]], progress: Progress) -> None:
+    """Report how many compilers have ended; the whole is done only when the library is linked."""
+    progress(min(sum(process.poll() is not None for process in processes), len(processes) - 1), len(processes))
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def _finish(process: subprocess.Popen[str]) -> None:
-    try:
-        _, messages = process.communicate(timeout=BUILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise KernelBuildError(f"the compiler did not finish within {BUILD_TIMEOUT_S:g} s") from None
+def _finish(process: subprocess.Popen[str], waiting: Callable[[], None]) -> None:
+    """Wait for the end of a compiler, calling `waiting` meanwhile."""
+    deadline = time.monotonic() + BUILD_TIMEOUT_S
+    while True:
+        waiting()
+        try:
+            _, messages = process.communicate(timeout=_LOOK_EVERY_S)
+            break
+        except subprocess.TimeoutExpired:
+            if time.monotonic() < deadline:
+                continue
+            process.kill()
+            process.communicate()
+            raise KernelBuildError(f"the compiler did not finish within {BUILD_TIMEOUT_S:g} s") from None
     if process.returncode:
         raise KernelBuildError(f"the compiler failed: {messages.strip()[-2000:]}")
 

@@ -5,6 +5,7 @@ The library is loaded at the first use and kept for the life of the process.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -17,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from kernels.build import KernelBuildError, build_library, cache_dir, kernels_allowed
+from kernels.build import KernelBuildError, Progress, build_library, cache_dir, kernels_allowed
 from kernels.cpu_abi import check_abi
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,13 @@ class CpuLibrary:
     count_tokens: Callable[..., None]
     score_tokens: Callable[..., None]
     forbid_tokens: Callable[..., None]
+
+
+def compile_cpu_library(progress: Progress) -> None:
+    """Compile the kernels where that is allowed and was not done before; `cpu_library` tells of a failure."""
+    if kernels_allowed(os.environ):
+        with contextlib.suppress(KernelBuildError):
+            build_library(cache_dir(os.environ), progress)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ Progress = Callable[[int, int], None]
 class Stage(StrEnum):
     """Parts that take long enough to be watched."""
 
+    COMPILE = "compile"
     LOAD = "load"
     PROFILE = "profile"
     CAPTURE = "capture"
@@ -30,7 +31,7 @@ class StartUp:
     """
 
     def __init__(self, show: Show | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Pass the progress of stages to `show`: bytes for loading, graphs for capturing."""
+        """Pass the progress of stages to `show`: files for compiling, bytes for loading, graphs for capturing."""
         self._show = show
         self._clock = clock
         self._started = clock()
@@ -58,8 +59,15 @@ class StartUp:
 
     def summary(self) -> str:
         """Say how long the start took, with its parts."""
-        parts = [f"{stage.value} {seconds:.1f} s" for stage, seconds in self.seconds.items()]
-        load_s = self.seconds.get(Stage.LOAD, 0.0)
-        if load_s > 0 and self.loaded_bytes:
-            parts[0] += f" ({self.loaded_bytes / 1e9:.2f} GB at {self.loaded_bytes / load_s / 1e9:.1f} GB/s)"
+        parts = [
+            f"{stage.value} {seconds:.1f} s{self._rate(stage)}"
+            for stage, seconds in self.seconds.items()
+            if seconds >= 0.05
+        ]
         return f"ready in {self.total_s:.1f} s" + (f": {', '.join(parts)}" if parts else "")
+
+    def _rate(self, stage: Stage) -> str:
+        seconds = self.seconds[stage]
+        if stage is not Stage.LOAD or seconds <= 0 or not self.loaded_bytes:
+            return ""
+        return f" ({self.loaded_bytes / 1e9:.2f} GB at {self.loaded_bytes / seconds / 1e9:.1f} GB/s)"

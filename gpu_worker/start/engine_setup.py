@@ -17,7 +17,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
-from gpu_worker.execution.start_up import StartUp
+from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
@@ -92,6 +92,7 @@ def _load_model(
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.execution.warm_up import warm_up_proposer
     from gpu_worker.models.registry import read_model_config
+    from kernels.cpu_library import compile_cpu_library
 
     device = config.device
     if device == "cuda" and not torch.cuda.is_available():
@@ -115,6 +116,9 @@ def _load_model(
         num_threads=config.num_threads,
         cuda_graphs=config.cuda_graphs,
     )
+    if device == "cpu":
+        with start_up.stage(Stage.COMPILE) as progress:
+            compile_cpu_library(progress)
     runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
     if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))

@@ -12,9 +12,10 @@ from gpu_worker.execution.start_up import Stage
 
 BAR_WIDTH = 30
 REDRAW_S = 0.1
-LOG_EVERY_S = 5.0
+LOG_EVERY_S = 2.0
 
 _TITLES = {
+    Stage.COMPILE: "compiling kernels, once, ~15 s",
     Stage.LOAD: "loading weights",
     Stage.PROFILE: "measuring memory",
     Stage.CAPTURE: "capturing graphs",
@@ -40,13 +41,16 @@ class ProgressBar:
         now = self._clock()
         if stage is not self._stage:
             self._stage, self._began = stage, (now, done)
-            self._shown = -math.inf if self._is_terminal else now
+            # Compiling always takes long; other stages are often over in a moment, and then leave no line.
+            self._shown = -math.inf if self._is_terminal or stage is Stage.COMPILE else now
         is_over = done >= total
         if self._is_terminal and (is_over or now - self._shown >= REDRAW_S):
             self._draw(stage, done, total, now)
             self._shown = now
         elif not self._is_terminal and not is_over and now - self._shown >= LOG_EVERY_S:
-            _log.info(_TITLES[stage], extra={"done": _shown(stage, done), "of": _shown(stage, total)})
+            percent = 100 * done // max(total, 1)
+            extra = {"done": _shown(stage, done), "of": _shown(stage, total), "percent": percent}
+            _log.info(_TITLES[stage], extra=extra)
             self._shown = now
         if is_over:
             self._stage = None

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ANSWER_TIMEOUT_S = 60.0
+NO_WORKER = "no worker has joined yet"
 _PROMPT = "def "
 # A token, or what a model that generates none can do.
 _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -28,7 +29,7 @@ async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
         if status != 200:
             return None, f"/v1/models answers {status}"
         if not answer.get("data"):
-            return None, "no worker has joined yet"
+            return None, NO_WORKER
         model = answer["data"][0]["id"]
         for path, question in _QUESTIONS:
             status, answer = await _call(url, "POST", path, api_key, {"model": model, **question})

@@ -48,7 +48,7 @@ async def _run(config: UpConfig, state: StateDirectory, environ: Mapping[str, st
         if await supervisor.start():
             assert supervisor.model is not None
             console.say("headrace", f"ready in {time.monotonic() - began:.1f} s; Ctrl-C stops it")
-            sys.stdout.write(banner(plan, supervisor.model))
+            sys.stdout.write(banner(plan, supervisor.model, is_demo=config.model is None))
             sys.stdout.flush()
             await supervisor.wait()
     finally:

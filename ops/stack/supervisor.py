@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from ops.stack import probe
@@ -19,6 +20,7 @@ from ops.stack.liveness import Watch
 from ops.stack.plan import Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
+from ops.stack.start_progress import StartProgress, read_progress
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
 from ops.stack.storage_watch import StorageWatch
 from shared.errors import DependencyError
@@ -61,6 +63,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
         self._written: ReadyFile | None = None
+        self._progress: dict[str, StartProgress] = {}
 
     async def start(self) -> bool:
         """Start everything and wait until a generation has succeeded; False if told to stop before.
@@ -131,11 +134,22 @@ class Supervisor:
     def _start_children(self, specs: Iterable[ChildSpec]) -> None:
         for spec in specs:
             logged = self._storage.note_line if spec.role == "nats" else None
+            if spec.role == "worker":
+                logged = partial(self._note_progress, spec.name)
             child = Child(
                 spec, self._state.logs, self._console, started=self._started, ended=self._ended, logged=logged
             )
             self._children.append(child)
             child.start()
+
+    def _note_progress(self, worker: str, line: bytes) -> None:
+        progress = None if self.model is not None else read_progress(line)
+        if progress is None:
+            return
+        is_new = progress.title not in {other.title for other in self._progress.values()}
+        self._progress[worker] = progress
+        if not self._console.draw(worker, progress.bar) and is_new:
+            self._console.say(worker, progress.title)
 
     async def _watch(self, watch: Watch) -> None:
         await asyncio.gather(watch.run(), self._storage.run())
@@ -156,9 +170,15 @@ class Supervisor:
                 return model
             if clock() - last_report >= _PROGRESS_EVERY_S:
                 last_report = clock()
-                reason = missing if model is None else f"{absent} of {len(self._plan.workers)} workers are loading"
+                reason = self._workers_doing(absent) if model is not None or missing == probe.NO_WORKER else missing
                 self._console.say("headrace", f"waiting for {clock() - began:.0f} s: {reason}")
             await asyncio.sleep(_POLL_S)
+
+    def _workers_doing(self, absent: int) -> str:
+        """Say what the workers that have not joined yet are doing."""
+        doing = sorted({progress.text for progress in self._progress.values()}) or ["starting"]
+        who = "the worker is" if len(self._plan.workers) == 1 else f"{absent} of {len(self._plan.workers)} workers are"
+        return f"{who} {', '.join(doing)}"
 
     def _absent_workers(self) -> int:
         if self._roll_call.is_forbidden:

@@ -29,6 +29,15 @@ def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+def test_build_reports_its_progress_and_a_second_one_none(tiny_sources: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    build_library(tmp_path / "cache", lambda *counts: seen.append(counts))
+    assert (seen[0], seen[-1]) == ((0, 1), (1, 1))
+    told = len(seen)
+    build_library(tmp_path / "cache", lambda *counts: seen.append(counts))
+    assert len(seen) == told
+
+
 def test_second_build_uses_the_first(tiny_sources: Path, tmp_path: Path) -> None:
     first = build_library(tmp_path / "cache")
     built = first.stat().st_mtime_ns

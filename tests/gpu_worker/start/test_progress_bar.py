@@ -64,16 +64,15 @@ def test_log_gets_a_line_every_few_seconds(clock: Clock, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     stream = io.StringIO()
     bar = ProgressBar(stream, clock)
-    for second in range(1, 18):
+    for second in range(1, 8):
         clock.now += 1
-        bar(Stage.LOAD, second * GB, 17 * GB)
+        bar(Stage.LOAD, second * GB, 7 * GB)
     assert stream.getvalue() == ""
-    assert [(record.message, record.__dict__["done"]) for record in caplog.records] == [
-        ("loading weights", "6.00 GB"),
-        ("loading weights", "11.00 GB"),
-        ("loading weights", "16.00 GB"),
+    assert [(record.message, record.__dict__["done"], record.__dict__["percent"]) for record in caplog.records] == [
+        ("loading weights", "3.00 GB", 42),
+        ("loading weights", "5.00 GB", 71),
     ]
-    assert {record.__dict__["of"] for record in caplog.records} == {"17.00 GB"}
+    assert {record.__dict__["of"] for record in caplog.records} == {"7.00 GB"}
 
 
 def test_quick_start_leaves_no_line_in_the_log(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,3 +82,9 @@ def test_quick_start_leaves_no_line_in_the_log(clock: Clock, caplog: pytest.LogC
         clock.now += LOG_EVERY_S / 20
         bar(Stage.LOAD, done, 10)
     assert not caplog.records
+
+
+def test_compiling_is_told_at_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ProgressBar(io.StringIO(), clock)(Stage.COMPILE, 0, 9)
+    assert [record.message for record in caplog.records] == ["compiling kernels, once, ~15 s"]

@@ -18,6 +18,7 @@ import httpx2
 import openai
 import pytest
 
+from ops.stack.banner import first_request, snippet
 from ops.stack.ports import free_port
 from tests.integration.system import System, running_system
 from tests.servers import NatsServer, RedisServer
@@ -78,18 +79,25 @@ def test_system_that_is_well_warns_of_nothing(system: System) -> None:
     assert not re.search(r"WARNING|ERROR", system.log.read_text())
 
 
-def test_printed_snippet_and_curl_line_can_be_pasted(system: System) -> None:
+def test_printed_lines_can_be_pasted(system: System) -> None:
     printed = system.log.read_text()
-    snippet = re.search(r"^from openai import.*\n.*\n.*\n.*\n", printed, re.MULTILINE)
-    assert snippet is not None
-    assert len(snippet[0].strip().splitlines()) == 4
-    done = subprocess.run([sys.executable, "-c", snippet[0]], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    snippet = re.search(r"^\S*python\S* - <<'END'\n(.*\n)+?END\n", printed, re.MULTILINE)
     curl = re.search(r"^curl .*$", printed, re.MULTILINE)
+    assert snippet is not None
     assert curl is not None
+    done = subprocess.run(["sh", "-c", snippet[0]], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
     done = subprocess.run(["sh", "-c", curl[0]], capture_output=True, text=True, timeout=30)
     assert done.stdout.startswith("data: ")
     assert done.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_snippet_without_the_sdk_needs_nothing_but_python(system: System) -> None:
+    arguments = first_request(MODEL, is_demo=True)
+    assert arguments["temperature"] == 0
+    lines = snippet(system.url, system.info["api_key"], arguments, has_sdk=False)
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", lines], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
 
 
 def test_metrics_need_the_printed_operator_key(system: System) -> None:
