@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 from openai.types.responses import Response, ResponseOutputMessage
 
+from gateway.admission.auth import Principal
+from gateway.responses.endpoint import ResponsesEndpoint
+from gateway.responses.log import ResponseLog, ResponseLogError
+from gateway.responses.record import ResponseRecord
+from gateway.responses.store import ResponseStore
 from tests.gateway.wire_worker import WireWorker, expected_text
+
+
+class BrokenLog:
+    """A log that takes nothing."""
+
+    async def put(self, record: ResponseRecord) -> None:
+        raise ResponseLogError("the disk is full")
+
 
 # What OpenAI's own server puts into every response.
 ALWAYS = {
@@ -91,3 +104,13 @@ async def test_conversation_goes_on_from_the_previous_response(worker: WireWorke
         ("system", "rule 2"), ("user", "question 0"), ("assistant", expected_text(2)), ("user", "question 1"),
         ("assistant", expected_text(2)), ("user", "question 2"),
     ]  # fmt: skip
+
+
+async def test_response_that_cannot_be_stored_is_answered_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = ResponsesEndpoint(ResponseStore(cast("ResponseLog", BrokenLog()), cast("Any", None)))
+    principal = Principal("key", "tenant")
+    generation = await endpoint.generation(b'{"model":"m","input":"x"}', principal)
+    assert generation.draft.is_stored
+    for _ in range(2):
+        assert not await endpoint._keep(principal, generation, {})
+    assert [record.message for record in caplog.records] == ["response not stored: the disk is full"]
