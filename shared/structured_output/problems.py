@@ -88,6 +88,8 @@ def _other(problem: str) -> str:
         return f"a regular expression is not supported: {regex[1][:200]}."
     if _LOOKAROUND.search(problem):
         return "a regular expression is not supported: it looks ahead, behind, or at the edge of a word."
+    if "invalid regex" in problem:
+        return "a regular expression is wrong, or not supported."
     if _TOO_LARGE.search(problem):
         return "it is too large or too deeply combined to be compiled. Make it simpler."
     lines = problem.strip().splitlines()
