@@ -29,7 +29,10 @@ def page(cells: Cells) -> str:
     ]
     works = [why == "" for found in cells.values() for why in found.values()]
     reasons = [
-        f"- {client}, {feature}: {why}" for client, found in cells.items() for feature, why in found.items() if why
+        f"- {client}, {feature}: {why.splitlines()[0]}"
+        for client, found in cells.items()
+        for feature, why in found.items()
+        if why
     ]
     return "\n".join(
         [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from cells import KEY, MODEL, NUM_TURNS, URL, run
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelRetry, NativeOutput, ToolOutput
@@ -25,6 +27,12 @@ class Person(BaseModel):
     age: int = Field(ge=0, le=120)
 
 
+class Choice(BaseModel):
+    """One of two, without bounds: the library takes them out of what it sends to Anthropic."""
+
+    name: Literal["one", "other"]
+
+
 def chat() -> None:
     assert Agent(CHAT, model_settings={"max_tokens": 8}).run_sync("hello").output
 
@@ -39,22 +47,25 @@ def tool_output() -> None:
     assert isinstance(agent.run_sync("somebody").output, Person)
 
 
-def loop(model: object) -> None:
-    """Let an agent call its tool, which sends it back until the last turn."""
+def loop(model: object, num_turns: int = NUM_TURNS, output: type[BaseModel] = Person) -> None:
+    """Let an agent call its tool, which sends it back until the last turn.
+
+    What the library writes of a turn is long: of Messages, the demo model's context holds ten.
+    """
     num_calls = 0
-    agent = Agent(model, output_type=ToolOutput(Person, strict=True), model_settings=ONE_CALL, retries=NUM_TURNS)
+    agent = Agent(model, output_type=ToolOutput(output, strict=True), model_settings=ONE_CALL, retries=num_turns)
 
     @agent.output_validator
-    def stored(person: Person) -> Person:
+    def stored(person: BaseModel) -> BaseModel:
         nonlocal num_calls
         num_calls += 1
-        if num_calls < NUM_TURNS:
+        if num_calls < num_turns:
             raise ModelRetry("next")
         return person
 
-    result = agent.run_sync("somebody", usage_limits=UsageLimits(request_limit=2 * NUM_TURNS))
-    assert isinstance(result.output, Person)
-    assert num_calls == NUM_TURNS, num_calls
+    result = agent.run_sync("somebody", usage_limits=UsageLimits(request_limit=2 * num_turns))
+    assert isinstance(result.output, output)
+    assert num_calls == num_turns, num_calls
 
 
 def response() -> None:
@@ -73,7 +84,7 @@ run(
         "tool call": tool_output,
         "loop of tool calls": lambda: loop(CHAT),
         "Responses with tools": lambda: loop(OpenAIResponsesModel(MODEL, provider=OPENAI)),
-        "Messages with tools": lambda: loop(AnthropicModel(MODEL, provider=ANTHROPIC)),
+        "Messages with tools": lambda: loop(AnthropicModel(MODEL, provider=ANTHROPIC), 10, Choice),
         "Responses": response,
         "Messages": anthropic_messages,
     }
