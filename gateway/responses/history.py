@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.admission.auth import Principal
 from gateway.api.schemas.refusals import invalid_value
 from gateway.errors import ApiError
@@ -46,17 +48,16 @@ class History:
         """Return items with those that are references replaced by what they refer to.
 
         Raises:
-            ApiError: 400 when an item is not there.
+            ApiError: 404 when an item is not there; 400 when one is referred to twice, or they are too many.
         """
         places = {index: item.id or "" for index, item in enumerate(items) if item.type == "item_reference"}
         if not places:
             return items
-        if len(places) > _MAX_REFERENCES:
-            message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
-            raise invalid_value("input", message)
+        _check_references(places)
         ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
         records = await self._store.get_all(principal.tenant, ids, PieceBudget())
-        known = {item.id: item for record in records if record is not None for item in turn_of(record)}
+        usable = [record for record in records if record is not None and principal.can_use(record.model)]
+        known = {item.id: item for record in usable for item in turn_of(record)}
         resolved = list(items)
         for index, item_id in places.items():
             if item_id not in known:
@@ -73,6 +74,18 @@ class History:
             message = f"Previous response with id '{response_id}' is still in progress. Wait for its end."
             raise invalid_value("previous_response_id", message)
         return record
+
+
+def _check_references(places: Mapping[int, str]) -> None:
+    seen = set[str]()
+    for index, item_id in places.items():
+        # Twice the same item would not count twice against the budget, but be stored and sent twice.
+        if item_id in seen:
+            raise invalid_value(f"input.[{index}].id", f"Item with id '{item_id}' is referred to twice. Do it once.")
+        seen.add(item_id)
+    if len(places) > _MAX_REFERENCES:
+        message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
+        raise invalid_value("input", message)
 
 
 def _not_found(response_id: str) -> ApiError:

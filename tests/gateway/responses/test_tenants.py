@@ -80,6 +80,15 @@ async def test_response_belongs_to_its_tenant_at_every_gateway(fleet: Fleet) -> 
     assert (await acme.responses.retrieve(response.id)).id == response.id
 
 
+async def test_item_of_a_model_that_the_key_may_not_use_is_not_found(fleet: Fleet) -> None:
+    acme = await fleet.client("acme")
+    response = await acme.responses.create(model=fleet.worker.model, input="secret", max_output_tokens=2)
+    colleague = await fleet.client("acme-other-model")
+    with pytest.raises(openai.NotFoundError) as refusal:
+        await colleague.responses.create(model="other", input=[{"type": "item_reference", "id": response.output[0].id}])
+    assert (refusal.value.param, refusal.value.code) == ("input.[0].id", "item_not_found")
+
+
 async def test_tenant_without_a_batch_queue_is_told_so(fleet: Fleet) -> None:
     client = await fleet.client("evil")
     with pytest.raises(openai.BadRequestError, match="no batch queue") as refusal:

@@ -177,6 +177,16 @@ async def test_format_becomes_a_grammar_and_is_parsed(worker: WireWorker, client
     assert response.output_parsed == Point(x=1, y=2)
 
 
+async def test_item_that_is_referred_to_twice_is_refused(thinking: WireWorker, client: openai.AsyncOpenAI) -> None:
+    """It would be stored as often, however large it is."""
+    asking = asyncio.create_task(client.responses.create(model=thinking.model, input="Weather?"))
+    await write(thinking, await thinking.begin(), "Rain.")
+    reference: Any = {"type": "item_reference", "id": (await asking).output[0].id}
+    with pytest.raises(openai.BadRequestError, match="twice") as refusal:
+        await client.responses.create(model=thinking.model, input=[reference, reference])
+    assert refusal.value.param == "input.[1].id"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
