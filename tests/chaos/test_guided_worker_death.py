@@ -1,4 +1,4 @@
-"""200 streams of documents that keep to a schema, while workers are killed in the middle of them."""
+"""200 streams of documents and tool calls that keep to a schema, while workers are killed in the middle of them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ SCHEMA = {
     "maxItems": 3,
 }
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "words", "schema": SCHEMA, "strict": True}}
+ARGUMENTS = {"type": "object", "properties": {"words": SCHEMA}, "required": ["words"], "additionalProperties": False}
+TOOL: Any = {"type": "function", "function": {"name": "count", "parameters": ARGUMENTS, "strict": True}}
+# Every second stream calls a tool.
+ASKED: list[dict[str, Any]] = [
+    {"response_format": FORMAT},
+    {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+]
 
 
 @pytest.fixture
@@ -63,17 +70,19 @@ class Streams:
             chunks = await self._client.chat.completions.create(
                 model=self._model,
                 messages=[{"role": "user", "content": f"Count the words of text {index}."}],
-                temperature=index % 2,
+                temperature=index // 2 % 2,
                 seed=index,
                 max_tokens=600,
-                response_format=FORMAT,
                 stream=True,
                 extra_headers={"Cache-Control": "no-cache"},
+                **ASKED[index % 2],
             )
             text = ""
             async for chunk in chunks:
                 for choice in chunk.choices:
                     text += choice.delta.content or ""
+                    for call in choice.delta.tool_calls or ():
+                        text += (call.function and call.function.arguments) or ""
                     self.finishes[index] = choice.finish_reason
             async with self._ended:
                 self.texts[index] = text
@@ -108,7 +117,7 @@ async def test_guided_streams_of_killed_workers_are_byte_for_byte_the_undisturbe
     assert num_killed >= 3
     assert num_redispatches(two_workers) >= num_killed
     assert disturbed.texts == undisturbed.texts
-    whole = [index for index, finish in disturbed.finishes.items() if finish == "stop"]
+    whole = [index for index, finish in disturbed.finishes.items() if finish == ("stop", "tool_calls")[index % 2]]
     assert len(whole) >= NUM_STREAMS * 0.9
     for index in whole:
-        jsonschema.validate(json.loads(disturbed.texts[index]), SCHEMA)
+        jsonschema.validate(json.loads(disturbed.texts[index]), (SCHEMA, ARGUMENTS)[index % 2])
