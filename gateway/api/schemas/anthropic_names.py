@@ -17,8 +17,8 @@ def _ignored(name: str, note: str, example: object, kinds: tuple[Kind, ...]) -> 
     return Row(name, kinds, note, example, use=Use.IGNORED)
 
 
-def _refused(name: str, instead: str, example: object) -> Row:
-    return Row(name, _BOTH, instead, example, use=Use.REFUSED)
+def _refused(name: str, instead: str, example: object, without_effect: tuple[object, ...] = ()) -> Row:
+    return Row(name, _BOTH, instead, example, without_effect, use=Use.REFUSED)
 
 
 ANTHROPIC_NAMES = (
@@ -71,7 +71,13 @@ ANTHROPIC_NAMES = (
     ),
     _refused("container", "Tools run at the client.", "c_1"),
     _refused("mcp_servers", "Ask the servers at the client, and send their tools in 'tools'.", [{"type": "url"}]),
-    _refused("context_management", "Shorten the conversation at the client.", {"edits": []}),
+    _refused(
+        "context_management",
+        "Shorten the conversation at the client.",
+        {"edits": [{"type": "clear_tool_uses_20250919"}]},
+        # Claude Code sends the second with every request.
+        ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    ),
     Row("role", _TURN, "user or assistant."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
     Row("type", _BLOCK, "text, document, thinking, redacted_thinking, tool_use or tool_result."),

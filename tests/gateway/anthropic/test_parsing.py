@@ -172,6 +172,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"nonsense": 1}, "nonsense"),
         ({"model": "é" * 100}, "model"),
         ({"stop_sequences": ["\0"]}, "stop_sequences"),
@@ -179,6 +180,11 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 )
 def test_wrong_value_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
+
+
+def test_context_management_that_changes_nothing_passes() -> None:
+    parsed(context_management={"edits": []})
+    parsed(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
 
 def test_tokens_of_a_whole_body_can_be_counted() -> None:
