@@ -26,6 +26,12 @@ class SourceBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Annotated[str, Meta(max_length=64)]
     data: str | None = None
+    media_type: Annotated[str, Meta(max_length=256)] | None = None
+
+    # Of the types that are not read; with these, the error names the type.
+    url: Raw = field(default_factory=null)
+    file_id: Raw = field(default_factory=null)
+    content: Raw = field(default_factory=null)
 
 
 class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):

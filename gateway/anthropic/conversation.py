@@ -117,6 +117,8 @@ def _block_text(block: BlockBody, place: str) -> str:
         return require_text(f"{place}.text", _required(block.text, f"{place}.text"))
     if block.source is None or block.source.type != "text" or block.source.data is None:
         raise unsupported_parameter(f"{place}.source", f"'{place}.source' must be text: {{type: text, data: ...}}.")
+    if block.source.media_type not in (None, "text/plain"):
+        raise invalid_value(f"{place}.source.media_type", f"'{place}.source.media_type' must be 'text/plain'.")
     text = require_text(f"{place}.source.data", block.source.data)
     return text if block.title is None else f"{require_text(f'{place}.title', block.title)}\n\n{text}"
 

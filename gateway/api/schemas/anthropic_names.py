@@ -89,7 +89,7 @@ ANTHROPIC_NAMES = (
     Row("tool_use_id", _BLOCK, "The use of a tool whose result this is."),
     Row("content", _BLOCK, "The result: a text, or a list of blocks.", holds=Kind.BLOCK),
     Row("is_error", _BLOCK, "The tool failed: the model is told `Error: ` before the result."),
-    Row("source", _BLOCK, "Where a document stands: `{type: text, data: ...}`."),
+    Row("source", _BLOCK, "Where a document stands: `{type: text, media_type: text/plain, data: ...}`."),
     Row("title", _BLOCK, "The title of a document, put before its text."),
     _ignored("citations", "No answer cites.", {"enabled": False}, _BLOCK),
     _ignored("signature", "Proves to Anthropic that thinking is its own; thinking is taken as it is.", "abc", _BLOCK),

@@ -139,7 +139,22 @@ def test_sampling_is_what_the_body_says() -> None:
     assert parsed().sampling.temperature == 1.0
 
 
-IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+TEXT_SOURCE = {"type": "text", "media_type": "text/plain", "data": "b"}
+PNG_SOURCE = {"type": "base64", "media_type": "image/png", "data": "AA"}
+PDF_SOURCE = {"type": "url", "url": "x"}
+
+
+def user_block(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+def test_document_of_text_is_part_of_the_turn() -> None:
+    generation = parsed(**user_block(type="document", title="a", source=TEXT_SOURCE))
+    assert messages_of(generation) == (ChatMessage(role="user", content="a\n\nb"),)
+
+
+def test_image_is_refused_by_its_type() -> None:
+    assert "the type 'image'" in refused(**user_block(type="image", source=PNG_SOURCE)).message
 
 
 @pytest.mark.parametrize(
@@ -151,7 +166,13 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages.[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.[0].content.[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.[0].content.[0].text"),
+        (user_block(type="text"), "messages.[0].content.[0].text"),
+        (user_block(type="image", source=PNG_SOURCE), "messages.[0].content.[0]"),
+        (user_block(type="document", source=PDF_SOURCE), "messages.[0].content.[0].source"),
+        (
+            user_block(type="document", source=TEXT_SOURCE | {"media_type": "text/html"}),
+            "messages.[0].content.[0].source.media_type",
+        ),
         ({"messages": [{"role": "user", "content": "a\0b"}]}, "messages.[0].content"),
         (
             {
