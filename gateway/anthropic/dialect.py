@@ -20,6 +20,9 @@ _TYPES = {
     503: "overloaded_error",
 }
 
+# By the parameter at fault: what a client needs to go on without it.
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request"}}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,7 +35,10 @@ def event(fields: dict[str, Any]) -> bytes:
 def error_fields(error: ApiError) -> dict[str, Any]:
     """Return an error as the object that its body and its event hold."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    fields: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.code == "unsupported_parameter" and error.param in _DETAILS:
+        fields["details"] = _DETAILS[error.param]
+    return {"type": "error", "error": fields}
 
 
 def error_body(error: ApiError) -> bytes:

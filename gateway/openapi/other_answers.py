@@ -104,11 +104,18 @@ class VersionAnswer(Struct, forbid_unknown_fields=True):
     version: str
 
 
+class AnthropicErrorReason(Struct, forbid_unknown_fields=True):
+    """What is at fault, for the client's program."""
+
+    error_code: str
+
+
 class AnthropicErrorDetails(Struct, forbid_unknown_fields=True):
     """What went wrong."""
 
     type: str
     message: str
+    details: AnthropicErrorReason | UnsetType = UNSET
 
 
 class AnthropicError(Struct, forbid_unknown_fields=True):

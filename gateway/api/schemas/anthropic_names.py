@@ -78,6 +78,7 @@ ANTHROPIC_NAMES = (
         # Claude Code sends the second with every request.
         ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     ),
+    _refused("thread", "Send the whole conversation.", {"type": "create"}),
     Row("role", _TURN, "user or assistant."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
     Row("type", _BLOCK, "text, document, thinking, redacted_thinking, tool_use or tool_result."),

@@ -67,6 +67,22 @@ def tool_loop() -> None:
         messages.append({"role": "user", "content": [result]})
 
 
+def tool_runner() -> None:
+    @anthropic.beta_tool
+    def is_adult(adult: bool) -> str:
+        """Store it.
+
+        Args:
+            adult: Whether somebody is.
+        """
+        return str(adult)
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=200, messages=MESSAGES, tools=[is_adult], tool_choice=CHOICE, max_iterations=2
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+
+
 def count() -> None:
     few = client.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens
     assert 0 < few <= client.messages.count_tokens(model=MODEL, messages=MESSAGES, tools=[TOOL]).input_tokens
@@ -95,6 +111,7 @@ run(
         "tool call": tool_call,
         "streamed tool call": streamed_tool_call,
         "loop of tool calls": tool_loop,
+        "tool runner": tool_runner,
         "token counting": count,
         "typed errors": errors,
     }

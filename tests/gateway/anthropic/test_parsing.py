@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.anthropic.dialect import error_fields
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -206,6 +207,11 @@ def test_wrong_value_is_a_400_that_names_it(fields: dict[str, Any], param: str) 
 def test_context_management_that_changes_nothing_passes() -> None:
     parsed(context_management={"edits": []})
     parsed(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+
+
+def test_thread_is_refused_in_the_words_that_let_anthropics_tool_runner_go_on_without() -> None:
+    error = error_fields(refused(thread={"type": "create"}))["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_tokens_of_a_whole_body_can_be_counted() -> None:
