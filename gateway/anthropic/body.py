@@ -56,7 +56,7 @@ Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
 class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
 

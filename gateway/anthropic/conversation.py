@@ -31,13 +31,23 @@ def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
         messages.append(ChatMessage(role="system", content=_text(body.system, "system")))
     for index, message in enumerate(body.messages):
         where = f"messages.[{index}].content"
-        messages += _assistant(message, where) if message.role == "assistant" else _user(message, where)
+        messages += _turn(message, where)
     return tuple(messages)
 
 
 def ends_with_assistant(body: PromptBody) -> bool:
     """Tell whether the last turn is the beginning of the answer."""
     return body.messages[-1].role == "assistant"
+
+
+def _turn(message: MessageBody, where: str) -> Iterable[ChatMessage]:
+    match message.role:
+        case "assistant":
+            return _assistant(message, where)
+        case "system":
+            return (ChatMessage(role="system", content=_text(message.content, where)),)
+        case "user":
+            return _user(message, where)
 
 
 def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:

@@ -79,7 +79,7 @@ ANTHROPIC_NAMES = (
         ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     ),
     _refused("thread", "Send the whole conversation.", {"type": "create"}),
-    Row("role", _TURN, "user or assistant."),
+    Row("role", _TURN, "user or assistant, or system for what is said amid the conversation."),
     Row("content", _TURN, "A text, or a list of blocks.", holds=Kind.BLOCK),
     Row("type", _BLOCK, "text, document, thinking, redacted_thinking, tool_use or tool_result."),
     Row("text", _BLOCK, "The text of a text block."),

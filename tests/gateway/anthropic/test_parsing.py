@@ -149,6 +149,21 @@ def user_block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
 
 
+def test_system_turn_stands_where_it_was_said() -> None:
+    generation = parsed(
+        messages=[
+            {"role": "user", "content": "a"},
+            {"role": "system", "content": "b"},
+            {"role": "system", "content": [{"type": "text", "text": "c"}]},
+        ]
+    )
+    assert messages_of(generation) == (
+        ChatMessage(role="user", content="a"),
+        ChatMessage(role="system", content="b"),
+        ChatMessage(role="system", content="c"),
+    )
+
+
 def test_document_of_text_is_part_of_the_turn() -> None:
     generation = parsed(**user_block(type="document", title="a", source=TEXT_SOURCE))
     assert messages_of(generation) == (ChatMessage(role="user", content="a\n\nb"),)
@@ -165,7 +180,7 @@ def test_image_is_refused_by_its_type() -> None:
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.[0].content.[0]"),
         (user_block(type="text"), "messages.[0].content.[0].text"),
         (user_block(type="image", source=PNG_SOURCE), "messages.[0].content.[0]"),
