@@ -56,10 +56,13 @@ class MortalFleet:
         self._tasks = [asyncio.create_task(self._keep_one(slot)) for slot in range(self.size)]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for ending in await asyncio.gather(*self._tasks, return_exceptions=True):
-            assert isinstance(ending, asyncio.CancelledError), ending
+        """Cancel until all have ended: `asyncio.wait_for` of Python 3.11 may lose a cancellation."""
+        pending = set(self._tasks)
+        while pending:
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=0.1)
+        assert all(task.cancelled() for task in self._tasks), self._tasks
 
     async def _keep_one(self, slot: int) -> None:
         for generation in range(100):

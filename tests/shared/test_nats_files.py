@@ -96,9 +96,9 @@ def test_unusable_files_are_one_line_each(tmp_path: Path) -> None:
     write_credentials(creds, "a.b.c", make_identity("user"))
     url = f"nats://127.0.0.1:{free_port()}"
     for options, problem in [
-        (["--nats-creds-file", str(tmp_path / "missing")], "HEADRACE_NATS_CREDS_FILE: "),
+        (["--nats-creds-file", str(tmp_path / "missing")], "--nats-creds-file: "),
         (["--nats-creds-file", str(seed)], "is not a NATS credentials file"),
-        (["--nats-nkey-seed-file", str(tmp_path)], "HEADRACE_NATS_NKEY_SEED_FILE: "),
+        (["--nats-nkey-seed-file", str(tmp_path)], "--nats-nkey-seed-file: "),
         (["--nats-nkey-seed-file", str(junk)], "does not hold an NKey seed"),
         (["--nats-nkey-seed-file", str(account)], "the seed of another kind than a user's"),
         (["--nats-nkey-seed-file", str(seed), "--nats-creds-file", str(creds)], "not both"),

@@ -188,13 +188,13 @@ def test_unusable_files_are_one_line_each(tmp_path: Path, authorities: Authoriti
     good = str(authorities.client.certificate)
     url = f"tls://127.0.0.1:{free_port()}"
     for options, problem in [
-        (["--nats-ca-file", missing], "HEADRACE_NATS_CA_FILE: "),
+        (["--nats-ca-file", missing], "--nats-ca-file: "),
         (["--nats-ca-file", str(junk)], "holds no certificates in PEM form"),
-        (["--nats-cert-file", missing], "HEADRACE_NATS_CERT_FILE: "),
+        (["--nats-cert-file", missing], "--nats-cert-file: "),
         (["--nats-cert-file", good], "are no certificate and its key"),
-        (["--nats-cert-file", good, "--nats-key-file", missing], "HEADRACE_NATS_KEY_FILE: "),
+        (["--nats-cert-file", good, "--nats-key-file", missing], "--nats-key-file: "),
         (["--nats-cert-file", good, "--nats-key-file", str(authorities.server.key)], "are no certificate and its key"),
-        (["--nats-key-file", str(authorities.client.key)], "needs HEADRACE_NATS_CERT_FILE beside it"),
+        (["--nats-key-file", str(authorities.client.key)], "needs --nats-cert-file beside it"),
     ]:
         done = headrace("setup", "--nats-url", url, "--timeout-s", "0.5", *options)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -13,9 +13,11 @@ all tokens, and what was right is found by sampling behind each.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
@@ -26,9 +28,9 @@ def content(previous: int, token_id: int) -> int:
     return int.from_bytes(blake2b(f"{previous}/{token_id}".encode(), digest_size=8).digest())
 
 
-def contents(salt: bytes, token_ids: list[int]) -> list[int]:
-    """KV of all positions, as a contiguous model has it."""
-    result, last = [], int.from_bytes(blake2b(salt, digest_size=8).digest())
+def contents(salt: bytes, token_ids: list[int], previous: int | None = None) -> list[int]:
+    """KV of all positions, as a contiguous model has it; `previous` is the KV before them if they are not the first."""
+    result, last = [], int.from_bytes(blake2b(salt, digest_size=8).digest()) if previous is None else previous
     for token_id in token_ids:
         last = content(last, token_id)
         result.append(last)
@@ -50,11 +52,17 @@ def reference_tokens(
 
 @dataclass(eq=False)
 class _Row:
-    """What the device knows of a sequence: its samples by position, right until a step got lost."""
+    """What the device knows of a sequence: its samples by position, right until a step got lost.
+
+    `token_ids` and `expected` are the tokens of its last step without drafts and what their KV must be, so that a long
+    sequence is not hashed from its start at each step.
+    """
 
     number: int
     sampled: dict[int, int] = field(default_factory=dict)
     lost_from: float = math.inf
+    token_ids: list[int] = field(default_factory=list)
+    expected: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -109,7 +117,7 @@ class OracleRunner:
         self.max_steps_in_flight = max_steps_in_flight
         self.plans: list[StepPlan] = []
         self.num_computed_tokens = 0
-        self._memory: dict[int, int] = {}
+        self._memory: defaultdict[int, list[int | None]] = defaultdict(lambda: [None] * block_size)
         self._rows: dict[Sequence, _Row] = {}
         self._free_rows = list(range(max_num_seqs))
         self._last_computed = 0
@@ -136,12 +144,15 @@ class OracleRunner:
                 slot = self._slot(work, position)
                 assert slot not in written, f"two tokens of one step share slot {slot}"
                 written.add(slot)
-                self._memory[slot] = values[position] if values else -1
+                self._write(slot, values[position] if values else -1)
         return [self._sample(work, values) for work, values in zip(works, expected, strict=True)]
 
     def spoil(self, work: _Work) -> None:
         for position in range(work.item.start, work.end):
-            self._memory[self._slot(work, position)] = -1
+            self._write(self._slot(work, position), -1)
+
+    def _write(self, slot: int, value: int) -> None:
+        self._memory[slot // self.block_size][slot % self.block_size] = value
 
     def _take(self, item: ScheduledSequence) -> _Work:
         sequence = item.sequence
@@ -162,10 +173,14 @@ class OracleRunner:
 
     def _expected(self, work: _Work) -> list[int]:
         """KV of all positions up to the last one computed; what the host did not know comes from the row."""
-        known, sampled = work.token_ids, work.row.sampled
-        assert work.end <= len(known) or work.end - 1 == max(sampled), "not the token sampled last"
-        token_ids = [known[i] if i < len(known) else sampled[i] for i in range(work.end)]
-        return contents(work.item.sequence.salt, token_ids + work.drafts)
+        known, row, salt = work.token_ids, work.row, work.item.sequence.salt
+        assert work.end <= len(known) or work.end - 1 == max(row.sampled), "not the token sampled last"
+        token_ids = known[: work.end] + [row.sampled[i] for i in range(len(known), work.end)]
+        if not row.token_ids or token_ids[: len(row.token_ids)] != row.token_ids:
+            row.token_ids, row.expected = token_ids, contents(salt, token_ids)
+        new = token_ids[len(row.token_ids) :]
+        row.token_ids, row.expected = token_ids, row.expected + contents(salt, new, row.expected[-1])
+        return row.expected + contents(salt, work.drafts, row.expected[-1])
 
     def _slot(self, work: _Work, position: int) -> int:
         return work.block_table[position // self.block_size] * self.block_size + position % self.block_size
@@ -175,7 +190,8 @@ class OracleRunner:
         sequence = item.sequence
         if not values:
             return SampledTokens((0,) if item.samples else ())
-        read = [self._memory.get(self._slot(work, position)) for position in range(len(values))]
+        num_blocks = -(-len(values) // self.block_size)
+        read = list(chain.from_iterable(self._memory[block] for block in work.block_table[:num_blocks]))[: len(values)]
         assert read == values, f"{sequence.id} reads wrong KV at {item.start}"
         prompt_logprobs = ()
         if sequence.sampling.prompt_logprobs is not None:
