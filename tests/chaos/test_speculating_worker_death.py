@@ -19,7 +19,7 @@ from ops.stack.config import DEMO_MODEL
 from tests.gateway.gateway_process import API_KEY, running_gateway
 from tests.servers import NatsServer
 
-pytestmark = [pytest.mark.chaos]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 MODEL = "demo"
 NUM_CHOICES = 2

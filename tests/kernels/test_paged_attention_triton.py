@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ GPU_SHAPES += [
 SMALL, INT8, FP8 = SHAPES[0], SHAPES[7], SHAPES[8]
 
 
+def mostly_slow(*fast: int) -> list[Any]:
+    """All shapes; only those with these places are tested by default, as the interpreter takes seconds a shape."""
+    return [pytest.param(s, marks=[] if i in fast else pytest.mark.slow) for i, s in enumerate(SHAPES)]
+
+
+# Of each kind of a cache one, heads alone and in groups, heads that fill no power of two.
+TREE_SHAPES = mostly_slow(0, 2, 6, 7, 10)
+
+
 def on_device(batch: PagedBatch, device: torch.device, tree_masks: torch.Tensor | None = None) -> PagedAttentionBatch:
     tensors = (batch.query, batch.key_cache, batch.value_cache)
     integers = (batch.block_tables, batch.query_starts, batch.context_lens)
@@ -93,7 +103,7 @@ def test_decodes_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -
     check(batch_of(shape, [1, 130, 17], [1, 1, 1]), device, gpu=gpu)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", mostly_slow(0, 2, 3, 5, 6, 7, 8, 10), ids=str)
 def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> None:
     check(batch_of(shape, [70, 27, 1, 33], [1, 27, 1, 20]), device)
 
@@ -128,7 +138,7 @@ TREES = [
 
 
 @pytest.mark.parametrize("trees", TREES, ids=["few", "mixed"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", TREE_SHAPES, ids=str)
 def test_paths_of_trees_equal_sequences_of_their_own(shape: Shape, trees: list[Tree], device: torch.device) -> None:
     check_trees(trees, shape, device)
 
@@ -141,9 +151,9 @@ def test_windows_over_trees_equal_sequences_of_their_own(
     check_trees(trees, SMALL, device, sliding_window, 2.0)
 
 
-def test_one_large_tree_equals_sequences_of_its_own(device: torch.device) -> None:
-    check_trees([random_tree(150, 63, seed=4)], SMALL, device)
-    check_trees([random_tree(64, 63, seed=5)], SMALL, device)
+@pytest.mark.parametrize("length", [64, pytest.param(150, marks=pytest.mark.slow)])
+def test_one_large_tree_equals_sequences_of_its_own(length: int, device: torch.device) -> None:
+    check_trees([random_tree(length, 63, seed=5)], SMALL, device)
 
 
 # Hidden tokens at every distance that a mask speaks of, contexts shorter than that, and paths longer than 31; ends of
@@ -163,7 +173,7 @@ def test_deep_trees_equal_sequences_of_their_own(device: torch.device) -> None:
     check_trees([deep_tree(97, 40), Tree(33), deep_tree(70, 60)], ONE_HEAD, device)
 
 
-@pytest.mark.parametrize("shape", [ONE_HEAD, INT8], ids=["float32", "int8"])
+@pytest.mark.parametrize("shape", [ONE_HEAD, pytest.param(INT8, marks=pytest.mark.slow)], ids=["float32", "int8"])
 def test_chunks_with_masks_of_any_bits_equal_sequences_of_their_own(shape: Shape, device: torch.device) -> None:
     check_trees(MASKED_CHUNKS, shape, device)
 
@@ -178,8 +188,21 @@ def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.dev
     check(batch_of(SMALL, [20, 30, 40], [8, 9, 33]), device)
 
 
-@pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
-@pytest.mark.parametrize("shape", [SMALL, SHAPES[1], SHAPES[3], INT8, FP8], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "gpu"),
+    [
+        pytest.param(SMALL, SPLITS, id="float32-splits"),
+        pytest.param(FP8, SPLITS, id="fp8-splits"),
+        pytest.param(SHAPES[3], ONE_SPLIT, id="one-group-one-split"),
+        pytest.param(INT8, ONE_SPLIT, id="int8-one-split"),
+        pytest.param(SMALL, ONE_SPLIT, id="float32-one-split", marks=pytest.mark.slow),
+        pytest.param(SHAPES[1], SPLITS, id="odd-heads-splits", marks=pytest.mark.slow),
+        pytest.param(SHAPES[1], ONE_SPLIT, id="odd-heads-one-split", marks=pytest.mark.slow),
+        pytest.param(SHAPES[3], SPLITS, id="one-group-splits", marks=pytest.mark.slow),
+        pytest.param(INT8, SPLITS, id="int8-splits", marks=pytest.mark.slow),
+        pytest.param(FP8, ONE_SPLIT, id="fp8-one-split", marks=pytest.mark.slow),
+    ],
+)
 def test_few_new_tokens_on_a_long_context_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -> None:
     # Contexts of many splits, of one, of a part of one, and without a query; new tokens of one block and of several.
     batch = batch_of(shape, [210, 150, 25, 20, 90], [17, 33, 9, 20, 1])
