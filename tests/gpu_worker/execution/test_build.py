@@ -70,12 +70,14 @@ def test_stages_follow_one_another_and_each_reaches_its_end(model: Path) -> None
     build_runner(config(model, gpu_memory_utilization=1.0), start_up, FakeMemory(RESERVE_BYTES + MB))
     stages = [stage for stage, _, _ in calls]
     assert stages == sorted(stages, key=list(Stage).index)
-    for stage in Stage:
+    # Kernels are compiled before a runner is built.
+    own = [stage for stage in Stage if stage is not Stage.COMPILE]
+    for stage in own:
         counts = [done for name, done, _ in calls if name is stage]
         total = {total for name, _, total in calls if name is stage}
         assert counts == sorted(counts)
         assert {counts[-1]} == total
-    assert list(start_up.seconds) == list(Stage)
+    assert list(start_up.seconds) == own
     (path,) = model.glob("*.safetensors")
     assert start_up.loaded_bytes == sum(tensor.nbytes for tensor in load_file(path).values())
 
