@@ -11,13 +11,22 @@ import pytest
 
 from gateway.openapi.document import document, document_bytes
 from gateway.openapi.operations import OPERATIONS
+from gateway.openapi.page import api_page
 
 FILE = Path(__file__).parents[3] / "ops/docs/openapi.json"
+PAGE = FILE.with_name("api.md")
 DOCUMENT = document()
 
 
 def test_file_is_current() -> None:
     assert FILE.read_bytes() == document_bytes(), "run: python -m gateway.openapi.document > ops/docs/openapi.json"
+
+
+def test_page_is_current_and_its_links_lead_somewhere() -> None:
+    page = PAGE.read_text()
+    assert page == api_page(), "run: python -m gateway.openapi.page > ops/docs/api.md"
+    headings = {line[3:].lower() for line in page.splitlines() if line.startswith("## ")}
+    assert set(re.findall(r"\(#(\w+)\)", page)) <= headings
 
 
 def test_every_reference_leads_to_a_schema_and_every_schema_is_one() -> None:

@@ -1,0 +1,98 @@
+"""The page `ops/docs/api.md`, made of the description: `python -m gateway.openapi.page > ops/docs/api.md`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gateway.openapi.document import document
+
+_OPENING = """# The API
+
+Made from the description by `python -m gateway.openapi.page`; do not edit it by hand. The description itself is
+[openapi.json](openapi.json), which a gateway serves at `/openapi.json`. What becomes of each parameter of a body is in
+[parameters.md](parameters.md), what each error means in [errors.md](errors.md).
+
+`/v1` may be left out of a path, and a slash may stand at its end. A key is shown as `Authorization: Bearer <key>` or as
+`x-api-key: <key>`; what everyone may ask is marked so.
+"""
+
+Json = dict[str, Any]
+
+
+def api_page() -> str:
+    """Return the page, in Markdown."""
+    described = document()
+    schemas = described["components"]["schemas"]
+    operations = [
+        _operation(method, path, operation, schemas)
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return "\n".join([_OPENING, *operations, *_types(schemas, "\n".join(operations))])
+
+
+def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
+    lines = [
+        f"## {method.upper()} {path}\n",
+        operation["summary"] + ("" if operation["security"] else " For everyone."),
+    ]
+    body = operation.get("requestBody")
+    if body is not None:
+        schema = schemas[_name(body["content"]["application/json"]["schema"])]
+        required = schema.get("required", [])
+        rest = [name for name in schema["properties"] if name not in required]
+        lines.append(f"Body: {_names(required) or 'nothing'} required; {_names(rest) or 'nothing'} optional.")
+    content = operation["responses"]["200"]["content"]
+    lines.append(f"Answer: {_link(content['application/json']['schema'])}.")
+    if "text/event-stream" in content:
+        lines.append(f"Each event of a stream: {_link(content['text/event-stream']['schema'])}.")
+    return "\n".join([*lines, ""])
+
+
+def _types(schemas: Json, used: str) -> list[str]:
+    """Return a section for each answer, and for what stands in it."""
+    names = [name for name in schemas if f"(#{name.lower()})" in used]
+    sections: dict[str, str] = {}
+    while names:
+        name = names.pop(0)
+        if name not in sections:
+            sections[name] = _type(name, schemas[name])
+            names += [other for other in schemas if f"(#{other.lower()})" in sections[name]]
+    return ["# What is answered\n", *(sections[name] for name in sorted(sections))]
+
+
+def _type(name: str, schema: Json) -> str:
+    fields = schema.get("properties", {})
+    rows = [f"| `{field}` | {_shown(described)} |" for field, described in fields.items()]
+    return "\n".join([f"## {name}\n", schema.get("description", ""), "", "| field | type |", "|---|---|", *rows, ""])
+
+
+def _shown(schema: Json) -> str:
+    if "$ref" in schema:
+        return _link(schema)
+    if "anyOf" in schema:
+        return " or ".join(map(_shown, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_shown(schema.get('items', {}))}"
+    return str(schema.get("type", "anything"))
+
+
+def _link(schema: Json) -> str:
+    name = _name(schema)
+    return f"[{name}](#{name.lower()})"
+
+
+def _name(schema: Json) -> str:
+    reference: str = schema["$ref"]
+    return reference.rpartition("/")[2]
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(api_page())
