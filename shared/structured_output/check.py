@@ -58,3 +58,15 @@ def check_grammar(grammar: Grammar) -> None:
             if grammar.strict or not problem.startswith(_ONE_OF_AS_ANY_OF):
                 raise named_problem(problem, schema)
     refuse_endless(schema)
+
+
+def try_compiling(grammar: Grammar) -> None:
+    """Compile a grammar that passed the check as a worker does, for a tokenizer of single bytes.
+
+    Some grammars are checked at once, and take seconds and hundreds of megabytes to be compiled: a `multipleOf` of
+    999,983 does. Nothing is learned but that it takes no longer than the process that does this may run.
+    """
+    limits = parser_limits()
+    from llguidance import LLMatcher, LLTokenizer
+
+    LLMatcher(LLTokenizer("byte"), grammar_text(grammar), log_level=0, limits=limits)

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from shared.sampling import Grammar
-from shared.structured_output.check import check_grammar
+from shared.structured_output.check import check_grammar, try_compiling
 from shared.structured_output.errors import GrammarError
 
 CPU_LIMIT_S = 0.1
@@ -82,13 +82,20 @@ def _limit_this_process() -> None:
     """Let the kernel end this process when it has used its time or memory."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
+    _limit_processor_time()
     signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT_S)
+
+
+def _limit_processor_time() -> None:
+    """Let the next step begin with all of its time: the check, and then the compilation."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
 
 
 def _check(grammar: Grammar) -> Verdict:
     try:
         check_grammar(grammar)
+        _limit_processor_time()
+        try_compiling(grammar)
     except GrammarError as error:
         return Verdict(error.reason, error.path[:512])
     except (MemoryError, RecursionError):

@@ -49,6 +49,14 @@ async def test_grammar_that_takes_too_long_is_refused_and_the_next_one_is_checke
     assert checker._process is process
 
 
+@pytest.mark.parametrize("divisors", [[999_983], [997, 1009]])
+async def test_grammar_that_only_its_compilation_shows_to_be_too_long_is_refused(
+    checker: GrammarChecker, divisors: list[int]
+) -> None:
+    with pytest.raises(GrammarError, match="more than 100 ms"):
+        await checker.check("t", schema_grammar({"type": "integer", "allOf": [{"multipleOf": n} for n in divisors]}))
+
+
 async def test_verdict_is_kept_per_tenant(checker: GrammarChecker) -> None:
     asked: list[bytes] = []
     ask = checker._ask
