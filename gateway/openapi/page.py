@@ -33,21 +33,24 @@ def api_page() -> str:
 
 
 def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
-    lines = [
-        f"## {method.upper()} {path}\n",
-        operation["summary"] + ("" if operation["security"] else " For everyone."),
-    ]
+    who = "" if operation["security"] else " For everyone."
+    lines = [f"## {method.upper()} {path}", operation["summary"] + who]
     body = operation.get("requestBody")
     if body is not None:
         schema = schemas[_name(body["content"]["application/json"]["schema"])]
         required = schema.get("required", [])
-        rest = [name for name in schema["properties"] if name not in required]
+        fields = schema["properties"].items()
+        rest = [name for name, field in fields if name not in required and not _is_ignored(field)]
         lines.append(f"Body: {_names(required) or 'nothing'} required; {_names(rest) or 'nothing'} optional.")
     content = operation["responses"]["200"]["content"]
     lines.append(f"Answer: {_link(content['application/json']['schema'])}.")
     if "text/event-stream" in content:
         lines.append(f"Each event of a stream: {_link(content['text/event-stream']['schema'])}.")
-    return "\n".join([*lines, ""])
+    return "\n\n".join(lines) + "\n"
+
+
+def _is_ignored(field: Json) -> bool:
+    return str(field.get("description", "")).startswith("Ignored:")
 
 
 def _types(schemas: Json, used: str) -> list[str]:
