@@ -17,9 +17,12 @@ from shared.formats.marker_tokens import RULE_PREFIX
 from shared.formats.schema import ALL_TYPES
 from shared.formats.tools import Tool
 from shared.structured_output import GrammarError, decode_schema, llguidance_schema
+from shared.structured_output.lark_form import lark_regex
 from shared.structured_output.patterns import exact_pattern
 
 ANY_TEXT = "/(?s:.*)/"
+# A dollar sign that no backslash escapes.
+_ANCHORED_END = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})*")
 
@@ -133,14 +136,14 @@ def quoted(text: str) -> str:
 
 
 def whole_pattern(pattern: str) -> str:
-    """Return a schema's regular expression, found anywhere in a text, as one for the whole text, on one line.
+    """Return a schema's regular expression, found anywhere in a text, as one for the whole text, in Lark.
 
     Raises:
         GrammarError: llguidance cannot read it as JSON Schema means it.
     """
-    is_open_end = not pattern.endswith("$") or pattern.endswith("\\$")
+    is_open_end = _ANCHORED_END.search(pattern) is None
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     end = "(?s:.*)" if is_open_end else ""
     inner = pattern.removeprefix("^") if not begin else pattern
     inner = exact_pattern(inner.removesuffix("$") if not end else inner)
-    return re.sub(r"(?<!\\)/", r"\\/", f"{begin}({inner}){end}".replace("\n", "\\n"))
+    return lark_regex(f"{begin}({inner}){end}")

@@ -12,6 +12,7 @@ from shared.formats.lark_text import ANY_TEXT, LarkText, quoted, whole_pattern
 from shared.formats.schema import ArgumentsSchema
 from shared.formats.tools import Tool
 from shared.structured_output import GrammarError
+from shared.structured_output.lark_form import lark_regex
 
 _REFUSED_AT_THE_TOP = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"}
@@ -102,9 +103,9 @@ def _patterns(conditions: dict[str, Any]) -> list[str]:
             raise GrammarError("'minLength' and 'maxLength' must be whole numbers.")
         patterns.append(f"/(?s:.{{{least},{most}}})/")
     if isinstance(conditions.get("pattern"), str):
-        patterns.append(f"/{whole_pattern(conditions['pattern'])}/")
+        patterns.append(whole_pattern(conditions["pattern"]))
     if isinstance(conditions.get("format"), str):
         if conditions["format"] not in _FORMATS:
             raise GrammarError(f"the format '{conditions['format'][:64]}' is not supported.")
-        patterns.append("/{}/".format(_FORMATS[conditions["format"]].replace("/", r"\/")))
+        patterns.append(lark_regex(_FORMATS[conditions["format"]]))
     return patterns or [ANY_TEXT]

@@ -11,6 +11,7 @@ from shared.sampling import Grammar
 from shared.structured_output.bounds import check_lark, check_regex, check_schema, check_size
 from shared.structured_output.errors import GrammarError
 from shared.structured_output.gbnf_lark import gbnf_as_lark
+from shared.structured_output.lark_form import lark_regex
 from shared.structured_output.patterns import with_exact_patterns
 
 # One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
@@ -30,7 +31,7 @@ def grammar_text(grammar: Grammar) -> str:
         return _encode({"json_schema": llguidance_schema(decode_schema(grammar.source), strict=grammar.strict)})
     if grammar.kind == "regex":
         check_regex(grammar.source)
-        return _encode({"lark_grammar": f"start: /{_escaped(grammar.source)}/"})
+        return _encode({"lark_grammar": f"start: {lark_regex(grammar.source)}"})
     if grammar.kind == "gbnf":
         check_size(grammar.source, "The grammar")
         lark = gbnf_as_lark(grammar.source)
@@ -79,17 +80,3 @@ def llguidance_schema(schema: Any, *, strict: bool) -> Any:
 def _encode(grammar: dict[str, Any]) -> str:
     # Not msgspec: it refuses integers of more than 64 bits.
     return json.dumps({"grammars": [grammar]}, separators=(",", ":"))
-
-
-def _escaped(pattern: str) -> str:
-    """Return a regular expression so that it may stand between slashes on one line of Lark."""
-    escaped, is_escape = [], False
-    for character in pattern:
-        if character == "/" and not is_escape:
-            escaped.append("\\/")
-        elif character == "\n":
-            escaped.append("n" if is_escape else "\\n")
-        else:
-            escaped.append(character)
-        is_escape = character == "\\" and not is_escape
-    return "".join(escaped)
