@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.http1.dialect import Dialect
+from gateway.http1.dialect import Dialect, server_sent_event
 
 _TYPES = {
     400: "invalid_request_error",
@@ -28,8 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 def event(fields: dict[str, Any]) -> bytes:
     """Return an event of a stream; its name is the `type` of its data."""
-    name: str = fields["type"]
-    return b"event: " + name.encode() + b"\ndata: " + _encode(fields) + b"\n\n"
+    return server_sent_event(_encode(fields), fields["type"])
 
 
 def error_fields(error: ApiError) -> dict[str, Any]:

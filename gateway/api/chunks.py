@@ -12,6 +12,7 @@ import msgspec
 from gateway.api.details import ChoiceDetails
 from gateway.api.identity import AnswerIdentity
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, first_token_text
+from gateway.http1.dialect import server_sent_event
 from shared.messages import Delta, TokenLogprob
 
 encode_json = msgspec.json.Encoder().encode
@@ -94,4 +95,4 @@ class ChoiceChunks:
 
 
 def _event(fields: dict[str, Any]) -> bytes:
-    return b"data: " + encode_json(fields) + b"\n\n"
+    return server_sent_event(encode_json(fields))

@@ -1,4 +1,4 @@
-"""How a family of APIs tells its clients about errors and about the end of a stream."""
+"""How a family of APIs tells its clients about events, errors and the end of a stream."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.errors import ApiError
+
+COMMENT = b": keep-alive\n\n"
+"""What clients of server-sent events read over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,14 @@ class Dialect:
     keep_alive: bytes
 
 
+def server_sent_event(data: bytes, name: str = "") -> bytes:
+    """Return the bytes of an event, with a name where one is given; `data` is one line."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: " + data + b"\n\n"
+
+
 def openai_error_event(error: ApiError) -> bytes:
     """Return an error as OpenAI's streams tell it."""
-    return b"data: " + error.body() + b"\n\n"
+    return server_sent_event(error.body())
 
 
-OPENAI = Dialect(ApiError.body, openai_error_event, b"data: [DONE]\n\n", b": keep-alive\n\n")
+OPENAI = Dialect(ApiError.body, openai_error_event, server_sent_event(b"[DONE]"), COMMENT)

@@ -20,11 +20,11 @@ from gateway.api.schemas.decoding import decode_typed
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.http1.dialect import Dialect, openai_error_event
+from gateway.http1.dialect import COMMENT, Dialect, openai_error_event, server_sent_event
 from shared.messages import Delta, Finish
 
 # llama.cpp's streams end without a mark.
-_DIALECT = Dialect(ApiError.body, openai_error_event, end_of_stream=b"", keep_alive=b": keep-alive\n\n")
+_DIALECT = Dialect(ApiError.body, openai_error_event, end_of_stream=b"", keep_alive=COMMENT)
 _OWN_NAMES = ("input_prefix", "input_suffix", "input_extra", "prompt")
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -141,7 +141,7 @@ class _StreamedInfill(EventAnswer):
             return
         is_first = self.first_token_at is None
         self.note_output()
-        event = b"data: " + _encode(_fields(self._model, delta.text, delta.finish)) + b"\n\n"
+        event = server_sent_event(_encode(_fields(self._model, delta.text, delta.finish)))
         if delta.finish is not None:
             self._stream.send(event)
             self.finish_choice(0, delta.finish)

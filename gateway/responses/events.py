@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.http1.dialect import Dialect
+from gateway.http1.dialect import COMMENT, Dialect, server_sent_event
 from gateway.responses.draft import Status
 
 _END_EVENTS: dict[Status, str] = {
@@ -54,8 +54,7 @@ class EventWriter:
 
 def encode_event(kind: str, fields: dict[str, Any], number: int) -> bytes:
     """Return the bytes of one event."""
-    data = _encode({"type": kind, **fields, "sequence_number": number})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+    return server_sent_event(_encode({"type": kind, **fields, "sequence_number": number}), kind)
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -64,5 +63,5 @@ def _error_event(error: ApiError) -> bytes:
     return encode_event("error", fields | {"error": {"type": error.type, **fields}}, 0)
 
 
-RESPONSES = Dialect(ApiError.body, _error_event, b"", b": keep-alive\n\n")
+RESPONSES = Dialect(ApiError.body, _error_event, b"", COMMENT)
 """Errors are OpenAI's; in a stream they are events of their own, and the last event ends it."""
