@@ -11,7 +11,6 @@ from gateway.anthropic.message import new_message, stop_fields, usage_of
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked
 from gateway.api.read_choice import ReadChoice
-from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, OutputReading
 from shared.messages import Finish
 
@@ -26,13 +25,9 @@ class WholeMessage(Answer):
         self._choice = _WholeChoice(self, asked.generation.reading or PLAIN_READING)
         self.sinks = [self._choice]
 
-    def _report(self, error: ApiError) -> None:
-        self._respond_error(error)
-
     def _complete(self) -> None:
         message = new_message(self._model) | self._choice.fields() | {"usage": usage_of(self.usage)}
-        headers = self._head.headers([(b"content-type", b"application/json")])
-        self._exchange.respond(200, headers, msgspec.json.encode(message))
+        self._respond(msgspec.json.encode(message))
 
 
 class _WholeChoice(ReadChoice):

@@ -128,13 +128,14 @@ class Answer(ABC):
     def _disconnect(self) -> None:
         self.end(Outcome.DISCONNECTED)
 
-    def _respond_error(self, error: ApiError) -> None:
-        head = self._head
-        self._exchange.respond(error.status, head.headers(error.response_headers()), head.dialect.error_body(error))
+    def _respond(self, body: bytes) -> None:
+        """Send the whole answer, which is JSON."""
+        self._exchange.respond(200, self._head.headers([(b"content-type", b"application/json")]), body)
 
-    @abstractmethod
     def _report(self, error: ApiError) -> None:
         """Tell the client about a failure."""
+        head = self._head
+        self._exchange.respond(error.status, head.headers(error.response_headers()), head.dialect.error_body(error))
 
     @abstractmethod
     def _complete(self) -> None:

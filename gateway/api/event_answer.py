@@ -44,4 +44,4 @@ class EventAnswer(Answer):
         if self._stream.is_open:
             self._stream.end(self._head.dialect.error_event(error))
         else:
-            self._respond_error(error)
+            super()._report(error)

@@ -98,9 +98,6 @@ class WholeAnswer(Answer):
         super().close()
         self._choices = []
 
-    def _report(self, error: ApiError) -> None:
-        self._respond_error(error)
-
     def _complete(self) -> None:
         choices = [choice.fields(self._identity.kind) for choice in self._choices]
         more: dict[str, Any] = {}
@@ -109,5 +106,4 @@ class WholeAnswer(Answer):
             # Of several choices of one prompt, each tells the same of it.
             more = more or details.take_answer_fields()
         body = self._identity.fields(streamed=False) | {"choices": choices, "usage": usage_fields(self.usage)} | more
-        headers = self._head.headers([(b"content-type", b"application/json")])
-        self._exchange.respond(200, headers, msgspec.json.encode(body))
+        self._respond(msgspec.json.encode(body))

@@ -121,12 +121,8 @@ class _WholeInfill(Answer):
             self._finish = delta.finish
             self.finish_choice(0, delta.finish)
 
-    def _report(self, error: ApiError) -> None:
-        self._respond_error(error)
-
     def _complete(self) -> None:
-        headers = self._head.headers([(b"content-type", b"application/json")])
-        self._exchange.respond(200, headers, _encode(_fields(self._model, "".join(self._texts), self._finish)))
+        self._respond(_encode(_fields(self._model, "".join(self._texts), self._finish)))
 
 
 class _StreamedInfill(EventAnswer):

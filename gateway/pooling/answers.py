@@ -93,11 +93,10 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     def _report(self, error: ApiError) -> None:
         name = self.names.get(error.param or "")
-        self._respond_error(error if name is None else _about(error, name))
+        super()._report(error if name is None else _about(error, name))
 
     def _complete(self) -> None:
-        headers = self._head.headers([(b"content-type", b"application/json")])
-        self._exchange.respond(200, headers, msgspec.json.encode(self._body()))
+        self._respond(msgspec.json.encode(self._body()))
 
     def _usage(self) -> dict[str, int]:
         num_tokens = self.usage.prompt_tokens

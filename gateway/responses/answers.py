@@ -135,11 +135,7 @@ class WholeResponse(ResponseAnswer):
         self.prepare(asked, keep, no_events)
 
     def _send(self, response: dict[str, Any]) -> None:
-        headers = self._head.headers([(b"content-type", b"application/json")])
-        self._exchange.respond(200, headers, msgspec.json.encode(response))
-
-    def _report(self, error: ApiError) -> None:
-        self._respond_error(error)
+        self._respond(msgspec.json.encode(response))
 
 
 class StreamedResponse(ResponseAnswer, EventAnswer):

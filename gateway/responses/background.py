@@ -95,12 +95,8 @@ class QueuedResponse(BackgroundAnswer):
     def queued(self, record: ResponseRecord) -> None:
         """Answer."""
         if not self.done.done():
-            headers = self._head.headers([(b"content-type", b"application/json")])
-            self._exchange.respond(200, headers, record.response)
+            self._respond(record.response)
             self.end(Outcome.COMPLETED)
-
-    def _report(self, error: ApiError) -> None:
-        self._respond_error(error)
 
 
 class FollowedResponse(BackgroundAnswer, EventAnswer):
