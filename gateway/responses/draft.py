@@ -83,9 +83,8 @@ def response_fields(
     usage: ResponseUsage | None = None,
     error: ResponseError | None = None,
     completed_at: int | None = None,
-    is_stored: bool | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object of a response; `is_stored` says otherwise than the draft where storing has failed."""
+    """Return the JSON object of a response."""
     reason = "max_output_tokens" if status == "incomplete" else None
     return {
         "id": draft.id,
@@ -98,6 +97,6 @@ def response_fields(
         "incomplete_details": None if reason is None else {"reason": reason},
         **_decode_parameters(draft.parameters),
         "output": output or [],
-        "store": draft.is_stored if is_stored is None else is_stored,
+        "store": draft.is_stored,
         "usage": None if usage is None else usage.fields(),
     }
