@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Raw, Struct, field
 
+from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.raw import null
 from shared.bounds import (
     MAX_MESSAGES,
-    MAX_NAME_BYTES,
     MAX_OUTPUT_TOKENS,
     MAX_STOPS,
     MAX_TOKEN_ID,
@@ -110,7 +110,7 @@ class OutputBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both bodies have in common: all that becomes the prompt."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    model: ModelName
     messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | Blocks | None = None
     tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None

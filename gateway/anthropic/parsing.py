@@ -11,11 +11,11 @@ from gateway.anthropic.conversation import chat_messages, ends_with_assistant
 from gateway.anthropic.tools import template_tools, tool_use
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.generation import Generation, Prompt, StructuredOutput
-from shared.bounds import MAX_NAME_BYTES
 from shared.conversation import ChatOptions
 from shared.messages import TokenizeCall
 from shared.sampling import Sampling
@@ -34,7 +34,7 @@ def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
     output = _output(parsed)
     return Generation(
         kind="chat",
-        model=_checked_model(parsed),
+        model=checked_model(parsed.model),
         prompts=(_prompt(parsed),),
         n=1,
         sampling=constrained(_sampling(parsed), output),
@@ -57,14 +57,7 @@ def parse_count_tokens(body: bytes, allow_unknown: bool = False) -> tuple[str, T
     tool_use(parsed)
     prompt = _prompt(parsed)
     call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
-    return _checked_model(parsed), call
-
-
-def _checked_model(body: PromptBody) -> str:
-    require_text("model", body.model)
-    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
-        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
-    return body.model
+    return checked_model(parsed.model), call
 
 
 def _prompt(body: PromptBody) -> Prompt:

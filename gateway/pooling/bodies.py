@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
 from gateway.generation import Generation, Prompt
@@ -16,7 +17,6 @@ from shared.bounds import (
     MAX_DIMENSIONS,
     MAX_INPUTS,
     MAX_INSTRUCTION_CHARACTERS,
-    MAX_NAME_BYTES,
     MAX_PROMPT_TOKENS,
     Priority,
     TimeoutSeconds,
@@ -35,7 +35,7 @@ _NOTHING = Sampling(max_tokens=0)
 class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of all three bodies. None always means: left out."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    model: ModelName
     user: Annotated[str, Meta(max_length=512)] | None = None
     priority: Priority | None = None
     timeout: TimeoutSeconds | None = None
@@ -162,13 +162,10 @@ def _common(body: PooledBody) -> dict[str, Any]:
     Raises:
         ApiError: 400; a name holds a NUL or is longer than its subject token may be.
     """
-    require_text("model", body.model)
-    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
-        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
     if body.user is not None:
         require_text("user", body.user)
     return {
-        "model": body.model,
+        "model": checked_model(body.model),
         "n": 1,
         "sampling": _NOTHING,
         "deterministic": True,

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.template_options import ReasoningEffort
 from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody
 from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
 from shared.bounds import (
     MAX_MESSAGES,
-    MAX_NAME_BYTES,
     MAX_OUTPUT_TOKENS,
     MAX_STOPS,
     MAX_TOKEN_ID,
@@ -81,7 +81,7 @@ class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The whole body. None always means: left out."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    model: ModelName
     input: str | Items | None = None
     instructions: str | None = None
     previous_response_id: ResponseId | None = None

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import constrained
@@ -23,7 +24,6 @@ from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.item_ids import input_item_id, new_response_id
 from gateway.responses.text_format import repeated_format, text_output
 from gateway.responses.tools import ResponseToolChoiceBody, repeated_tools, response_tools
-from shared.bounds import MAX_NAME_BYTES
 from shared.conversation import ChatMessage, ChatOptions
 from shared.sampling import Sampling
 
@@ -61,9 +61,7 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
         ApiError: 400; `param` names the field at fault.
     """
     body = decode_body(_decoder, Kind.RESPONSE, data, allow_unknown)
-    require_text("model", body.model)
-    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
-        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
+    checked_model(body.model)
     for value in body.include or ():
         if value not in _INCLUDABLE:
             raise invalid_value("include", f"'include' has '{value[:64]}'; allowed are {', '.join(_INCLUDABLE)}.")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.structured_output import StructuredOutputFields
 from gateway.generation import Prompt
@@ -19,7 +20,6 @@ from shared.bounds import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGPROBS,
-    MAX_NAME_BYTES,
     MAX_OUTPUT_TOKENS,
     MAX_SEQUENCES,
     MAX_STOP_TOKENS,
@@ -56,7 +56,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of both bodies. None always means: left out."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+    model: ModelName
     # -1 is how some clients say that only the context bounds the answer; of llama.cpp's `n_predict`, -2 too.
     max_tokens: Annotated[int, Meta(ge=-1, le=MAX_OUTPUT_TOKENS)] | None = None
     n_predict: Annotated[int, Meta(ge=-2, le=MAX_OUTPUT_TOKENS)] | None = None
@@ -169,9 +169,7 @@ def check_names(body: CommonBody) -> None:
     Raises:
         ApiError: 400; a name holds a NUL or is longer than its subject token may be.
     """
-    require_text("model", body.model)
-    if len(body.model.encode("utf-8")) > MAX_NAME_BYTES:
-        raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
+    checked_model(body.model)
     if body.user is not None:
         require_text("user", body.user)
     if body.cache_salt is not None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from gateway.api.schemas.completion import TokenIds
 from gateway.api.schemas.conversation import MessageBodies, flatten_messages
 from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.template_options import Template, Variables, chat_options, template_variables
 from gateway.api.schemas.tools import ToolBodies, offered_tools
-from shared.bounds import MAX_NAME_BYTES
 from shared.messages import DetokenizeCall, TokenizeCall
-
-ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,4 +78,4 @@ def parse_detokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | No
 
 
 def _checked_model(model: str | None) -> str | None:
-    return None if model is None else require_text("model", model)
+    return None if model is None else checked_model(model)

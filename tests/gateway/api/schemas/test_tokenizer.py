@@ -32,6 +32,12 @@ def test_what_the_template_gets_is_passed_on(fields: dict[str, Any], options: Ch
     assert call.chat == options
 
 
+def test_name_of_a_model_that_is_too_long_for_a_subject_is_refused() -> None:
+    with pytest.raises(ApiError) as raised:
+        parse_tokenize(msgspec.json.encode({"model": "é" * 100, "prompt": "x"}))
+    assert (raised.value.status, raised.value.param) == (400, "model")
+
+
 def test_parameter_that_is_not_served_is_refused_unless_it_changes_nothing() -> None:
     with pytest.raises(ApiError) as raised:
         parse_tokenize(msgspec.json.encode({"messages": MESSAGES, "return_token_strs": True}))
