@@ -12,7 +12,7 @@ import msgspec
 from gateway.anthropic.body import BlockBody, Blocks, MessageBody, PromptBody
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.raw import NULL
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from shared.conversation import ChatMessage, ToolCall
 
 _TEXT_TYPES = frozenset({"text", "document"})
@@ -140,5 +140,5 @@ def _placed(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody
 
 def _required(value: str | None, name: str) -> str:
     if value is None:
-        raise invalid_value(name, f"Missing required parameter: '{name}'.")
+        raise missing_parameter(name)
     return value

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.api.schemas import parse_detokenize, parse_tokenize
+from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found
@@ -48,7 +49,7 @@ class RouteServices:
         models = [name for name in self.fleet.models() if principal.can_use(name)]
         if model is None:
             if len(models) != 1:
-                raise ApiError(400, "Name a 'model'.", param="model", code="missing_required_parameter")
+                raise missing_parameter("model")
             return models[0]
         if model not in models:
             raise model_not_found(model)

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from gateway.admission.auth import Principal
 from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.refusals import missing_parameter
 from gateway.api.schemas.tokenizer import parse_tokenize
-from gateway.errors import ApiError
 from shared.messages import TemplateCall
 
 
@@ -47,7 +47,6 @@ class LlamaCppRoutes:
     async def _apply_template(self, request: Request, principal: Principal) -> Response:
         model, call = parse_tokenize(await request.body(), self._services.config.allow_unknown_parameters)
         if call.messages is None:
-            message = "Missing required parameter: 'messages'."
-            raise ApiError(400, message, param="messages", code="missing_required_parameter")
+            raise missing_parameter("messages")
         reply = await self._services.ask_tokenizer(principal, model, msgspec.structs.replace(call, renders=True))
         return json_response({"prompt": reply.text})

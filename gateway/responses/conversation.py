@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.api.schemas.decoding import require_text
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.reasoning_content import decode_reasoning
 from shared.conversation import ChatMessage, ToolCall
@@ -124,13 +124,13 @@ class _Conversation:
 
 def _required(value: str | None, where: str) -> str:
     if not value:
-        raise invalid_value(where, f"'{where}' is required.")
+        raise missing_parameter(where)
     return require_text(where, value)
 
 
 def _text(content: str | list[PartBody] | None, where: str) -> str:
     if content is None:
-        raise invalid_value(where, f"'{where}' is required: a string or a list of text parts.")
+        raise missing_parameter(where, "a string or a list of text parts")
     if isinstance(content, str):
         return require_text(where, content)
     return require_text(where, "".join(_part_text(part, f"{where}.[{i}]") for i, part in enumerate(content)))

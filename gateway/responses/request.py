@@ -13,7 +13,7 @@ from msgspec import Raw
 from gateway.api.schemas.conversation import estimate_messages
 from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.model_name import checked_model
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
@@ -70,7 +70,7 @@ def parse_body(data: bytes, allow_unknown: bool = False) -> ResponseBody:
     if body.background and _has_logprobs(body):
         raise unsupported_parameter("top_logprobs", "A background response has no log probabilities. Leave them out.")
     if body.input is None and body.previous_response_id is None:
-        raise invalid_value("input", "Missing required parameter: 'input'.")
+        raise missing_parameter("input")
     return body
 
 

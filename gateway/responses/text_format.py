@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.structured_output import schema_output
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar
@@ -39,7 +39,7 @@ def text_output(body: TextFormatBody | None) -> StructuredOutput | None:
         raise invalid_value(f"{_FIELD}.type", f"'{_FIELD}.type' must be one of {', '.join(_TYPES)}.")
     field = f"{_FIELD}.schema"
     if isinstance(body.schema, UnsetType) or bytes(body.schema) == b"null":
-        raise invalid_value(field, f"Missing required parameter: '{field}'.")
+        raise missing_parameter(field)
     return schema_output(field, body.schema, strict=bool(body.strict))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.schemas.conversation import Name
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.tools import (
     MAX_SCHEMA_KEYS,
     AllowedTools,
@@ -84,7 +84,7 @@ def _tool(tool: ResponseToolBody, where: str) -> ToolBody:
         )
         raise unsupported_parameter(f"{where}.type", message)
     if tool.name is None:
-        raise invalid_value(f"{where}.name", f"Missing required parameter: '{where}.name'.")
+        raise missing_parameter(f"{where}.name")
     function = FunctionBody(
         name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
     )

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.decoding import estimate_tokens, require_text
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.errors import ApiError
 from shared.bounds import MAX_MESSAGES, MAX_TOOLS
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
@@ -155,7 +155,7 @@ def _flatten(message: MessageBody, where: str) -> ChatMessage:
     # A tool may have no result, and an answer may be anything but content.
     has_other = calls or message.function_call or reasoning or message.refusal or message.role in ("tool", "function")
     if message.content is None and not has_other:
-        raise invalid_value(f"{where}.content", f"'{where}.content' is required: a string or a list of text parts.")
+        raise missing_parameter(f"{where}.content", "a string or a list of text parts")
     return ChatMessage(
         role=message.role,
         content="\n".join(filter(None, (content, refusal))),
@@ -178,7 +178,7 @@ def _call(call: ToolCallBody, where: str) -> ToolCall:
     if call.type not in (None, "function"):
         raise unsupported_parameter(where, f"'{where}' is a call of type '{call.type}'; only 'function' is supported.")
     if call.function is None:
-        raise invalid_value(f"{where}.function", f"'{where}.function' is required.")
+        raise missing_parameter(f"{where}.function")
     return _called(call.function, _checked_name(call.id, f"{where}.id") or "", f"{where}.function")
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.api.schemas.known_names import without_ignored
-from gateway.api.schemas.refusals import invalid_value, unknown_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unknown_parameter
 from gateway.api.schemas.row import Kind
 from gateway.errors import ApiError
 
@@ -125,9 +125,7 @@ def _from_validation(text: str) -> ApiError:
         return unknown_parameter(f"{param}.{unknown[1]}" if param else unknown[1])
     missing = _MISSING_FIELD.match(detail)
     if missing is not None:
-        name = f"{param}.{missing[1]}" if param else missing[1]
-        message = f"Missing required parameter: '{name}'."
-        return ApiError(400, message, param=name, code="missing_required_parameter")
+        return missing_parameter(f"{param}.{missing[1]}" if param else missing[1])
     where = f"A key of '{param}'" if match["key"] else f"'{param}'" if param else "The body"
     expected = re.sub(r"`([^`]*)`", lambda found: _json_type(found[1]), detail)
     return invalid_value(param, f"{where} is invalid: {expected[:1].lower()}{expected[1:]}.")

@@ -13,6 +13,12 @@ def invalid_value(param: str | None, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def missing_parameter(param: str, expected: str = "") -> ApiError:
+    """Answer for a parameter that has to be given; `expected` says what it is."""
+    text = f"Missing required parameter: '{param}'{f', {expected}' if expected else ''}."
+    return ApiError(400, text, param=param, code="missing_required_parameter")
+
+
 def unsupported_parameter(param: str, message: str | None = None, *, instead: str = "Leave it out.") -> ApiError:
     """Answer for a parameter that this server does not implement; `instead` says what to do."""
     text = message or f"The parameter '{param}' is not supported by this server. {instead}"

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.decoding import require_text
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar, Sampling
 from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -140,10 +140,10 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
         yield from asked or [StructuredOutput(name, Grammar(kind="json_schema", source=_ANY_OBJECT))]
     if body.type == "json_schema":
         if body.json_schema is None:
-            raise invalid_value(f"{name}.json_schema", f"Missing required parameter: '{name}.json_schema'.")
+            raise missing_parameter(f"{name}.json_schema")
         field, schema = f"{name}.json_schema.schema", body.json_schema.schema
         if isinstance(schema, UnsetType) or not _is_given(schema):
-            raise invalid_value(field, f"Missing required parameter: '{field}'.")
+            raise missing_parameter(field)
         yield schema_output(field, schema, strict=bool(body.json_schema.strict))
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.schemas.conversation import Name
-from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
+from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.generation import ToolUse
 from shared.bounds import MAX_TOOLS
 from shared.formats import Tool, ToolChoice
@@ -176,7 +176,7 @@ def _function(tool: ToolBody, index: int) -> FunctionBody:
         message = f"'{where}' is a tool of type '{tool.type}'; only 'function' is supported."
         raise unsupported_parameter(f"{where}.type", message)
     if tool.function is None:
-        raise invalid_value(f"{where}.function", f"'{where}.function' is required.")
+        raise missing_parameter(f"{where}.function")
     return tool.function
 
 

@@ -229,6 +229,11 @@ def test_thread_is_refused_in_the_words_that_let_anthropics_tool_runner_go_on_wi
     assert error["details"] == {"error_code": "thread_unsupported_request"}
 
 
+def test_field_that_a_block_lacks_has_the_code_of_a_missing_one() -> None:
+    error = refused(messages=[{"role": "user", "content": [{"type": "text"}]}])
+    assert (error.param, error.code) == ("messages.[0].content.[0].text", "missing_required_parameter")
+
+
 def test_tokens_of_a_whole_body_can_be_counted() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "max_tokens": 5}
     model, call = parse_count_tokens(json.dumps(body).encode())
