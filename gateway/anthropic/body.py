@@ -8,6 +8,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from gateway.api.schemas.model_name import ModelName
 from gateway.api.schemas.raw import null
+from gateway.api.schemas.tools import Parameters
 from shared.bounds import (
     MAX_MESSAGES,
     MAX_OUTPUT_TOKENS,
@@ -66,7 +67,7 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     name: ToolName
     type: Annotated[str, Meta(max_length=64)] | None = None
     description: str | None = None
-    input_schema: Raw = field(default_factory=null)
+    input_schema: Parameters | None = None
     strict: bool | None = None
 
     # Read by Anthropic's servers, and without meaning here: prompts are always cached, and tools run at the client.

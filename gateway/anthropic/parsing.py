@@ -8,9 +8,9 @@ import msgspec
 
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages, ends_with_assistant
-from gateway.anthropic.tools import template_tools, tool_use
+from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.conversation import estimate_messages
-from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
@@ -32,16 +32,17 @@ def parse_messages(body: bytes, allow_unknown: bool = False) -> Generation:
     """
     parsed = decode_body(_messages_decoder, Kind.ANTHROPIC_MESSAGES, body, allow_unknown)
     output = _output(parsed)
+    tools = message_tools(parsed)
     return Generation(
         kind="chat",
         model=checked_model(parsed.model),
-        prompts=(_prompt(parsed),),
+        prompts=(_prompt(parsed, tools.template),),
         n=1,
         sampling=constrained(_sampling(parsed), output),
         structured_output=output,
         deterministic=parsed.temperature == 0,
         stream=bool(parsed.stream),
-        tools=tool_use(parsed),
+        tools=tools.use,
         may_reason=parsed.thinking is None or parsed.thinking.type != "disabled",
         includes_reasoning=parsed.thinking is None or parsed.thinking.display != "omitted",
     )
@@ -54,24 +55,21 @@ def parse_count_tokens(body: bytes, allow_unknown: bool = False) -> tuple[str, T
         ApiError: 400; `param` names the field at fault.
     """
     parsed = decode_body(_count_decoder, Kind.COUNT_TOKENS, body, allow_unknown)
-    tool_use(parsed)
-    prompt = _prompt(parsed)
+    prompt = _prompt(parsed, message_tools(parsed).template)
     call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
     return checked_model(parsed.model), call
 
 
-def _prompt(body: PromptBody) -> Prompt:
+def _prompt(body: PromptBody, tools: str | None) -> Prompt:
     messages = chat_messages(body)
     is_continued = ends_with_assistant(body)
-    tools = template_tools(body)
     options = ChatOptions(
         tools=tools,
         variables=_variables(body),
         add_generation_prompt=not is_continued,
         continue_final_message=is_continued,
     )
-    tokens = estimate_messages(messages) + (0 if tools is None else estimate_tokens(tools))
-    return Prompt(estimated_tokens=tokens, messages=messages, chat=options)
+    return Prompt(estimated_tokens=estimate_messages(messages, options), messages=messages, chat=options)
 
 
 def _variables(body: PromptBody) -> str | None:

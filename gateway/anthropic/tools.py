@@ -1,75 +1,46 @@
-"""From Anthropic's tools and choices to what a chat template and the reader of the answer need."""
+"""The tools of Anthropic's bodies, of which those of chat are made."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from gateway.anthropic.body import PromptBody, ToolBody, ToolChoiceBody
+from gateway.api.schemas import tools as chat
 from gateway.api.schemas.decoding import require_text
-from gateway.api.schemas.raw import NULL
 from gateway.api.schemas.refusals import invalid_value, unsupported_parameter
-from gateway.generation import ToolUse
-from shared.formats import Tool, ToolChoice
-
-_ANY_OBJECT = msgspec.Raw(b'{"type":"object","properties":{}}')
-_AUTO = ToolChoiceBody(type="auto")
 
 
-def tool_use(body: PromptBody) -> ToolUse | None:
-    """Return what a conversation offers; None without tools.
+def message_tools(body: PromptBody) -> chat.OfferedTools:
+    """Return what becomes of the tools of a body.
 
     Raises:
         ApiError: 400; a tool runs at Anthropic, two have one name, or the choice names none of them.
     """
+    choice = body.tool_choice
     if not body.tools:
-        if body.tool_choice is not None and body.tool_choice.type in ("any", "tool"):
+        if choice is not None and choice.type in ("any", "tool"):
             raise invalid_value("tool_choice", "'tool_choice' demands a tool, but 'tools' has none.")
-        return None
-    tools = tuple(_tool(tool, f"tools.[{index}]") for index, tool in enumerate(body.tools))
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise invalid_value(f"tools.[{index}].name", f"Two tools have the name '{name}'.")
-    chosen = body.tool_choice or _AUTO
-    choice = _choice(chosen, names)
-    is_parallel = not chosen.disable_parallel_tool_use
-    return ToolUse(() if choice.mode == "none" else tools, choice, is_parallel)
+        return chat.NO_TOOLS
+    tools = [_tool(tool, f"tools.[{index}]") for index, tool in enumerate(body.tools)]
+    is_parallel = choice is None or not choice.disable_parallel_tool_use
+    return chat.offered_tools(tools, None if choice is None else _choice(choice), is_parallel)
 
 
-def template_tools(body: PromptBody) -> str | None:
-    """Return the tools in OpenAI's form as JSON text, as chat templates expect them; None without tools."""
-    if not body.tools:
-        return None
-    return msgspec.json.encode([_template_tool(tool) for tool in body.tools]).decode()
-
-
-def _tool(tool: ToolBody, where: str) -> Tool:
+def _tool(tool: ToolBody, where: str) -> chat.ToolBody:
     if tool.type not in (None, "custom"):
         message = f"'{where}.type' is '{tool.type}', a tool that Anthropic runs. Only tools of the client are served."
         raise unsupported_parameter(f"{where}.type", message)
-    schema = bytes(tool.input_schema).strip()
-    if tool.input_schema != NULL and not schema.startswith(b"{"):
-        raise invalid_value(f"{where}.input_schema", f"'{where}.input_schema' must be an object.")
     if tool.description is not None:
         require_text(f"{where}.description", tool.description)
-    return Tool(tool.name, None if tool.input_schema == NULL else schema.decode(), bool(tool.strict))
+    return chat.ToolBody(
+        function=chat.FunctionBody(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+    )
 
 
-def _template_tool(tool: ToolBody) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = _ANY_OBJECT if tool.input_schema == NULL else tool.input_schema
-    return {"type": "function", "function": function}
-
-
-def _choice(chosen: ToolChoiceBody, names: list[str]) -> ToolChoice:
-    if chosen.type == "any":
-        return ToolChoice("required")
-    if chosen.type == "tool":
-        if chosen.name not in names:
-            raise invalid_value("tool_choice.name", "'tool_choice.name' must be the name of one of 'tools'.")
-        return ToolChoice("named", chosen.name)
-    return ToolChoice(chosen.type)
+def _choice(choice: ToolChoiceBody) -> str | chat.ToolChoiceBody:
+    if choice.type != "tool":
+        return "required" if choice.type == "any" else choice.type
+    # Other than a function that is named in chat, the tool may be called several times.
+    named = chat.NamedTool(function=chat.NamedFunction(name=choice.name or ""))
+    allowed = chat.AllowedTools(mode="required", tools=[named])
+    return chat.ToolChoiceBody(type="allowed_tools", allowed_tools=allowed)

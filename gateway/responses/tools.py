@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from gateway.api.schemas.conversation import Name
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.tools import (
-    MAX_SCHEMA_KEYS,
     AllowedTools,
     Choice,
     FunctionBody,
@@ -17,6 +16,7 @@ from gateway.api.schemas.tools import (
     NamedFunction,
     NamedTool,
     OfferedTools,
+    Parameters,
     ToolBody,
     ToolChoiceBody,
     offered_tools,
@@ -30,7 +30,7 @@ class ResponseToolBody(Struct, kw_only=True):
     type: Choice
     name: FunctionName | None = None
     description: str | None = None
-    parameters: Annotated[dict[Name, Raw], Meta(max_length=MAX_SCHEMA_KEYS)] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 

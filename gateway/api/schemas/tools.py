@@ -22,6 +22,7 @@ _FORMS_OF_CHOICE = "'none', 'auto', 'required', or an object that names a functi
 
 FunctionName = Annotated[str, Meta(max_length=64, pattern=r"^[a-zA-Z0-9_-]+\Z")]
 Choice = Annotated[str, Meta(max_length=64)]
+Parameters = Annotated[dict[Name, Raw], Meta(max_length=MAX_SCHEMA_KEYS)]
 
 
 class FunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +30,7 @@ class FunctionBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[Name, Raw], Meta(max_length=MAX_SCHEMA_KEYS)] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 

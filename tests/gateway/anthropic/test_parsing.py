@@ -99,15 +99,24 @@ def test_tools_reach_the_template_in_openais_form() -> None:
     [
         (None, ToolChoice("auto")),
         ({"type": "auto"}, ToolChoice("auto")),
-        ({"type": "none"}, ToolChoice("none")),
-        ({"type": "tool", "name": "add"}, ToolChoice("named", "add")),
+        ({"type": "tool", "name": "add"}, ToolChoice("required")),
     ],
 )
 def test_tool_choice_is_understood(choice: dict[str, Any] | None, expected: ToolChoice) -> None:
     use = parsed(tools=[TOOL], tool_choice=choice).tools
     assert use is not None
-    assert use.choice == expected
-    assert bool(use.tools) is (expected.mode != "none")
+    assert (use.choice, use.is_parallel) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [({"type": "none"}, []), ({"type": "tool", "name": "sub"}, ["sub"]), ({"type": "any"}, ["add", "sub"])],
+)
+def test_template_is_shown_only_tools_that_may_be_called(choice: dict[str, Any], names: list[str]) -> None:
+    generation = parsed(tools=[TOOL, TOOL | {"name": "sub"}], tool_choice=choice)
+    shown = json.loads(options_of(generation).tools or "[]")
+    assert [tool["function"]["name"] for tool in shown] == names
+    assert [tool.name for tool in (generation.tools.tools if generation.tools else ())] == names
 
 
 def test_thinking_decides_the_templates_variable() -> None:
@@ -203,10 +212,10 @@ def test_image_is_refused_by_its_type() -> None:
             "messages.[0].content.[0].tool_use_id",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.[0].type"),
-        ({"tools": [TOOL, TOOL]}, "tools.[1].name"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.[0].name"),
         ({"tools": [{"name": "a", "input_schema": []}]}, "tools.[0].input_schema"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
