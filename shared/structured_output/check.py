@@ -1,4 +1,4 @@
-"""Whether llguidance can compile a grammar: one function, so that what the gateway admits, the worker compiles."""
+"""Whether llguidance can compile a grammar: one function for the gateway that admits and the worker that compiles."""
 
 from __future__ import annotations
 
