@@ -23,10 +23,10 @@ MAX_WARM_UP_S = 0.2
 """Seconds of computing that the first masks of a grammar may take together; a tenth of that is usual."""
 
 _BASE_BYTES = 300_000
-"""Measured with 128,000 tokens: what a compiled and warmed grammar takes, …"""
+"""What any compiled grammar takes after its warm-up, measured with 128,000 tokens."""
 
 _BYTES_A_CHARACTER = 16
-"""… and about how much more for each character of its source."""
+"""What it takes besides for each character of its source, about."""
 
 
 class CompiledGrammar:

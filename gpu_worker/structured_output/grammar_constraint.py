@@ -23,10 +23,10 @@ SECONDS_A_MASK = 0.002
 """What a mask may take on the average. A few microseconds are usual, and all sequences of the step wait for it."""
 
 MAX_SECONDS = 0.25
-"""What the masks of a sequence may take beyond that, before …"""
+"""What the masks of a sequence may take beyond that, before the sequence ends."""
 
 MAX_CHARGE_S = 0.1
-"""… the sequence ends; a mask counts as this at most, because the host may have paused meanwhile."""
+"""What a mask counts as at most, because the host may have paused meanwhile."""
 
 _ALL_TOKENS = 0xFF
 
