@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.model_name import ModelName
-from gateway.api.schemas.raw import null
 from gateway.api.schemas.tools import Parameters
 from shared.bounds import (
     MAX_MESSAGES,
@@ -30,9 +29,9 @@ class SourceBody(Struct, kw_only=True, forbid_unknown_fields=True):
     media_type: Annotated[str, Meta(max_length=256)] | None = None
 
     # Of the types that are not read; with these, the error names the type.
-    url: Raw = field(default_factory=null)
-    file_id: Raw = field(default_factory=null)
-    content: Raw = field(default_factory=null)
+    url: Raw | UnsetType = UNSET
+    file_id: Raw | UnsetType = UNSET
+    content: Raw | UnsetType = UNSET
 
 
 class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,9 +42,9 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: str | None = None
     id: Annotated[str, Meta(max_length=256)] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
-    input: Raw = field(default_factory=null)
+    input: Raw | UnsetType = UNSET
     tool_use_id: Annotated[str, Meta(max_length=256)] | None = None
-    content: Raw = field(default_factory=null)
+    content: Raw | UnsetType = UNSET
     is_error: bool | None = None
     source: SourceBody | None = None
     title: Annotated[str, Meta(max_length=1024)] | None = None
@@ -71,11 +70,11 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
     # Read by Anthropic's servers, and without meaning here: prompts are always cached, and tools run at the client.
-    cache_control: Raw = field(default_factory=null)
+    cache_control: Raw | UnsetType = UNSET
     defer_loading: bool | None = None
     eager_input_streaming: bool | None = None
-    allowed_callers: Raw = field(default_factory=null)
-    input_examples: Raw = field(default_factory=null)
+    allowed_callers: Raw | UnsetType = UNSET
+    input_examples: Raw | UnsetType = UNSET
 
 
 class ToolChoiceBody(Struct, kw_only=True, forbid_unknown_fields=True):

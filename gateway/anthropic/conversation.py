@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.anthropic.body import BlockBody, Blocks, MessageBody, PromptBody
 from gateway.api.schemas.decoding import require_text
-from gateway.api.schemas.raw import NULL
+from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from shared.conversation import ChatMessage, ToolCall
 
@@ -87,7 +87,7 @@ def _assistant(message: MessageBody, where: str) -> Iterator[ChatMessage]:
 
 
 def _tool_call(block: BlockBody, place: str) -> ToolCall:
-    arguments = bytes(block.input).decode()
+    arguments = bytes(given(block.input) or b"").decode()
     if not arguments.startswith("{"):
         raise invalid_value(f"{place}.input", f"'{place}.input' must be an object.")
     return ToolCall(
@@ -99,10 +99,10 @@ def _tool_call(block: BlockBody, place: str) -> ToolCall:
 
 def _tool_result(block: BlockBody, place: str) -> ChatMessage:
     where = f"{place}.content"
-    text = ""
-    if block.content != NULL:
+    text, content = "", given(block.content)
+    if content is not None:
         try:
-            text = _text(_content_decoder.decode(block.content), where)
+            text = _text(_content_decoder.decode(content), where)
         except msgspec.ValidationError:
             raise invalid_value(where, f"'{where}' must be a string or a list of blocks.") from None
     if block.is_error:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter
 from gateway.api.schemas.structured_output import schema_output
 from gateway.generation import StructuredOutput
@@ -38,9 +39,10 @@ def text_output(body: TextFormatBody | None) -> StructuredOutput | None:
     if body.type != "json_schema":
         raise invalid_value(f"{_FIELD}.type", f"'{_FIELD}.type' must be one of {', '.join(_TYPES)}.")
     field = f"{_FIELD}.schema"
-    if isinstance(body.schema, UnsetType) or bytes(body.schema) == b"null":
+    schema = given(body.schema)
+    if schema is None:
         raise missing_parameter(field)
-    return schema_output(field, body.schema, strict=bool(body.strict))
+    return schema_output(field, schema, strict=bool(body.strict))
 
 
 def repeated_format(body: TextFormatBody | None) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""JSON that a body's struct keeps undecoded, and its value where the field was left out."""
+"""JSON that a body's struct keeps undecoded, in fields that are `UNSET` where they were left out."""
 
 from __future__ import annotations
 
-from msgspec import Raw
+from msgspec import Raw, UnsetType
 
-NULL = Raw(b"null")
+_NULL = b"null"
 
 
-def null() -> Raw:
-    """Return what stands for a field that was left out. As a factory: the schema of a body cannot tell a Raw."""
-    return NULL
+def given(value: Raw | UnsetType) -> Raw | None:
+    """Return the JSON of a field, or None where it was left out or is null."""
+    return None if isinstance(value, UnsetType) or bytes(value) == _NULL else value

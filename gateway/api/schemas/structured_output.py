@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.api.schemas.decoding import require_text
+from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar, Sampling
@@ -23,7 +24,6 @@ Choices = Annotated[list[Text], Meta(min_length=1, max_length=MAX_ALTERNATIVES)]
 
 _ANY_OBJECT = '{"type":"object"}'
 _FORMATS = ("text", "json_object", "json_schema")
-_NULL = b"null"
 # Characters that mean something in a regular expression.
 _ESCAPED = {ord(character): f"\\{character}" for character in r"\.+*?()|[]{}^$#&-~"}
 
@@ -132,8 +132,9 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
         raise unsupported_parameter(f"{name}.type", f"'{name}.type': 'structural_tag' is not supported. Use 'tools'.")
     if body.type not in _FORMATS:
         raise invalid_value(f"{name}.type", f"'{name}.type' must be one of {', '.join(_FORMATS)}.")
-    for field, given in (("json_schema", body.json_schema is not None), ("schema", _is_given(body.schema))):
-        if given and body.type != ("json_schema" if field == "json_schema" else "json_object"):
+    stated = (("json_schema", body.json_schema is not None), ("schema", given(body.schema) is not None))
+    for field, is_stated in stated:
+        if is_stated and body.type != ("json_schema" if field == "json_schema" else "json_object"):
             raise invalid_value(f"{name}.{field}", f"'{name}.{field}' does not belong to the type '{body.type}'.")
     if body.type == "json_object":
         asked = list(_of_schema(f"{name}.schema", body.schema))
@@ -141,8 +142,8 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
     if body.type == "json_schema":
         if body.json_schema is None:
             raise missing_parameter(f"{name}.json_schema")
-        field, schema = f"{name}.json_schema.schema", body.json_schema.schema
-        if isinstance(schema, UnsetType) or not _is_given(schema):
+        field, schema = f"{name}.json_schema.schema", given(body.json_schema.schema)
+        if schema is None:
             raise missing_parameter(field)
         yield schema_output(field, schema, strict=bool(body.json_schema.strict))
 
@@ -159,8 +160,9 @@ def _of_structured_outputs(body: StructuredOutputsBody | None) -> Iterator[Struc
 
 
 def _of_schema(field: str, schema: Raw | UnsetType) -> Iterator[StructuredOutput]:
-    if not isinstance(schema, UnsetType) and _is_given(schema):
-        yield schema_output(field, schema, strict=False)
+    source = given(schema)
+    if source is not None:
+        yield schema_output(field, source, strict=False)
 
 
 def _of_texts(
@@ -177,7 +179,3 @@ def _of_grammar(field: str, grammar: str | None) -> Iterator[StructuredOutput]:
     if grammar is not None:
         kind = "lark" if looks_like_lark(require_text(field, grammar)) else "gbnf"
         yield StructuredOutput(field, Grammar(kind=kind, source=grammar))  # type: ignore[arg-type]
-
-
-def _is_given(value: Raw | UnsetType) -> bool:
-    return not isinstance(value, UnsetType) and bytes(value) != _NULL
