@@ -17,16 +17,18 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.js.errors import APIError, NotFoundError
 
 from shared.errors import DependencyError, InvalidNameError
+from shared.nats_connection import has_jetstream
 from shared.subjects import decode_name, encode_name
 
 DEFAULT_TENANT = "default"
 # Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
 MAX_WAIT_KEY = "headrace_max_wait_s"
 # NATS leaves calls that a user may not make unanswered, as it does those for which there is nobody.
-NO_JETSTREAM = (
+_NO_ANSWER = (
     "NATS does not answer JetStream calls: check HEADRACE_NATS_USER (`headrace setup` and `headrace dead` need the "
-    "admin user), or start NATS with JetStream enabled."
+    "admin user)."
 )
+_NO_JETSTREAM = "NATS runs without JetStream: start it with JetStream enabled, as `nats-server -js` or ops/nats does."
 
 _PREFIX = "HR_BATCH_"
 _TIMEOUT_S = 5.0
@@ -74,7 +76,12 @@ async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> Non
                 "administrator's credentials, `headrace setup --tenants`, or give NATS more storage."
             ) from error
     except NatsTimeoutError as error:
-        raise DependencyError(NO_JETSTREAM) from error
+        raise DependencyError(jetstream_problem(js)) from error
+
+
+def jetstream_problem(js: JetStreamContext) -> str:
+    """Say why a call to JetStream was not answered: NATS lets only those that may ask hear an answer."""
+    return _NO_ANSWER if has_jetstream(js._nc) else _NO_JETSTREAM
 
 
 async def batch_tenants(nats: Client, model: str) -> list[str]:

@@ -18,7 +18,7 @@ from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 from shared.direct_client import DirectClient
-from shared.errors import DependencyError
+from shared.errors import ConfigError, DependencyError
 from shared.nats_client import ClearTextError, TlsClient
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
 
@@ -41,6 +41,7 @@ _OPTIONS: dict[str, Any] = {
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
 
 _NO_FILES = NatsFiles()
+_SCHEMES = ("nats", "tls")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,10 @@ _log = logging.getLogger(__name__)
 def inbox_prefix(role: Role) -> str:
     """Return the first token of all inboxes of a role, e.g. `_INBOX_worker`: permissions are written in terms of it."""
     return f"_INBOX_{role}"
+
+
+class NatsRefusedError(DependencyError):
+    """Trying again is of no use: NATS refuses us, or we refuse it."""
 
 
 async def connect(
@@ -80,10 +85,11 @@ async def connect(
         timeout_s: How long the server may take to appear; once connected, reconnecting never ends.
 
     Raises:
-        ConfigError: One of the files cannot be used.
+        ConfigError: The URL is none of NATS, or one of the files cannot be used.
         DependencyError: The server does not appear, refuses us, speaks clear text where TLS is required, has a
             certificate that is not trusted, or is too old.
     """
+    _check_url(url)
     identity = identity_options(files) or {"user": user, "password": password}
     is_tls = is_tls_required(url, files)
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
@@ -105,7 +111,8 @@ async def connect(
             )
     except (TimeoutError, OSError, NatsError):
         await _discard(client)
-        raise DependencyError(_failure_message(url, log.failures, timeout_s)) from None
+        kind = NatsRefusedError if any(map(_is_refusal, log.failures)) else DependencyError
+        raise kind(_failure_message(url, log.failures, timeout_s)) from None
     except asyncio.CancelledError:
         # A client that nobody has would stay connected, and connect again for ever.
         await _discard(client)
@@ -113,6 +120,18 @@ async def connect(
     log.was_connected = True
     await _check_version(client)
     return client
+
+
+def has_jetstream(client: Client) -> bool:
+    """Say whether the server that a client is connected to runs JetStream."""
+    return bool(client._server_info.get("jetstream", False))
+
+
+def _check_url(url: str) -> None:
+    for part in url.split(","):
+        scheme, mark, _ = part.strip().partition("://")
+        if mark and scheme not in _SCHEMES:
+            raise ConfigError("HEADRACE_NATS_URL", f"begins with {scheme[:20]}://; allowed: {', '.join(_SCHEMES)}")
 
 
 class _ErrorLog:
@@ -127,7 +146,7 @@ class _ErrorLog:
     async def report(self, error: Exception) -> None:
         self.failures = [*self.failures[-9:], error]
         if self._client.is_connected:
-            _log.warning("nats error: %s", error)
+            _log.warning("NATS reports: %s", error)
         elif _is_refusal(error) and not self.was_connected:
             self._client.options["allow_reconnect"] = False  # makes connect() raise
         if self._on_error is not None:
@@ -178,7 +197,7 @@ async def _check_version(client: Client) -> None:
     if found < MINIMUM_SERVER_VERSION:
         await _discard(client)
         needed = ".".join(map(str, MINIMUM_SERVER_VERSION))
-        raise DependencyError(f"nats-server {'.'.join(map(str, found))} is too old: {needed} or newer is needed.")
+        raise NatsRefusedError(f"nats-server {'.'.join(map(str, found))} is too old: {needed} or newer is needed.")
 
 
 async def _discard(client: Client) -> None:

@@ -25,7 +25,13 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from shared.batch_streams import DEFAULT_TENANT, NO_JETSTREAM, batch_stream, batch_stream_config, ensure_batch_stream
+from shared.batch_streams import (
+    DEFAULT_TENANT,
+    batch_stream,
+    batch_stream_config,
+    ensure_batch_stream,
+    jetstream_problem,
+)
 from shared.errors import DependencyError
 from shared.messages import Lane
 from shared.subjects import dead_letter_filter, encode_name, request_subject
@@ -225,7 +231,7 @@ async def _ensure(js: JetStreamContext, configs: list[StreamConfig]) -> None:
         except NotFoundError:
             await _make_stream(js, config)
         except (NatsTimeoutError, ServiceUnavailableError) as error:
-            raise DependencyError(NO_JETSTREAM) from error
+            raise DependencyError(jetstream_problem(js)) from error
 
 
 async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:

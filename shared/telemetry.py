@@ -47,6 +47,8 @@ def configure_logging(level: str, **fields: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # What torch tells of itself helps nobody who runs a server.
+    logging.getLogger("torch").setLevel(max(logging.WARNING, root.level))
 
 
 def _one_line(text: str) -> str:

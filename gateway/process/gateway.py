@@ -79,7 +79,8 @@ def main(config: GatewayConfig) -> int:
     check_operator_settings(config)
     if config.processes == 1:
         _configure_logging()
-        return _run(config, bind_listeners(config), 0, None, None)
+        with contextlib.closing(bind_listeners(config)) as listeners:
+            return _run(config, listeners, 0, None, None)
     configure_logging("info", role="gateway-parent")
     listeners = bind_listeners(config)
     board = MetricsBoard(config.processes * SLOTS_PER_PROCESS)

@@ -17,6 +17,7 @@ from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.memory.budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
 from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
+    check_host_cache_fits,
     check_host_weights_fit,
     host_num_blocks,
 )
@@ -156,6 +157,8 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
     check_host_weights_fit(plan.weights, plan.matrix_dtype_name, free_host_bytes())
+    if plan.fixed is not None:
+        check_host_cache_fits(*plan.fixed, demand, free_host_bytes() - plan.weights)
     model = _load(plan, start_up)
     if plan.fixed is None:
         free_bytes = max(0, free_host_bytes() - config.proposer_bytes)

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 Progress = Callable[[int, int], None]
 
+_SHOWN_S = 0.05
+
 
 class Stage(StrEnum):
     """Parts that take long enough to be watched."""
@@ -59,11 +61,9 @@ class StartUp:
 
     def summary(self) -> str:
         """Say how long the start took, with its parts."""
-        parts = [
-            f"{stage.value} {seconds:.1f} s{self._rate(stage)}"
-            for stage, seconds in self.seconds.items()
-            if seconds >= 0.05
-        ]
+        # Kernels are compiled once per machine; later starts find them.
+        shown = [stage for stage in self.seconds if stage is not Stage.COMPILE or self.seconds[stage] >= _SHOWN_S]
+        parts = [f"{stage.value} {self.seconds[stage]:.1f} s{self._rate(stage)}" for stage in shown]
         return f"ready in {self.total_s:.1f} s" + (f": {', '.join(parts)}" if parts else "")
 
     def _rate(self, stage: Stage) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import find_families
 from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.json_file import JsonFile
@@ -36,7 +37,8 @@ def read_model_config(directory: Path) -> ModelConfig:
             if name.endswith(suffix) and family is not None:
                 return _without_head(family(file), num_classes(file) if suffix == _CLASSES else 0)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
-    raise file.error("architectures", f"is {given}; supported: {', '.join(FAMILIES)}, and their Model and {_CLASSES}")
+    supported = f"supported: {', '.join(FAMILIES)}, and their Model and {_CLASSES}"
+    raise CheckpointError(file.path, f"unsupported architecture ({given}); {supported}")
 
 
 def num_classes(file: JsonFile) -> int:

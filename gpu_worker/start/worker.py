@@ -14,6 +14,7 @@ import secrets
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -24,6 +25,7 @@ from gpu_worker.start.assembly import Identity, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.model_revision import served_revision
+from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
@@ -31,6 +33,7 @@ from gpu_worker.text.model_tasks import ModelTasks, read_model_tasks
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
+from shared.direct_client import DirectClient
 from shared.errors import ConfigError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
@@ -78,6 +81,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     assert config.model is not None
     # The tokenizer's own threads would take the cores from the engine for prompts that are encoded one at a time.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    check_nats(config)
     start_up = StartUp(ProgressBar(sys.stderr))
     directory = read_model_directory(config.model)
     tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
@@ -114,17 +118,10 @@ async def _run(
 ) -> int:
     stopping = _stop_signals()
     events = _ConnectionEvents()
-    nats = await connect(
-        config.nats_url,
-        role="worker",
-        name=identity.worker,
-        user=config.nats_user,
-        password=config.nats_password,
-        files=config,
-        on_disconnect=events.lost,
-        on_reconnect=events.back,
-        on_close=events.closed,
-    )
+    connecting = asyncio.create_task(_connect(config, identity, events))
+    if not await _unless_stopping(connecting, stopping):
+        return 0
+    nats = connecting.result()
     worker = Worker(identity, nats, setup, directory, tokenizer, model_tasks, StreamLimits())
     events.consumer = worker.consumer
     try:
@@ -172,15 +169,35 @@ async def _start(worker: Worker, stopping: asyncio.Event) -> bool:
         HeadraceError: It cannot start.
     """
     starting = asyncio.create_task(worker.start())
-    ending = asyncio.create_task(_wait_for_any(stopping, worker.has_failed))
-    await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
-    has_started = starting.done()
-    for task in (starting, ending):
-        task.cancel()
-    await asyncio.gather(starting, ending, return_exceptions=True)
+    has_started = await _unless_stopping(starting, stopping, worker.has_failed)
     if has_started:
         starting.result()
     return has_started
+
+
+async def _connect(config: WorkerConfig, identity: Identity, events: _ConnectionEvents) -> DirectClient:
+    return await connect(
+        config.nats_url,
+        role="worker",
+        name=identity.worker,
+        user=config.nats_user,
+        password=config.nats_password,
+        files=config,
+        on_disconnect=events.lost,
+        on_reconnect=events.back,
+        on_close=events.closed,
+    )
+
+
+async def _unless_stopping(work: asyncio.Task[Any], *events: asyncio.Event) -> bool:
+    """Wait for the end of `work`; if one of the events is set before, cancel it and return False."""
+    ending = asyncio.create_task(_wait_for_any(*events))
+    await asyncio.wait([work, ending], return_when=asyncio.FIRST_COMPLETED)
+    is_done = work.done()
+    for task in (work, ending):
+        task.cancel()
+    await asyncio.gather(work, ending, return_exceptions=True)
+    return is_done
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +15,7 @@ from gpu_worker.quantization.gguf.model_facts import model_facts
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
-from shared.errors import ConfigError
+from shared.errors import ConfigError, HeadraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,24 @@ def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> 
 def _positive(path: Path, config: dict[str, Any], name: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or value <= 0:
+        _check_architecture(path)
         raise ConfigError("HEADRACE_MODEL", f"{path / 'config.json'} has no usable {name}")
     return value
+
+
+def _check_architecture(path: Path) -> None:
+    """Refuse an architecture that is not supported. Other families call fields by other names, so ask this first.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    # Asked only about a model that cannot be read, since this imports torch; where that is missing, nothing is said.
+    with contextlib.suppress(ImportError):
+        registry = importlib.import_module("gpu_worker.models.registry")
+        try:
+            registry.read_model_config(path)
+        except HeadraceError as error:
+            raise ConfigError("HEADRACE_MODEL", str(error)) from None
 
 
 def _token_ids(*candidates: Any) -> list[int]:

@@ -12,10 +12,15 @@ _EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
+    import logging
+
     import click
 
     from ops.cli.group import headrace
 
+    # Warnings of a command that keeps no log, such as what NATS refused.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("headrace: %(message)s"))
     try:
         code = headrace.main(prog_name="headrace", standalone_mode=False)
     except click.ClickException as error:
@@ -30,4 +35,9 @@ def main() -> None:
         # Whoever read our output has gone, as with `headrace ... | head`; do not fail again while flushing at exit.
         sys.stdout = None
         code = 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"headrace: {error.filename}: {error.strerror}", file=sys.stderr)
+        code = _EXIT_BAD_SETTINGS
     sys.exit(code)

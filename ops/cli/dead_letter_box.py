@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NotFoundError
 
-from shared.batch_streams import NO_JETSTREAM, ensure_batch_stream
+from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
 from shared.messages import Lane, Request, encode
@@ -76,7 +76,7 @@ class DeadLetterBox:
             if error.err_code != 10037:
                 raise DependencyError("the stream HR_DEAD does not exist; run `headrace setup`") from error
         except NatsTimeoutError as error:
-            raise DependencyError(NO_JETSTREAM) from error
+            raise DependencyError(jetstream_problem(self._js)) from error
         except (APIError, NatsError) as error:
             raise DependencyError(f"the dead letters cannot be read: {error!r}") from error
 

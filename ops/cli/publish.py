@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,19 +51,21 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     "sampling". Prints one JSON object a request: where its result will be, or with --wait the result itself as soon as
     it is there.
     """
+    found = list(_read(config.file, prompt))
     url, running = find_nats(config.nats_url, config.state_dir)
     model = config.model_name
     if model is None and running is not None:
         model = next(iter(Endpoint(running.url, running.api_key).models()), None)
-    requests = [_request(config, model, fields) for fields in _read(config.file, prompt)]
+    requests = [_request(config, model, place, fields) for place, fields in found]
     return asyncio.run(_publish(config, url, requests))
 
 
-def _read(file: Path | None, prompt: str | None) -> Iterator[dict[str, Any]]:
+def _read(file: Path | None, prompt: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each request, after the words that say where it stands in the file."""
     if (file is None) == (prompt is None):
         raise ConfigError("HEADRACE_FILE", "give either a PROMPT or --file")
     if file is None:
-        yield {"text": prompt}
+        yield "the prompt", {"text": prompt}
         return
     try:
         lines = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
@@ -78,30 +81,35 @@ def _read(file: Path | None, prompt: str | None) -> Iterator[dict[str, Any]]:
                 raise ConfigError("HEADRACE_FILE", f"line {number} is not JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise ConfigError("HEADRACE_FILE", f"line {number} is not a JSON object")
-            yield fields
+            yield f"line {number}", fields
 
 
-def _request(config: PublishConfig, model: str | None, fields: dict[str, Any]) -> Request:
+def _request(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> Request:
     import msgspec
 
     from shared.messages import Request
 
-    defaults = {"id": secrets.token_hex(12), "tenant": config.tenant} | ({"model": model} if model else {})
+    defaults: dict[str, Any] = {"id": secrets.token_hex(12), "tenant": config.tenant, "created": time.time()}
+    if model:
+        defaults["model"] = model
     sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature, "seed": config.seed}
-    sampling |= fields.get("sampling") or {}
+    given = fields.get("sampling") or {}
+    if not isinstance(given, dict):
+        raise ConfigError("HEADRACE_FILE", f"{place}: sampling is not a JSON object")
+    sampling |= given
     try:
         request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
     except msgspec.ValidationError as error:
         if "model" not in defaults | fields:
-            raise ConfigError("HEADRACE_MODEL_NAME", "not set, and a request names no model") from error
-        raise ConfigError("HEADRACE_FILE", f"request {fields.get('id', defaults['id'])!r}: {error}") from error
+            raise ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model") from error
+        raise ConfigError("HEADRACE_FILE", f"{place}: {error}") from error
     if [request.text, request.messages, request.token_ids].count(None) != 2:
-        raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: give one of text, messages and token_ids")
-    _check_names(request)
+        raise ConfigError("HEADRACE_FILE", f"{place}: give one of text, messages and token_ids")
+    _check_names(request, place)
     return request
 
 
-def _check_names(request: Request) -> None:
+def _check_names(request: Request, place: str) -> None:
     """Refuse names and reply subjects that the worker would refuse, before anything is published."""
     from shared.errors import InvalidNameError
     from shared.subjects import encode_name, is_batch_reply, reply_prefix
@@ -110,10 +118,10 @@ def _check_names(request: Request) -> None:
         try:
             encode_name(name)
         except InvalidNameError as error:
-            raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: {field}: {error}") from error
+            raise ConfigError("HEADRACE_FILE", f"{place}: {field}: {error}") from error
     if request.reply is not None and not is_batch_reply(request.reply, request.tenant):
         prefix = reply_prefix(request.tenant)
-        raise ConfigError("HEADRACE_FILE", f"request {request.id!r}: reply must begin with {prefix!r}")
+        raise ConfigError("HEADRACE_FILE", f"{place}: reply must begin with {prefix!r}")
 
 
 async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:

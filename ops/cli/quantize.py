@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -57,9 +58,12 @@ def run(config: QuantizeConfig) -> int:
         config.device,
         config.lm_head,
     )
+    # A job that cannot be done ends here, before there is a bar.
+    steps = quantize(job)
+    first = next(steps)
     with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=_shown) as bar:
         done = 0
-        for advance in quantize(job):
+        for advance in chain([first], steps):
             bar.length = advance.total
             bar.update(advance.done - done, advance.name)
             done = advance.done

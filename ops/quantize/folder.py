@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint import INDEX_FILE, SINGLE_FILE
@@ -44,6 +45,11 @@ class QuantizedFolder:
         Raises:
             ConfigError: The folder holds something else: a finished model, another job, or other files.
         """
+        with _written_to(path):
+            return cls._open(path, job, num_layers)
+
+    @classmethod
+    def _open(cls, path: Path, job: Mapping[str, str], num_layers: int) -> QuantizedFolder:
         folder = cls(path, num_layers)
         description = folder._work / "job.json"
         if description.is_file():
@@ -83,6 +89,10 @@ class QuantizedFolder:
         self, model: Path, quantization_config: Mapping[str, object], changes: Mapping[str, object] | None = None
     ) -> None:
         """Make a model of the files; tokenizer and settings are copied from `model`, but for what `changes` says."""
+        with _written_to(self._path):
+            self._finish(model, quantization_config, changes or {})
+
+    def _finish(self, model: Path, quantization_config: Mapping[str, object], changes: Mapping[str, object]) -> None:
         total, num_bytes = self._num_layers + 1, 0
         weight_map: dict[str, str] = {}
         for index in range(total):
@@ -97,14 +107,26 @@ class QuantizedFolder:
         index_text = json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1)
         (self._path / INDEX_FILE).write_text(index_text)
         config = json.loads((model / "config.json").read_text())
-        config |= {**(changes or {}), "quantization_config": dict(quantization_config)}
+        config |= {**changes, "quantization_config": dict(quantization_config)}
         (self._path / "config.json").write_text(json.dumps(config, indent=2))
         shutil.rmtree(self._work)
 
     def _write(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        folder.mkdir(exist_ok=True)
-        written = folder / f"{SINGLE_FILE}.part"
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, written, {"format": "pt"})
-        # The library writes files that only their owner can read.
-        written.chmod(0o644)
-        os.replace(written, folder / SINGLE_FILE)
+        with _written_to(self._path):
+            folder.mkdir(exist_ok=True)
+            written = folder / f"{SINGLE_FILE}.part"
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, written, {"format": "pt"})
+            # The library writes files that only their owner can read.
+            written.chmod(0o644)
+            os.replace(written, folder / SINGLE_FILE)
+
+
+@contextmanager
+def _written_to(path: Path) -> Iterator[None]:
+    """Let a folder that cannot be written be the fault of the setting that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        problem = f"{path} cannot be written: {reason}; mend that and start the same job again, or name another folder"
+        raise ConfigError("HEADRACE_OUT", problem) from error

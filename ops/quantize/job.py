@@ -19,6 +19,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import take_layer
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -69,10 +70,13 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     Raises:
         HeadraceError: The model or the job cannot be used; what was written stays for a resumption.
     """
+    if find_gguf(job.model) is not None:
+        problem = f"{job.model} is a GGUF file, which is served as it is; quantize a directory in Hugging Face's format"
+        raise ConfigError("HEADRACE_MODEL", problem)
     config = read_model_config(job.model)
     method = make_method(job.method, job.group_size)
     _check(config, job, method)
-    folder = QuantizedFolder.open(job.out, {key: str(value) for key, value in asdict(job).items()}, config.num_layers)
+    folder = QuantizedFolder.open(job.out, _description(job), config.num_layers)
     total = config.num_layers * len(MATRICES)
     with Checkpoint(job.model, torch.float32, torch.device(job.device)) as checkpoint, torch.inference_mode():
         layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
@@ -94,6 +98,12 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     folder.write_rest(_rest(job, config, method))
     untied = {"tie_word_embeddings": False} if job.lm_head else {}
     folder.finish(job.model, method.config(has_head=job.lm_head), untied)
+
+
+def _description(job: QuantizeJob) -> dict[str, str]:
+    """Return what tells one job from another: its settings, however their paths were written."""
+    settings = {name: value.resolve() if isinstance(value, Path) else value for name, value in asdict(job).items()}
+    return {name: str(value) for name, value in settings.items()}
 
 
 class _LayerRounding:

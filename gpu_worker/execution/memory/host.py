@@ -40,6 +40,24 @@ def host_num_blocks(demand: CacheDemand, max_num_seqs: int, free_bytes: int) -> 
     )
 
 
+def check_host_cache_fits(variable: str, num_blocks: int, demand: CacheDemand, free_bytes: int) -> None:
+    """Check that a cache of a set size fits, though its memory is taken only as blocks are first used.
+
+    Raises:
+        ConfigError: It does not; names `variable`, which sets the size.
+    """
+    num_bytes = num_blocks * demand.block_bytes
+    if num_bytes <= free_bytes:
+        return
+    fitting = free_bytes // demand.block_bytes
+    most = f"{fitting} blocks ({fitting * demand.block_bytes} bytes)"
+    raise ConfigError(
+        variable,
+        f"a KV cache of {num_blocks} blocks needs {shown_bytes(num_bytes)}, but {shown_bytes(free_bytes)} of memory "
+        f"are free beside the weights; allow {most} at most, or leave it out for a quarter of what is free",
+    )
+
+
 def check_host_weights_fit(num_bytes: int, dtype: str, free_bytes: int) -> None:
     """Check, before they are loaded, that a model's weights fit.
 

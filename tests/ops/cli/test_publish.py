@@ -93,7 +93,7 @@ def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(stat
 def test_request_without_a_model_names_the_setting() -> None:
     done = headrace("publish", "x", "--nats-url", "nats://127.0.0.1:1")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--model-name: not set, and a request names no model" in done.stderr
+    assert "--model-name: not set, and the prompt names no model" in done.stderr
 
 
 def test_ready_file_of_another_version_is_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,235 @@
+"""What users do wrong: each ends with one clear line that names what to change, and never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ops import cli
+from ops.stack.config import DEMO_MODEL
+from tests.servers import NatsServer
+
+MODEL = str(DEMO_MODEL)
+NOWHERE = ("--nats-url", "nats://127.0.0.1:1")
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
+QUANTIZE = ("quantize", "--method", "int8")
+
+# (arguments, part of the message); {files} is a folder with the files below.
+MISTAKES: list[tuple[tuple[str, ...], str]] = [
+    (("worker",), "--model: is required"),
+    (("worker", "--model", "{files}/none"), "--model: {files}/none is no directory of a model"),
+    (("worker", "--model", "{files}/empty"), "config.json is missing"),
+    (("worker", "--model", "{files}/torn"), "config.json is not usable"),
+    (("worker", "--model", "{files}/gpt2"), "unsupported architecture ('GPT2LMHeadModel'); supported: "),
+    (("worker", "--model", "{files}/none.gguf"), "--model: {files}/none.gguf is no directory of a model"),
+    (("worker", "--model", "{files}/torn.gguf"), "torn.gguf: the magic number needs 4 bytes"),
+    (("worker", "--model", MODEL, "--max-model-len", "1"), "--max-model-len: 1 is too small; the least allowed is 2"),
+    (("worker", "--model", MODEL, "--max-model-len", "9999"), "--max-model-len: is 9999, but the model was made for"),
+    (("worker", "--model", MODEL, "--num-blocks", "99999999"), "--num-blocks: a KV cache of 99999999 blocks needs"),
+    (("worker", "--model", MODEL, "--kv-cache-bytes", "1" + "0" * 13), "--kv-cache-bytes: a KV cache of"),
+    (("worker", "--model", MODEL, "--kv-cache-bytes", "5"), "--kv-cache-bytes: the KV cache would hold 0 tokens"),
+    (("worker", "--model", MODEL, "--max-num-batched-tokens", "1"), "--max-num-batched-tokens: max_num_batched"),
+    (("worker", "--model", MODEL, "--dtype", "int4"), "--dtype: 'int4' is not one of auto, float32"),
+    (("worker", "--model", MODEL, "--device", "cuda"), "--device: is cuda, but PyTorch finds no CUDA device"),
+    (("worker", "--model", MODEL, "--speculative", "draft"), "--draft-model: is needed with --speculative=draft"),
+    (("worker", "--model", MODEL, "--draft-model", MODEL), "--draft-model: is set, but --speculative is off"),
+    (("worker", "--model", MODEL, "--nats-url", "ws://127.0.0.1"), "--nats-url: begins with ws://; allowed: nats, tls"),
+    (("worker", "--model", MODEL, "--nats-ca-file", "{files}/none"), "--nats-ca-file: "),
+    (("worker", "--model", MODEL, "--nats-creds-file", "{files}/none"), "--nats-creds-file: "),
+    (("gateway", "--port", "0", *NOWHERE), "--keys-file: no key file is set, and --api-key is empty"),
+    (("gateway", "--port", "0", "--keys-file", "{files}/none", *NOWHERE), "--keys-file: {files}/none does not exist"),
+    (("gateway", "--api-key", "k", "--port", "99999"), "--port: 99999 is too large; the most allowed is 65535"),
+    (("gateway", "--api-key", "k", "--port", "http"), "--port: 'http' is not a valid int"),
+    (("gateway", "--api-key", "k", "--port", "{taken}"), "--port: 127.0.0.1:{taken} cannot be used"),
+    (
+        ("gateway", "--api-key", "k", "--port", "{taken}", "--processes", "2"),
+        "--port: 127.0.0.1:{taken} cannot be used",
+    ),
+    (("gateway", "--api-key", "k", "--port", "0", "--operator-port", "0"), "--operator-key: not set"),
+    (("up", "--model", "{files}/none"), "--model: {files}/none is not a model directory"),
+    (("up", "--state-dir", "{files}/text.txt"), "--state-dir: {files}/text.txt cannot be used"),
+    (("up", "--ready-file", "{files}/none/ready"), "--ready-file: {files}/none is not a directory"),
+    (("up", "--state-dir", "{files}/state", "--block-size", "0"), "--block-size: 0 is too small"),
+    (("up", "--state-dir", "{files}/state", "--port", "{taken}"), "--port: port {taken} is taken"),
+    ((*QUANTIZE, "--model", MODEL), "--out: is required"),
+    ((*QUANTIZE, "--model", MODEL, "--out", MODEL), "--out: is the model's own folder"),
+    ((*QUANTIZE, "--model", MODEL, "--out", "{files}/text.txt/q"), "--out: {files}/text.txt/q cannot be written"),
+    ((*QUANTIZE, "--model", MODEL, "--out", "{files}"), "--out: {files} exists and is not empty"),
+    ((*QUANTIZE, "--model", "{files}/torn.gguf", "--out", "{files}/q"), "torn.gguf is a GGUF file, which is served"),
+    ((*QUANTIZE, "--model", "{files}/gpt2", "--out", "{files}/q"), "unsupported architecture ('GPT2LMHeadModel')"),
+    ((*QUANTIZE, "--model", "{files}/none", "--out", "{files}/q"), "{files}/none/config.json: cannot be read"),
+    (
+        ("quantize", "--method", "gptq", "--model", MODEL, "--out", "{files}/q"),
+        "--calibration: is required by gptq",
+    ),
+    (
+        ("quantize", "--method", "rtn-int4", "--model", MODEL, "--out", "{files}/q", "--group-size", "33"),
+        "--group-size: 33",
+    ),
+    (("perplexity", "--model", MODEL), "--text: is required"),
+    (("perplexity", "--model", MODEL, "--text", "{files}/none"), "--text: {files}/none cannot be read"),
+    (("perplexity", "--model", "{files}/gpt2", "--text", "{files}/text.txt"), "unsupported architecture"),
+    (
+        ("train-draft", "--kind", "eagle", "--target", MODEL, "--minutes", "1", "--out", "{files}/d"),
+        "--text: is required",
+    ),
+    (("bench", "engine"), "--model: is required"),
+    (("bench", "engine", "--model", MODEL, "--batch", "x"), "--batch: 'x' is not a list of batch sizes"),
+    (("publish",), "--file: give either a PROMPT or --file"),
+    (("publish", "x", *NOWHERE), "--model-name: not set, and the prompt names no model"),
+    (("publish", "x", "--state-dir", "{files}/empty"), "--nats-url: not set, and no `headrace up` runs on"),
+    (("publish", "--file", "{files}/none", *NOWHERE), "--file: {files}/none cannot be read"),
+    (
+        ("publish", "--file", "{files}/jobs.jsonl", "--model-name", "m", *NOWHERE),
+        "--file: line 3: Expected `str | null`",
+    ),
+    (("publish", "--file", "{files}/jobs2.jsonl", "--model-name", "m", *NOWHERE), "--file: line 1: sampling is not a"),
+    (("publish", "--file", "{files}/jobs3.jsonl", "--model-name", "m", *NOWHERE), "--file: line 2: give one of text"),
+    (("publish", "--file", "{files}/jobs4.jsonl", "--model-name", "m", *NOWHERE), "--file: line 2 is not JSON"),
+    (("publish", "x", "--model-name", "m", "--timeout-s", "0", *NOWHERE), "--timeout-s: 0.0 is too small"),
+    (("chat", "hi", "--state-dir", "{files}/empty"), "--url: not set, and no `headrace up` runs on"),
+    (("chat", "hi", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
+    (("dead", "--state-dir", "{files}/empty", "list"), "--nats-url: not set"),
+    (("tenant", "acme", "--nkey", "x"), "--nkey: a user's public NKey is"),
+    (("tenant", ""), "name ''"),
+    (("keys", "--keys-file", "{files}/text.txt", "list"), "text.txt"),
+    (("keys", "--keys-file", "{files}/text.txt/keys.json", "create"), "text.txt"),
+    (("keys", "--keys-file", "{files}/keys.json", "revoke", "nobody"), "nobody"),
+    (("keys", "--keys-file", "{files}/k.json", "--audit-file", "{files}", "create"), "--audit-file: {files} cannot be"),
+    (("wroker",), "No such command 'wroker'"),
+    (("worker", "--modle", "x"), "No such option"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name in ("empty", "torn", "gpt2"):
+        (folder / name).mkdir()
+    for name, config in (("torn", "{"), ("gpt2", json.dumps(GPT2))):
+        (folder / name / "config.json").write_text(config)
+        (folder / name / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
+    (folder / "torn.gguf").touch()
+    (folder / "text.txt").write_text("some text\n" * 20)
+    (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
+    (folder / "jobs2.jsonl").write_text('{"text": "a", "sampling": [1]}\n')
+    (folder / "jobs3.jsonl").write_text('{"text": "a"}\n{"prompt": "a"}\n')
+    (folder / "jobs4.jsonl").write_text('{"text": "a"}\n{"text"\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs a command in this process, and returns its exit status and what it wrote to standard error."""
+    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capfd.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0])[-60:] for case in MISTAKES])
+def test_mistake_is_one_clear_line(
+    arguments: tuple[str, ...],
+    message: str,
+    files: Path,
+    taken: int,
+    nats_url: str,
+    command_line: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "worker":
+        monkeypatch.setenv("HEADRACE_NATS_URL", nats_url)
+    names = {"files": files, "taken": taken}
+    status, text = command_line(*(argument.format(**names) for argument in arguments))
+    last = text.strip().splitlines()[-1]
+    assert status in (1, 2)
+    assert message.format(**names) in last
+    assert "Traceback" not in text
+    # Besides the line itself only the log of a server may be there, and click's advice to read the help.
+    stray = [
+        line for line in text.splitlines()[:-1] if not line.startswith(("20", "Usage: ", "Try 'headrace")) and line
+    ]
+    assert stray == []
+
+
+def test_wrong_password_is_found_before_the_model_is_loaded(
+    start_nats: Callable[..., NatsServer], command_line: Callable[..., tuple[int, str]], files: Path
+) -> None:
+    nats = start_nats("--user", "worker", "--pass", "right")
+    login = ("--nats-url", nats.url, "--nats-user", "worker", "--nats-password", "wrong")
+    status, text = command_line("worker", "--model", str(files / "none"), *login)
+    assert status == 2
+    assert "refuses the user or password: check --nats-user and --nats-password" in text
+    assert str(files / "none") not in text
+
+
+def test_tls_url_of_a_server_without_tls_is_refused_before_anything_is_sent(
+    nats_url: str, command_line: Callable[..., tuple[int, str]]
+) -> None:
+    login = ("--nats-url", nats_url.replace("nats://", "tls://"), "--nats-user", "u", "--nats-password", "p")
+    status, text = command_line("worker", "--model", MODEL, *login)
+    assert (status, text.count("\n")) == (2, 1)
+    assert "does not offer TLS, which tls:// requires; nothing was sent to it" in text
+
+
+def test_nats_without_jetstream_is_told_from_a_role_that_may_not(
+    tmp_path: Path, command_line: Callable[..., tuple[int, str]]
+) -> None:
+    server = NatsServer(tmp_path)
+    server.has_jetstream = False
+    server.start()
+    try:
+        status, text = command_line("setup", "--nats-url", server.url, "--audit-file", os.devnull)
+    finally:
+        server.kill()
+    assert status == 2
+    assert "NATS runs without JetStream: start it with JetStream enabled" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("worker", "--model", MODEL, "--simulate", "5", *NOWHERE),
+        pytest.param(("gateway", "--api-key", "k", "--port", "0", *NOWHERE), marks=pytest.mark.slow),
+        pytest.param(("publish", "x", "--model-name", "m", *NOWHERE), marks=pytest.mark.slow),
+        pytest.param(("setup", *NOWHERE), marks=pytest.mark.slow),
+    ],
+)
+def test_interrupt_while_waiting_for_nats_ends_at_once(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    command = [sys.executable, "-m", "ops.cli", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, text=True)
+    time.sleep(2.5)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=20)
+    # A second of ours; the rest is for a machine that does other things.
+    assert time.monotonic() - began < 4
+    assert process.returncode in (0, 130)
+    assert "Traceback" not in text
