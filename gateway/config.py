@@ -33,6 +33,11 @@ class GatewayConfig(NatsFiles):
     keys_file: str | None = setting(None, "API keys, written by `headrace keys`; re-read when it changes.")
     api_key: str | None = setting(None, "One more key, unlimited, of the tenant `default`.", secret=True)
 
+    auth: bool = setting(
+        True,
+        "Ask clients for a key. Without, whoever reaches the port is the tenant `default`; allowed on loopback only.",
+    )
+
     cors_origins: str | None = setting(
         None, "Origins whose web pages may read answers, separated by commas: https://chat.example.com."
     )

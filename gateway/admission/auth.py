@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from gateway.admission.api_keys import ALL_MODELS, KeyRecord, hash_key, list_keys
@@ -22,6 +23,7 @@ from shared.errors import ConfigError
 CHECK_INTERVAL_S = 1.0
 MAX_KEY_BYTES = 512
 BOOTSTRAP_KEY_ID = "bootstrap"
+NO_KEY_ID = "none"
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class KeyStore:
         api_key: str | None,
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        asks_for_key: bool = True,
     ) -> None:
         """Read the key file.
 
@@ -81,6 +85,7 @@ class KeyStore:
             api_key: One more key: unlimited, of the tenant `default`.
             metrics: Counts failed reloads.
             clock: Seconds, for the interval between looks at the file.
+            asks_for_key: Whether a request must show a key; see `check_auth_settings`.
 
         Raises:
             ConfigError: There is no key at all to let anyone in with, or the file is not a key file.
@@ -91,23 +96,33 @@ class KeyStore:
         self._next_check = clock() + CHECK_INTERVAL_S
         self._bootstrap = [(hash_key(api_key), Principal(BOOTSTRAP_KEY_ID, "default"))] if api_key else []
         self._file_state = self._stat()
-        if self._file_state is None and not self._bootstrap:
+        self._asks_for_key = asks_for_key
+        if asks_for_key and self._file_state is None and not self._bootstrap:
             missing = f"{path} does not exist" if path else "no key file is set"
             raise ConfigError(
                 "HEADRACE_KEYS_FILE",
                 f"{missing}, and HEADRACE_API_KEY is empty, so nobody could use this gateway. "
                 "Make a key with `headrace keys create`, or set HEADRACE_API_KEY.",
             )
-        self._principals = self._index(list_keys(path) if path else [])
+        self._principals = self._index(list_keys(path) if path and self._file_state is not None else [])
 
     def authenticate(self, headers: Headers) -> Principal:
-        """Return who shows a valid key.
+        """Return who shows a valid key; where none is asked for, anyone of this machine but a web page.
 
         Raises:
             ApiError: 401; the key is missing, malformed or unknown.
         """
         if self._clock() >= self._next_check:
             self._reload_if_changed()
+        if self._asks_for_key:
+            return self._holder(headers)
+        try:
+            return self._holder(headers)
+        except ApiError:
+            _refuse_web_pages(headers)
+            return Principal(NO_KEY_ID, "default")
+
+    def _holder(self, headers: Headers) -> Principal:
         digest = hash_key(shown_key(headers))
         principal = self._principals.get(digest)
         # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
@@ -144,6 +159,44 @@ class KeyStore:
             return
         self._principals = self._index(records)
         _logger.info("keys reloaded: %d valid", len(self._principals))
+
+
+def check_auth_settings(*, asks_for_key: bool, host: str) -> None:
+    """Let a gateway ask for no key only where nobody but this machine reaches it.
+
+    Raises:
+        ConfigError: It would listen elsewhere.
+    """
+    if not asks_for_key and not is_loopback(host):
+        problem = f"asking for no key is allowed on loopback only, and HEADRACE_HOST is {host}"
+        raise ConfigError("HEADRACE_AUTH", problem)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address or name is this machine alone."""
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refuse_web_pages(headers: Headers) -> None:
+    """Refuse what a browser sends for a page of another site: it reaches loopback too, and so would any site.
+
+    A page names its origin; one whose name was made to point to this machine (DNS rebinding) names another host.
+
+    Raises:
+        ApiError: 401.
+    """
+    for name, value in headers:
+        is_foreign_host = name == b"host" and not is_loopback(_without_port(value.decode("latin-1")))
+        if is_foreign_host or name == b"origin":
+            raise unauthorized("Web pages need an API key here. Send it as `Authorization: Bearer <key>`.")
+
+
+def _without_port(host: str) -> str:
+    name, mark, port = host.rpartition(":")
+    return name if mark and port.isdigit() else host
 
 
 def shown_key(headers: Headers) -> str:

@@ -11,7 +11,6 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from ipaddress import ip_address
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -21,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admission.auth import bearer_token, unauthorized
+from gateway.admission.auth import bearer_token, is_loopback, unauthorized
 from gateway.api.app import build_app
 from gateway.api.routes import error_response, json_response
 from gateway.cache.redis_client import RedisCache
@@ -59,7 +58,7 @@ def check_operator_settings(config: GatewayConfig) -> None:
         return
     if config.operator_without_key and config.operator_key:
         raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", "contradicts HEADRACE_OPERATOR_KEY; set only one of them")
-    if config.operator_without_key and not _is_loopback(config.operator_host):
+    if config.operator_without_key and not is_loopback(config.operator_host):
         problem = f"allowed only on loopback, and HEADRACE_OPERATOR_HOST is {config.operator_host}"
         raise ConfigError("HEADRACE_OPERATOR_WITHOUT_KEY", problem)
     if not config.operator_without_key and not config.operator_key:
@@ -138,10 +137,3 @@ def _detail(services: OperatorServices) -> dict[str, Any]:
 
 def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from gateway.admission.auth import KeyStore
+from gateway.admission.auth import KeyStore, check_auth_settings
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
@@ -77,6 +77,7 @@ def main(config: GatewayConfig) -> int:
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
     check_operator_settings(config)
+    check_auth_settings(asks_for_key=config.auth, host=config.host)
     if config.processes == 1:
         _configure_logging()
         with contextlib.closing(bind_listeners(config)) as listeners:
@@ -179,7 +180,9 @@ async def _assemble(
         The servers of the public and of the operator's port, and what ends the streams that still run.
     """
     metrics = GatewayMetrics()
-    keys = KeyStore(Path(config.keys_file) if config.keys_file else None, config.api_key, metrics)
+    keys = KeyStore(
+        Path(config.keys_file) if config.keys_file else None, config.api_key, metrics, asks_for_key=config.auth
+    )
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
     fleet = dispatcher.fleet

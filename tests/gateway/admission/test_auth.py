@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.admission.api_keys import create_key, revoke_key
-from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore, Principal
+from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore, Principal, check_auth_settings
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
@@ -160,3 +160,35 @@ def test_gateway_that_nobody_could_use_does_not_start(path: Path) -> None:
         with pytest.raises(ConfigError, match="headrace keys create"):
             KeyStore(file, None, GatewayMetrics())
     assert KeyStore(path, "secret", GatewayMetrics())
+
+
+def test_without_auth_anyone_of_this_machine_is_let_in_and_a_key_still_counts(path: Path) -> None:
+    store = KeyStore(path, "sk-mine", GatewayMetrics(), asks_for_key=False)
+    nobody = Principal("none", "default")
+    for host in (b"127.0.0.1:8000", b"localhost:8000", b"[::1]:8000", b"localhost"):
+        assert store.authenticate([(b"host", host)]) == nobody
+        assert store.authenticate([(b"host", host), (b"authorization", b"Bearer anything")]) == nobody
+    assert store.authenticate(bearer("sk-mine")).key_id == "bootstrap"
+    assert KeyStore(None, None, GatewayMetrics(), asks_for_key=False).authenticate([(b"host", b"localhost")]) == nobody
+
+
+@pytest.mark.parametrize(
+    "header", [(b"origin", b"https://evil.example"), (b"origin", b"null"), (b"host", b"evil.example:8000")]
+)
+def test_without_auth_web_pages_still_need_a_key(path: Path, header: tuple[bytes, bytes]) -> None:
+    store = KeyStore(path, "sk-mine", GatewayMetrics(), asks_for_key=False)
+    headers = [header] if header[0] == b"host" else [(b"host", b"localhost:8000"), header]
+    assert "Web pages need an API key" in refused(store, headers).message
+
+
+@pytest.mark.parametrize(
+    ("host", "is_allowed"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False)],
+)
+def test_no_auth_is_allowed_on_loopback_only(host: str, is_allowed: bool) -> None:
+    check_auth_settings(asks_for_key=True, host=host)
+    if is_allowed:
+        check_auth_settings(asks_for_key=False, host=host)
+    else:
+        with pytest.raises(ConfigError, match=f"HEADRACE_AUTH: .* on loopback only, and HEADRACE_HOST is {host}"):
+            check_auth_settings(asks_for_key=False, host=host)
