@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from nats.js.errors import APIError, NotFoundError
@@ -33,7 +34,8 @@ TENANT_PIECES = 32_768
 PIECES_BETWEEN_PURGES = 256
 # Of one record, and of all that one request reads.
 MAX_PIECES = 1024
-_CONCURRENT_CALLS = 32
+# Of each tenant: one that reads long conversations is in nobody's way.
+CONCURRENT_CALLS = 32
 _TIMEOUT_S = 3.0
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
@@ -71,12 +73,12 @@ class _FirstPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResponseLog:
-    """Reads and writes records. Keeps nothing but the count of pieces since the last purge."""
+    """Reads and writes records. Keeps nothing but the count of pieces since the last purge, and whose calls run."""
 
     def __init__(self, nats: DirectClient) -> None:
         """Work over an open connection."""
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
-        self._calls = asyncio.Semaphore(_CONCURRENT_CALLS)
+        self._calls: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._written: Counter[str] = Counter()
         self._tasks = BackgroundTasks()
         self._log_limit = LogLimit(_log)
@@ -108,7 +110,7 @@ class ResponseLog:
         Raises:
             ApiError: 503, NATS does not answer; 400, the budget does not suffice.
         """
-        first = await self._piece(response_subject(tenant, response_id, 0))
+        first = await self._piece(tenant, response_id, 0)
         if first is None:
             return None
         try:
@@ -116,7 +118,7 @@ class ResponseLog:
             if budget is not None:
                 budget.take(head.num_pieces)
             rest = await asyncio.gather(
-                *(self._piece(response_subject(tenant, response_id, piece)) for piece in range(1, head.num_pieces))
+                *(self._piece(tenant, response_id, piece) for piece in range(1, head.num_pieces))
             )
             present = [piece for piece in rest if piece is not None]
             if len(present) < len(rest):
@@ -133,18 +135,23 @@ class ResponseLog:
         Raises:
             ApiError: 503; NATS does not answer.
         """
-        async with self._calls:
+        async with self._turns(tenant):
             await _answered(self._js.purge_stream(RESPONSES_STREAM, subject=response_subject(tenant, response_id)))
 
     async def close(self) -> None:
         """Wait for purges under way."""
         await self._tasks.wait()
 
-    async def _piece(self, subject: str) -> bytes | None:
-        async with self._calls:
+    def _turns(self, tenant: str) -> asyncio.Semaphore:
+        return self._calls.setdefault(tenant, asyncio.Semaphore(CONCURRENT_CALLS))
+
+    async def _piece(self, tenant: str, response_id: str, number: int) -> bytes | None:
+        async with self._turns(tenant):
             # The leader's own: what a gateway has just written, every other one finds.
             try:
-                message = await _answered(self._js.get_last_msg(RESPONSES_STREAM, subject))
+                message = await _answered(
+                    self._js.get_last_msg(RESPONSES_STREAM, response_subject(tenant, response_id, number))
+                )
             except NotFoundError:
                 return None
         return message.data or b""
