@@ -251,7 +251,7 @@ def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> No
     lost, agreement = {}, {}
     for method in METHODS:
         job = job_for(MODEL_FOLDER, tmp_path / method, method)
-        list(quantize(replace(job, group_size=64, calibration=tmp_path / "text", samples=16, window=256)))
+        list(quantize(replace(job, group_size=64, calibration=tmp_path / "text", samples=8, window=128)))
         actual = logits_of(tmp_path / method, held_out).log_softmax(-1)
         lost[method] = float((expected.exp() * (expected - actual)).sum(-1).mean())
         agreement[method] = float((expected.argmax(-1) == actual.argmax(-1)).double().mean())
