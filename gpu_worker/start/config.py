@@ -22,6 +22,9 @@ class WorkerConfig(NatsFiles):
 
     model: Path | None = setting(None, "Directory of the model, in Hugging Face's format, or a GGUF file. Required.")
     served_model_name: str | None = setting(None, "Name that clients ask for; the directory's or file's if not given.")
+    allow_revision_change: bool = setting(
+        False, "Join workers that serve another revision of the model under its name, to roll out a new one."
+    )
     chat_format: str = setting(
         "auto",
         "How the model writes reasoning and calls of tools; auto is what its chat template says.",

@@ -1,36 +1,74 @@
-"""Whether NATS will let a worker in, asked before the model is loaded, which may take minutes."""
+"""Whether a worker may join: NATS lets it in, and others serve the same. Asked before the model is loaded."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from gpu_worker.start.assembly import Identity
 from gpu_worker.start.config import WorkerConfig
-from shared.errors import DependencyError
+from shared.errors import ConfigError, DependencyError
+from shared.messages import Heartbeat
 from shared.nats_connection import NatsRefusedError, connect, has_jetstream
+from shared.subjects import worker_subject
 
 # NATS may start after us, and there is the time until the model is loaded for it.
 TIMEOUT_S = 2.0
+# Workers say every 250 ms what they serve.
+LISTEN_S = 0.6
 
 _log = logging.getLogger(__name__)
 
 
-def check_nats(config: WorkerConfig) -> None:
-    """Connect once.
+def check_nats(config: WorkerConfig, identity: Identity) -> None:
+    """Connect once, and see who serves under the same name.
 
     Raises:
-        ConfigError: The URL or one of the files cannot be used.
+        ConfigError: The URL or one of the files cannot be used, or others serve another revision of the model.
         NatsRefusedError: NATS refuses the login, speaks no TLS where that is required, is not trusted, or is too old.
     """
     try:
-        asyncio.run(_connect_once(config))
+        asyncio.run(_connect_once(config, identity))
     except NatsRefusedError:
         raise
     except DependencyError as error:
         _log.warning("loading the model meanwhile: %s", error)
 
 
-async def _connect_once(config: WorkerConfig) -> None:
+async def check_revision(client: Client, identity: Identity) -> None:
+    """Refuse to serve another model than those that are served under the same name: answers would alternate.
+
+    Raises:
+        ConfigError: Other workers serve another revision.
+    """
+    others: dict[str, str] = {}
+
+    async def note(message: Msg) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
+            if not heartbeat.draining and heartbeat.revision not in ("", identity.revision):
+                others[heartbeat.worker] = heartbeat.revision
+
+    of_all_workers = worker_subject(identity.model, identity.worker).rpartition(".")[0] + ".*"
+    subscription = await client.subscribe(of_all_workers, cb=note)
+    await asyncio.sleep(LISTEN_S)
+    await subscription.unsubscribe()
+    if others:
+        worker, revision = sorted(others.items())[0]
+        raise ConfigError(
+            "HEADRACE_ALLOW_REVISION_CHANGE",
+            f"worker {worker} serves another revision of {identity.model!r} ({revision}; this one is "
+            f"{identity.revision}): other weights or another number format. Choose another --served-model-name, or "
+            "allow it while a new revision is rolled out",
+        )
+
+
+async def _connect_once(config: WorkerConfig, identity: Identity) -> None:
     client = await connect(
         config.nats_url,
         role="worker",
@@ -42,4 +80,8 @@ async def _connect_once(config: WorkerConfig) -> None:
     )
     if not has_jetstream(client):
         _log.warning("NATS runs without JetStream: start it with JetStream enabled (-js)")
-    await client.close()
+    try:
+        if not config.allow_revision_change:
+            await check_revision(client, identity)
+    finally:
+        await client.close()

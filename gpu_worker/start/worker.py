@@ -81,7 +81,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     assert config.model is not None
     # The tokenizer's own threads would take the cores from the engine for prompts that are encoded one at a time.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    check_nats(config)
+    check_nats(config, identity)
     start_up = StartUp(ProgressBar(sys.stderr))
     directory = read_model_directory(config.model)
     tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))

@@ -46,7 +46,14 @@ JOBS = {
     },
     "worker": {
         "publish": ["hr.tok.g", "hr.worker.m.w", "hr.result.t.r", "hr.dead.m.batch.t", "hr.reply.t.x"],
-        "subscribe": ["hr.cancel.m", "hr.tokenizer.m", "hr.probe.w", "hr.gateway.*", "_INBOX_worker.x"],
+        "subscribe": [
+            "hr.worker.*.*",
+            "hr.cancel.m",
+            "hr.tokenizer.m",
+            "hr.probe.w",
+            "hr.gateway.*",
+            "_INBOX_worker.x",
+        ],
     },
     "batch": {
         "publish": ["hr.req.m.batch.default", "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.r"],
