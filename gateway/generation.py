@@ -77,6 +77,10 @@ class OutputReading:
     includes_reasoning: bool = True
     is_function_call: bool = False
 
+    def includes_call(self, index: int) -> bool:
+        """Say whether the client gets the call of this number, the first of which is 0."""
+        return self.max_calls is None or index < self.max_calls
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:

@@ -105,12 +105,9 @@ class ReadChoice(ABC):
                     if reading.includes_reasoning:
                         self.reasoning(text)
                 case ToolCallStart(index, name):
-                    if self._is_wanted(index):
+                    if reading.includes_call(index):
                         self.num_calls += 1
                         self.call_started(index, name)
                 case ToolCallArguments(index, text):
-                    if self._is_wanted(index):
+                    if reading.includes_call(index):
                         self.call_arguments(index, text)
-
-    def _is_wanted(self, call: int) -> bool:
-        return self._reading.max_calls is None or call < self._reading.max_calls

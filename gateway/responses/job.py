@@ -136,15 +136,12 @@ class JobReader:
                     self._add(type(event), text)
                 case ToolCallStart(index, name):
                     self._flush()
-                    if self._is_wanted(index):
+                    if self._reading.includes_call(index):
                         self._kind = ToolCallArguments
                         self._output.call_started(name)
                 case ToolCallArguments(index, text):
-                    if self._is_wanted(index):
+                    if self._reading.includes_call(index):
                         self._add(ToolCallArguments, text)
-
-    def _is_wanted(self, call: int) -> bool:
-        return self._reading.max_calls is None or call < self._reading.max_calls
 
     def _add(self, kind: type[OutputEvent], text: str) -> None:
         if kind is not self._kind:
