@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.completion import TokenIds, token_prompt
 from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
 from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
@@ -25,7 +26,6 @@ from shared.bounds import (
 from shared.pooling import Pooling
 from shared.sampling import Sampling
 
-TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARACTERS)]
 
@@ -179,25 +179,19 @@ def _inputs(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
         return (_text(given, "input"),)
     kinds = {type(item) for item in given}
     if kinds == {int}:
-        return (_tokens(cast("list[int]", given), "input"),)
+        return (token_prompt(cast("list[int]", given), "input"),)
     if len(given) > MAX_INPUTS:
         raise invalid_value("input", f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed.")
     if kinds == {str}:
         return tuple(_text(text, f"input.[{i}]") for i, text in enumerate(cast("list[str]", given)))
     if kinds == {list}:
-        return tuple(_tokens(ids, f"input.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
+        return tuple(token_prompt(ids, f"input.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
     message = "'input' must be a string, or a list of strings, of token ids, or of token id lists."
     raise invalid_value("input", message)
 
 
 def _text(text: str, where: str) -> Prompt:
     return Prompt(estimated_tokens=estimate_tokens(text), text=_required_text(where, text))
-
-
-def _tokens(token_ids: list[int], where: str) -> Prompt:
-    if not token_ids:
-        raise invalid_value(where, f"'{where}' must not be empty.")
-    return Prompt(estimated_tokens=len(token_ids), token_ids=tuple(token_ids))
 
 
 def _pair(query: str, text: str, where: str) -> Prompt:

@@ -103,9 +103,9 @@ def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
     if suffix is not None:
         raise invalid_value("suffix", "'suffix' needs a 'prompt' that is a text or a list of texts.")
     if kinds == {int}:
-        return (_token_prompt(cast("list[int]", prompt), "prompt"),)
+        return (token_prompt(cast("list[int]", prompt), "prompt"),)
     if kinds == {list}:
-        return tuple(_token_prompt(ids, f"prompt.[{i}]") for i, ids in enumerate(cast("list[list[int]]", prompt)))
+        return tuple(token_prompt(ids, f"prompt.[{i}]") for i, ids in enumerate(cast("list[list[int]]", prompt)))
     raise invalid_value(
         "prompt", "'prompt' must be a string, or a list of strings, of token ids, or of token id lists."
     )
@@ -119,7 +119,12 @@ def _text_prompt(text: str, where: str, suffix: str | None) -> Prompt:
     return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
 
 
-def _token_prompt(token_ids: list[int], where: str) -> Prompt:
+def token_prompt(token_ids: list[int], where: str) -> Prompt:
+    """Return a prompt of token ids that stand in the field `where`.
+
+    Raises:
+        ApiError: 400; there are none.
+    """
     if not token_ids:
         raise invalid_value(where, f"'{where}' must not be empty.")
     return Prompt(estimated_tokens=len(token_ids), token_ids=tuple(token_ids))
