@@ -93,12 +93,13 @@ class GenerationStarter:
         """Return a generation, which is not computed now, with a grammar that can be obeyed.
 
         Raises:
-            ApiError: 404 for a model that nobody serves; 400 for a prompt that is too long for it, or a grammar that
-                cannot be obeyed.
+            ApiError: 404 for a model that nobody serves; 400 for one that does not generate, for a prompt that is too
+                long for it, or a grammar that cannot be obeyed.
         """
         load = self._dispatcher.fleet.load(generation.model)
         if load is None:
             raise model_not_found(generation.model)
+        _check_task(generation, load)
         _check_length(generation, load)
         return await self._grammars.checked(generation, tenant)
 

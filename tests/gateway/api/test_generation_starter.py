@@ -155,3 +155,11 @@ async def test_token_ids_that_fit_one_of_the_workers_are_queued(gateway: Gateway
 async def test_each_prompt_of_a_request_is_counted_as_a_context_at_most(gateway: Gateway) -> None:
     await gateway.start("tenant", inflated(), inflated(), Prompt(7, text="x"))
     assert gateway.queue.flights.unclaimed() == (3, 2 * MODEL_LEN + 7)
+
+
+async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway) -> None:
+    gateway.hear(tasks=("embed",))
+    generation = Generation("chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False)
+    with pytest.raises(ApiError) as caught:
+        await gateway.generator.checked(generation, "someone")
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
