@@ -24,3 +24,13 @@ def parsed(path: Path) -> ast.Module:
 def place(path: Path, node: ast.stmt | ast.expr) -> str:
     """Return `file:line` of a node, to be clicked at."""
     return f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def dotted_name(function: ast.expr) -> str | None:
+    """Return `a.b` of a name's attribute, `a` of a name; it takes no time, as `ast.unparse` does."""
+    match function:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(ast.Name(owner), name):
+            return f"{owner}.{name}"
+    return None

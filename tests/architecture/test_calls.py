@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.architecture.source import PACKAGES, parsed, place, python_files
+from tests.architecture.source import PACKAGES, dotted_name, parsed, place, python_files
 
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "os.system", "yaml.load", "marshal.loads"}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve"}
@@ -14,21 +14,11 @@ def test_nothing_evaluates_or_unpickles() -> None:
     found = []
     for path in python_files(*PACKAGES):
         for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Call) and _dotted_name(node.func) in FORBIDDEN_CALLS:
+            if isinstance(node, ast.Call) and dotted_name(node.func) in FORBIDDEN_CALLS:
                 found.append(f"{place(path, node)} {ast.unparse(node.func)}")
             elif isinstance(node, ast.Import | ast.ImportFrom) and _imported(node) & FORBIDDEN_IMPORTS:
                 found.append(f"{place(path, node)} {ast.unparse(node)}")
     assert found == []
-
-
-def _dotted_name(function: ast.expr) -> str | None:
-    """Return `a.b` of a call of a name or of a name's attribute."""
-    match function:
-        case ast.Name(name):
-            return name
-        case ast.Attribute(ast.Name(owner), name):
-            return f"{owner}.{name}"
-    return None
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:

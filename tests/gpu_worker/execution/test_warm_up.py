@@ -87,8 +87,19 @@ class Launches:
         return lambda *_, **constants: self.variants.add(frozenset(constants.items()))
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (8, 8), (40, 8), (6, 2)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "dtype"),
+    [
+        (4, 1, torch.bfloat16),
+        (8, 8, torch.float32),
+        (40, 8, torch.bfloat16),
+        (6, 2, torch.float32),
+        pytest.param(4, 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(8, 8, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(40, 8, torch.float32, marks=pytest.mark.slow),
+        pytest.param(6, 2, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
     num_heads: int, num_kv_heads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
