@@ -50,4 +50,6 @@ def error_event(error: ApiError) -> bytes:
     return event(error_fields(error))
 
 
-ANTHROPIC = Dialect(error_body, error_event, end_of_stream=b"", keep_alive=event({"type": "ping"}))
+ANTHROPIC = Dialect(
+    error_body, error_event, end_of_stream=b"", keep_alive=event({"type": "ping"}), id_headers=(b"request-id",)
+)

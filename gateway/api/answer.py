@@ -55,6 +55,7 @@ class ResponseHead:
         return [
             *more,
             (b"x-request-id", self.request_id.encode()),
+            *((name, self.request_id.encode()) for name in self.dialect.id_headers),
             (b"openai-processing-ms", b"%d" % elapsed_ms),
             *((name.encode(), value.encode()) for name, value in self.limits.items()),
         ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _PREFIX = "/v1"
+# Cohere's second version is the same for us.
+_OTHER_NAMES = {"/v2/rerank": "/v1/rerank"}
 
 
 class KnownPaths:
@@ -18,6 +20,7 @@ class KnownPaths:
         """Return the path as its route spells it, or as it is where no route is meant."""
         if len(path) > 1 and path.endswith("/"):
             path = path[:-1]
+        path = _OTHER_NAMES.get(path, path)
         if _beginning(path) in self._known:
             return path
         other = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else _PREFIX + path

@@ -20,12 +20,14 @@ class Dialect:
         error_event: The event of an error in mid-stream.
         end_of_stream: The last bytes of every event stream.
         keep_alive: What is sent in long silence.
+        id_headers: Headers that name the request, beside `x-request-id`.
     """
 
     error_body: Callable[[ApiError], bytes]
     error_event: Callable[[ApiError], bytes]
     end_of_stream: bytes
     keep_alive: bytes
+    id_headers: tuple[bytes, ...] = ()
 
 
 def server_sent_event(data: bytes, name: str = "") -> bytes:

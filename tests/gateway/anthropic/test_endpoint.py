@@ -34,7 +34,7 @@ async def test_message_is_answered_whole_and_streamed(gateway: GatewayProcess, n
         assert answer.json()["content"] == [{"type": "text", "text": expected_text(8)}]
         assert answer.json()["stop_reason"] == "max_tokens"
         assert answer.json()["usage"]["input_tokens"] == 3
-        assert answer.headers["x-request-id"]
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
         answer = await http.post(f"{gateway.url}/v1/messages", json=body(worker.model, stream=True))
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         names = [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]

@@ -6,7 +6,9 @@ import pytest
 
 from gateway.api.paths import KnownPaths
 
-PATHS = KnownPaths(["/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/tokenize", "/health/live"])
+PATHS = KnownPaths(
+    ["/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/tokenize", "/health/live", "/v1/rerank"]
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,8 @@ PATHS = KnownPaths(["/v1/models", "/v1/models/{model:path}", "/v1/chat/completio
         ("/v1/tokenize", "/tokenize"),
         ("/v1/health/live", "/health/live"),
         ("/v1/v1/models", "/v1/models"),
+        ("/v2/rerank", "/v1/rerank"),
+        ("/rerank/", "/v1/rerank"),
     ],
 )
 def test_spelling_of_a_path_leads_to_its_route(path: str, route: str) -> None:
