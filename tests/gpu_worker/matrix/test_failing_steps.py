@@ -7,6 +7,8 @@ penalties, the last token of a row) must not show in the answers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -95,9 +97,17 @@ def oracle(models: Models) -> Oracle:
     return Oracle(models)
 
 
-@pytest.mark.parametrize("budget", ENGINE_FACTORS["budget"])
-@pytest.mark.parametrize("runner", ENGINE_FACTORS["runner"])
-@pytest.mark.parametrize("proposer", [PLAIN, *ENGINE_FACTORS["proposer"]])
+def cells() -> Iterator[Any]:
+    """Every proposer on every runner with one budget by turns; with the others too in the slow run."""
+    budgets = ENGINE_FACTORS["budget"]
+    pairs = itertools.product([PLAIN, *ENGINE_FACTORS["proposer"]], ENGINE_FACTORS["runner"])
+    for place, (proposer, runner) in enumerate(pairs):
+        for number, budget in enumerate(budgets):
+            marks = [] if number == place % len(budgets) else pytest.mark.slow
+            yield pytest.param(proposer, runner, budget, marks=marks)
+
+
+@pytest.mark.parametrize(("proposer", "runner", "budget"), cells())
 def test_neighbours_of_failing_steps_answer_as_if_alone(
     oracle: Oracle, proposer: str, runner: str, budget: str
 ) -> None:
