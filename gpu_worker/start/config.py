@@ -20,7 +20,10 @@ from shared.telemetry import LEVELS
 class WorkerConfig(NatsFiles):
     """Everything an operator can choose about a worker. Sizes are bytes, times seconds."""
 
-    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format, or a GGUF file. Required.")
+    model: Path | None = setting(
+        None,
+        "Directory of the model, in Hugging Face's format, its id at the hub, or a GGUF file. Required.",
+    )
     served_model_name: str | None = setting(None, "Name that clients ask for; the directory's or file's if not given.")
     allow_revision_change: bool = setting(
         False, "Join workers that serve another revision of the model under its name, to roll out a new one."

@@ -7,6 +7,7 @@ once, without draining.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
@@ -35,6 +36,7 @@ from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError
+from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
 from shared.streams import StreamLimits
 from shared.structured_output import LlguidanceMissingError
@@ -54,11 +56,26 @@ def main(config: WorkerConfig) -> int:
         HeadraceError: A setting is wrong, the model cannot be loaded, or a server we need is missing.
     """
     try:
+        config = _with_local_models(config)
         identity = _identity(config)
         configure_logging(config.log_level, role="worker", worker=identity.worker)
         return _serve(config, identity)
     except KeyboardInterrupt:  # while loading; later, SIGINT drains
         return 130
+
+
+def _with_local_models(config: WorkerConfig) -> WorkerConfig:
+    """Return the settings with folders in place of ids at the hub; a model without another name is served as its id.
+
+    Raises:
+        ConfigError: One cannot be downloaded.
+    """
+    if config.draft_model is not None:
+        config = dataclasses.replace(config, draft_model=local_model(config.draft_model, "HEADRACE_DRAFT_MODEL"))
+    if config.model is None or (name := hub_id(config.model)) is None:
+        return config
+    folder = local_model(config.model, "HEADRACE_MODEL")
+    return dataclasses.replace(config, model=folder, served_model_name=config.served_model_name or name)
 
 
 def _identity(config: WorkerConfig) -> Identity:

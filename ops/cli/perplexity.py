@@ -12,6 +12,7 @@ from ops.cli.parts import require
 from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.model_hub import local_model
 
 _DEFAULT_CONTEXT = 2048
 
@@ -51,14 +52,15 @@ def run(config: PerplexityConfig) -> int:
         missing = "model" if config.model is None else "text"
         raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
     check_device(config.device)
-    directory = read_model_directory(config.model)
+    model = local_model(config.model, "HEADRACE_MODEL")
+    directory = read_model_directory(model)
     context, stride = _window(config, directory.max_model_len)
     token_ids = ModelTokenizer(directory).encode_text(read_text(config.text, "HEADRACE_TEXT"))
     if len(token_ids) < 2:
         raise ConfigError("HEADRACE_TEXT", f"{config.text} has {len(token_ids)} tokens; at least 2 are needed")
     runner = build_runner(
         RunnerConfig(
-            config.model,
+            model,
             dtype=config.dtype,
             device=config.device,
             kv_cache_dtype=config.kv_dtype,

@@ -13,6 +13,7 @@ from ops.cli.parts import require
 from ops.cli.torch_device import check_device
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.model_hub import local_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class QuantizeConfig:
     method: str | None = setting(
         None, "How weights are rounded. Required.", choices=("int8", "fp8", "rtn-int4", "gptq", "awq")
     )
-    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
+    model: Path | None = setting(
+        None, "Directory of the model, in Hugging Face's format, or its id at the hub. Required."
+    )
     out: Path | None = setting(None, "New directory for the quantized model. Required.")
     group_size: int = setting(128, "Inputs that share a scale, for the 4-bit methods: 32, 64, 128 or 256.", minimum=32)
     calibration: Path | None = setting(None, "UTF-8 text that gptq and awq run through the model.")
@@ -48,7 +51,7 @@ def run(config: QuantizeConfig) -> int:
         raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
     check_device(config.device)
     job = QuantizeJob(
-        config.model,
+        local_model(config.model, "HEADRACE_MODEL"),
         config.out,
         config.method,
         config.group_size,

@@ -22,7 +22,9 @@ class UpConfig(NatsFiles):
     port: int = setting(8000, "Port of the HTTP API on loopback; 0 takes a free one.", minimum=0, maximum=65535)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "Directory for logs, the batch queue and the API key.")
     model: Path | None = setting(
-        None, "Model to serve: a directory in Hugging Face's format, or a GGUF file; the demo model if not given."
+        None,
+        "Model to serve: a directory in Hugging Face's format, its id at the hub, or a GGUF file; the demo "
+        "model if not given.",
     )
     workers: int = setting(1, "Worker processes; each loads the model.", minimum=1, maximum=64)
     gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)

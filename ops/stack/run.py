@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from ops.stack.plan import make_plan
 from ops.stack.state import StateDirectory
 from ops.stack.supervisor import Supervisor
 from shared.errors import ConfigError
+from shared.model_hub import hub_id, local_model
 
 
 def run(config: UpConfig, environ: Mapping[str, str]) -> int:
@@ -23,6 +25,10 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
         ConfigError: A setting cannot be used.
         DependencyError: A server or another child cannot run.
     """
+    if config.model is not None and (name := hub_id(config.model)) is not None:
+        # Once for all workers, which are told the folder.
+        config = dataclasses.replace(config, model=local_model(config.model, "HEADRACE_MODEL"))
+        environ = {**environ, "HEADRACE_SERVED_MODEL_NAME": environ.get("HEADRACE_SERVED_MODEL_NAME") or name}
     model = config.model or DEMO_MODEL
     is_gguf = (model.is_file() and model.suffix == ".gguf") or any(model.glob("*.gguf"))
     if not is_gguf and not (model / "config.json").is_file():

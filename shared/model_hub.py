@@ -1,0 +1,48 @@
+"""Models named by their id at Hugging Face's hub, such as `Qwen/Qwen3-0.6B`: downloaded once, then found on the disk.
+
+`huggingface_hub` does the work: it shows bars, resumes, keeps everything below `HF_HOME`, and obeys `HF_HUB_OFFLINE`,
+`HF_ENDPOINT` and `HF_TOKEN`. A commit or branch may follow the id: `Qwen/Qwen3-0.6B@main`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
+
+
+def hub_id(model: Path) -> str | None:
+    """Return the id that `model` is, without a revision; None where it is a path: one that exists, or no id."""
+    found = None if model.exists() else _ID.fullmatch(str(model))
+    return None if found is None else found["id"]
+
+
+def local_model(model: Path, variable: str) -> Path:
+    """Return the folder of a model, downloaded if it is named by an id; a path is returned as it is.
+
+    Raises:
+        ConfigError: It cannot be downloaded; names `variable`.
+    """
+    if hub_id(model) is None:
+        return model
+    found = _ID.fullmatch(str(model))
+    assert found is not None
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        problem = f"{model} is no folder here, and a model's id needs `pip install huggingface_hub`"
+        raise ConfigError(variable, problem) from None
+    try:
+        return Path(hub.snapshot_download(found["id"], revision=found["revision"], allow_patterns=_PATTERNS))
+    except Exception as error:
+        # The library raises errors of its own, of its HTTP client and of the system, in many combinations.
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        problem = (
+            f"{model} is no folder here, and could not be downloaded from the hub ({type(error).__name__}: {reason})"
+        )
+        raise ConfigError(variable, f"{problem}; check the id and the network, or name a local folder") from None

@@ -1,0 +1,106 @@
+"""Downloads from a small server that speaks the hub's routes, by the real library, in a process with its variables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from shared.model_hub import hub_id
+
+COMMIT = "a" * 40
+FILES = {
+    "config.json": b'{"a": 1}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"x",
+}
+PROGRAM = (
+    "import sys, pathlib, shared.model_hub as m; print(m.local_model(pathlib.Path(sys.argv[1]), 'HEADRACE_MODEL'))"
+)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one model."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self) -> None:
+        headers, body, status = {}, b"{}", 404
+        path = self.path.split("?")[0]
+        if path.startswith("/api/models/org/tiny/tree/"):
+            status, body = (
+                200,
+                json.dumps(
+                    [
+                        {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                        for name, data in FILES.items()
+                    ]
+                ).encode(),
+            )
+        elif path.startswith("/api/models/org/tiny"):
+            siblings = [{"rfilename": name} for name in FILES]
+            status, body = 200, json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}).encode()
+        elif path.startswith("/org/tiny/resolve/") and (name := path.rpartition("/")[2]) in FILES:
+            status, body = 200, FILES[name]
+            headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body)), "Content-Type": "application/json"}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def download(model: str, home: Path, endpoint: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environ}
+    command = [sys.executable, "-c", PROGRAM, model]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=90)
+
+
+def test_id_is_downloaded_once_and_found_without_a_network(endpoint: str, tmp_path: Path) -> None:
+    done = download("org/tiny", tmp_path, endpoint)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.name == COMMIT
+    assert {path.name for path in folder.iterdir()} == FILES.keys() - {"pytorch_model.bin"}
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    offline = download("org/tiny", tmp_path, "http://127.0.0.1:1", HF_HUB_OFFLINE="1")
+    assert offline.stdout == done.stdout
+
+
+def test_id_that_cannot_be_had_is_one_clear_line(endpoint: str, tmp_path: Path) -> None:
+    for model, place, environ in (("org/none", endpoint, {}), ("org/tiny", endpoint, {"HF_HUB_OFFLINE": "1"})):
+        done = download(model, tmp_path, place, **environ)
+        assert "could not be downloaded from the hub" in done.stderr.splitlines()[-1]
+
+
+def test_paths_are_no_ids(tmp_path: Path) -> None:
+    assert hub_id(Path("Qwen/Qwen3-0.6B")) == "Qwen/Qwen3-0.6B"
+    assert hub_id(Path("Qwen/Qwen3-0.6B@main")) == "Qwen/Qwen3-0.6B"
+    for path in (tmp_path, Path("/a/b"), Path("./a/b/c"), Path("model"), Path("a/b/c"), Path("../a")):
+        assert hub_id(path) is None
