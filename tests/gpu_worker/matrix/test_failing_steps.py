@@ -107,7 +107,7 @@ def cells() -> Iterator[Any]:
             yield pytest.param(proposer, runner, budget, marks=marks)
 
 
-@pytest.mark.parametrize(("proposer", "runner", "budget"), cells())
+@pytest.mark.parametrize(("proposer", "runner", "budget"), list(cells()))
 def test_neighbours_of_failing_steps_answer_as_if_alone(
     oracle: Oracle, proposer: str, runner: str, budget: str
 ) -> None:
