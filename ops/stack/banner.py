@@ -36,7 +36,7 @@ body = json.dumps({arguments}).encode()
 answer = json.load(urllib.request.urlopen(urllib.request.Request("{url}/v1/completions", body, headers)))
 print(answer["choices"][0]["text"])"""
 # The demo model is small and trails off soon: what it says here is whole within these tokens.
-_DEMO_PROMPT, _DEMO_TOKENS = "def __eq__(self, other):\n    if", 20
+_DEMO_PROMPT, _DEMO_TOKENS = "def __eq__(self, other):\n    if", 12
 _PROMPT, _TOKENS = "The three primary colours are", 64
 
 
