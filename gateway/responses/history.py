@@ -28,7 +28,7 @@ class History:
         """Return the items of the conversation that ends with a response, and the ids of its responses, oldest first.
 
         Raises:
-            ApiError: 400 when a response is not there any more, or not complete.
+            ApiError: 400 when a response is not there any more, not complete, or of a model that the key may not use.
         """
         budget = PieceBudget()
         last = await self._previous(principal, response_id, budget)
@@ -39,7 +39,8 @@ class History:
         found = await self._store.get_all(principal.tenant, last.draft.ancestors, budget)
         items: list[ItemBody] = []
         for ancestor, record in zip(ancestors, [*found, last], strict=True):
-            if record is None:
+            # One that a key may not read by itself, it does not read through a later one either.
+            if record is None or not principal.can_use(record.model):
                 raise _not_found(ancestor)
             items += turn_of(record)
         return items, ancestors

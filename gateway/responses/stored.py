@@ -43,7 +43,13 @@ class StoredResponses:
 
     async def _retrieve(self, request: Request, principal: Principal) -> Response:
         record = await self._find(request, principal)
-        if request.method == "HEAD" or request.query_params.get("stream", "false") != "true":
+        is_stream = request.query_params.get("stream", "false") == "true"
+        if "starting_after" in request.query_params and not is_stream:
+            message = (
+                "'starting_after' is the number of an event, so it needs 'stream=true'. Add it, or leave both out."
+            )
+            raise invalid_value("starting_after", message)
+        if request.method == "HEAD" or not is_stream:
             return Response(record.response, media_type="application/json")
         if record.job is None:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."

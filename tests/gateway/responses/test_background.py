@@ -138,3 +138,11 @@ async def test_what_cannot_be_done_in_the_background_is_refused_by_name(
         assert refusal.value.param == param
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         await client.responses.create(model="no-such-model", input="hi", background=True)
+
+
+async def test_number_of_an_event_without_a_stream_is_refused(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    response = await _queue(client, batch)
+    for query in ({"starting_after": "3"}, {"starting_after": "3", "stream": "false"}):
+        with pytest.raises(openai.BadRequestError, match="stream=true") as refusal:
+            await client.responses.retrieve(response.id, extra_query=query)
+        assert refusal.value.param == "starting_after"
