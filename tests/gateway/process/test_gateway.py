@@ -142,7 +142,9 @@ async def test_gateway_waits_for_jetstream(start_nats: Callable[..., NatsServer]
     server.has_jetstream = False
     server.start()
     with starting_gateway(tmp_path, server.url) as gateway:
-        await until(lambda: "waiting for the stream of interactive requests: NATS does not answer" in gateway.log, 10)
+        await until(
+            lambda: "waiting for the stream of interactive requests: NATS runs without JetStream" in gateway.log, 10
+        )
         server.has_jetstream = True
         server.restart()
         await until(lambda: " serving " in gateway.log, 20)
