@@ -25,11 +25,12 @@ from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.streams import RESPONSES_STREAM
+from shared.streams import RESPONSES_STREAM, StreamLimits
 from shared.subjects import response_subject, responses_filter
 
 PIECE_BYTES = 16 << 10
-TENANT_PIECES = 32_768
+# An eighth of the stream: a tenant that stores as much as it can leaves room for seven others that do.
+TENANT_PIECES = StreamLimits().responses_max_bytes // 8 // PIECE_BYTES
 # A tenant may exceed its bound by so many pieces for each gateway.
 PIECES_BETWEEN_PURGES = 256
 # Of one record, and of all that one request reads.

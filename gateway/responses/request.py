@@ -22,6 +22,7 @@ from gateway.responses.body import ItemBody, ResponseBody, TextBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.item_ids import input_item_id, new_response_id
+from gateway.responses.kept_items import kept_item
 from gateway.responses.text_format import repeated_format, text_output
 from gateway.responses.tools import ResponseToolChoiceBody, repeated_tools, response_tools
 from shared.conversation import ChatMessage, ChatOptions
@@ -143,7 +144,7 @@ def _draft(body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, 
 def _identified(item: ItemBody, response_id: str, index: int) -> ItemBody:
     kind = item.type or "message"
     item_id = item.id or input_item_id(_ITEM_PREFIXES.get(kind, "msg"), response_id, index)
-    return msgspec.structs.replace(item, type=kind, id=item_id, status=item.status or "completed")
+    return kept_item(msgspec.structs.replace(item, type=kind, id=item_id, status=item.status or "completed"))
 
 
 def _parameters(body: ResponseBody) -> dict[str, Any]:

@@ -113,6 +113,12 @@ async def test_oldest_of_a_tenant_with_too_many_are_dropped(
     assert sum((state.subjects or {}).values()) == 5
 
 
+def test_tenants_at_their_bounds_do_not_push_out_the_responses_of_others() -> None:
+    # Between two purges a tenant may be above its bound, and NATS adds a header and the subject to each piece.
+    most = (log_module.TENANT_PIECES + log_module.PIECES_BETWEEN_PURGES + log_module.MAX_PIECES) * (PIECE_BYTES + 512)
+    assert 6 * most <= StreamLimits().responses_max_bytes
+
+
 async def test_long_conversation_is_refused_before_it_is_read(nats: DirectClient, tenant: str) -> None:
     log, written = ResponseLog(nats), record(tenant, 3 * PIECE_BYTES)
     await log.put(written)

@@ -1,0 +1,49 @@
+"""What is kept of the items of a request: what a later request reads of them, and nothing else.
+
+Only this is part of a prompt and so counts as tokens. Whatever else an item holds, however large, is not stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.responses.body import ItemBody, PartBody, Parts
+from gateway.responses.reasoning_content import decode_reasoning
+
+_OF_ALL = ("type", "id", "status")
+_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "name", "output"),
+    "reasoning": ("content", "encrypted_content", "summary"),
+}
+
+
+def kept_item(item: ItemBody) -> ItemBody:
+    """Return an item without the fields that its type does not have, and without a second form of its text."""
+    names = (*_OF_ALL, *_FIELDS.get(item.type or "message", ()))
+    values: dict[str, Any] = {name: _kept_value(getattr(item, name)) for name in names}
+    kept = ItemBody(**values)
+    return _one_form(kept) if kept.type == "reasoning" else kept
+
+
+def _kept_value(value: str | Parts | None) -> str | Parts | None:
+    return [_kept_part(part) for part in value] if isinstance(value, list) else value
+
+
+def _kept_part(part: PartBody) -> PartBody:
+    if part.type == "refusal":
+        return PartBody(type=part.type, refusal=part.refusal)
+    return PartBody(type=part.type, text=part.text)
+
+
+def _one_form(item: ItemBody) -> ItemBody:
+    """Return reasoning in the form that is read of it: its content, else what this server packed, else its summary."""
+    if item.content:
+        return msgspec.structs.replace(item, encrypted_content=None, summary=[])
+    if decode_reasoning(item.encrypted_content) is not None:
+        return msgspec.structs.replace(item, summary=[])
+    # Nobody here can read what another provider has encrypted.
+    return msgspec.structs.replace(item, encrypted_content=None)
