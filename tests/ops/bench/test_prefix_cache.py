@@ -63,5 +63,6 @@ def test_run_appends_what_it_measured(model: Path, tmp_path: Path, monkeypatch: 
     low, high = misses["cost_percent_interval"]
     assert low <= misses["cost_percent"] <= high
     assert misses["cache_us_per_prompt_token"] < 100
-    assert hits["ttft_speedup"] == pytest.approx(hits["cold_ttft_ms"] / hits["hit_ttft_ms"], rel=0.05)
+    # Rounded to one decimal: a ratio below one, on a busy machine, is rounded by more than its twentieth.
+    assert hits["ttft_speedup"] == pytest.approx(hits["cold_ttft_ms"] / hits["hit_ttft_ms"], rel=0.05, abs=0.06)
     assert (hits["prompt"], hits["hit_share"]) == (800, 0.98)
