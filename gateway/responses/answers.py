@@ -77,7 +77,7 @@ class ResponseAnswer(Answer):
         self._draft = generation.draft
         self._keep = keep
         self._tasks = BackgroundTasks()
-        self._output = ResponseOutput(self._draft.id, emit, has_encrypted_reasoning=self._draft.has_encrypted_reasoning)
+        self._output = ResponseOutput(self._draft, emit)
         self.sinks = (ResponseChoice(self, generation, self._output),)
 
     def delivered(self) -> None:

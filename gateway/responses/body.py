@@ -54,6 +54,7 @@ class ItemBody(Struct, kw_only=True, omit_defaults=True):
     content: str | Parts | None = None
     call_id: Name | None = None
     name: Name | None = None
+    namespace: Name | None = None
     arguments: str | None = None
     output: str | Parts | None = None
     summary: Parts | None = None

@@ -6,26 +6,31 @@ become one message, in this order; anything out of order begins the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.reasoning_content import decode_reasoning
+from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def to_messages(items: Sequence[ItemBody], num_earlier: int = 0) -> tuple[ChatMessage, ...]:
+def to_messages(
+    items: Sequence[ItemBody], num_earlier: int = 0, names: Mapping[str, NamespacedName] | None = None
+) -> tuple[ChatMessage, ...]:
     """Return the messages of a conversation, of which the first `num_earlier` items are from earlier requests.
+
+    `names` are those of functions in namespaces, by the names that the model sees.
 
     Raises:
         ApiError: 400; `param` names the item that is not served or not complete.
     """
-    return _Conversation(num_earlier).read(items)
+    return _Conversation(num_earlier, names or {}).read(items)
 
 
 @dataclass(slots=True)
@@ -46,7 +51,8 @@ class _Turn:
 
 
 class _Conversation:
-    def __init__(self, num_earlier: int) -> None:
+    def __init__(self, num_earlier: int, names: Mapping[str, NamespacedName]) -> None:
+        self._shown_names = {name: shown for shown, name in names.items()}
         self._num_earlier = num_earlier
         self._messages: list[ChatMessage] = []
         self._turn: _Turn | None = None
@@ -100,6 +106,9 @@ class _Conversation:
         call_id = _required(item.call_id, f"{where}.call_id")
         name = _required(item.name, f"{where}.name")
         arguments = require_text(f"{where}.arguments", item.arguments or "{}")
+        if item.namespace is not None:
+            # A function that is offered no more keeps its own name.
+            name = self._shown_names.get(NamespacedName(item.namespace, name), name)
         self._names[call_id] = name
         turn = self._turn or self._new_turn()
         turn.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))

@@ -10,6 +10,7 @@ from msgspec import Raw, Struct
 
 from gateway.generation import Generation
 from gateway.responses.body import ItemBody
+from gateway.responses.tools import NamespacedName
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -27,6 +28,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
         is_stored: Keep it for later requests.
         is_background: It is a job of the batch lane.
         has_encrypted_reasoning: Reasoning items carry what the client needs to give them back.
+        namespaced_names: How the client names functions of namespaces, by the names that the model sees.
     """
 
     id: str
@@ -37,6 +39,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     is_stored: bool = True
     is_background: bool = False
     has_encrypted_reasoning: bool = False
+    namespaced_names: dict[str, NamespacedName] = {}
 
 
 @dataclass(frozen=True, slots=True)

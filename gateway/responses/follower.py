@@ -37,10 +37,7 @@ class Follower:
         self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._told: list[bytes] = []
         self._events = EventWriter(self._told.append, starting_after)
-        draft = record.draft
-        self._output = ResponseOutput(
-            draft.id, self._events.emit, has_encrypted_reasoning=draft.has_encrypted_reasoning
-        )
+        self._output = ResponseOutput(record.draft, self._events.emit)
         self._reader = JobReader(ref.job.reading, self._output)
         self._is_running = False
 

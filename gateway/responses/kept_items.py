@@ -15,7 +15,7 @@ from gateway.responses.reasoning_content import decode_reasoning
 _OF_ALL = ("type", "id", "status")
 _FIELDS = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
+    "function_call": ("call_id", "name", "namespace", "arguments"),
     "function_call_output": ("call_id", "name", "output"),
     "reasoning": ("content", "encrypted_content", "summary"),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from gateway.responses.draft import ResponseDraft
 from gateway.responses.item_ids import output_item_id
 from gateway.responses.reasoning_content import encode_reasoning
 
@@ -31,11 +32,10 @@ class ResponseOutput:
         items: The finished items, as JSON objects.
     """
 
-    def __init__(self, response_id: str, emit: EventSink = no_events, *, has_encrypted_reasoning: bool = False) -> None:
+    def __init__(self, draft: ResponseDraft, emit: EventSink = no_events) -> None:
         """Begin without items; events go to `emit`."""
-        self._response_id = response_id
+        self._draft = draft
         self._emit = emit
-        self._has_encrypted_reasoning = has_encrypted_reasoning
         self._open: _OpenItem | None = None
         self.items: list[Fields] = []
 
@@ -51,7 +51,11 @@ class ResponseOutput:
 
     def call_started(self, name: str) -> None:
         """Take the begin of a call."""
-        self._begin(_Call, name)
+        origin = self._draft.namespaced_names.get(name)
+        if origin is None:
+            self._begin(_Call, name)
+        else:
+            self._begin(_Call, origin.name, origin.namespace)
 
     def call_arguments(self, text: str) -> None:
         """Take more of the arguments of the call that began last."""
@@ -70,13 +74,15 @@ class ResponseOutput:
             self._begin(_Message)
         self._end("completed" if is_complete else "incomplete")
 
-    def _begin(self, kind: type[_OpenItem], name: str = "") -> _OpenItem:
+    def _begin(self, kind: type[_OpenItem], name: str = "", namespace: str | None = None) -> _OpenItem:
         self._end("completed")
         index = len(self.items)
-        item_id = output_item_id(kind.prefix, self._response_id, index)
+        item_id = output_item_id(kind.prefix, self._draft.id, index)
         self._open = kind(item_id, index, self._emit, name)
         if isinstance(self._open, _Reasoning):
-            self._open.has_encrypted_content = self._has_encrypted_reasoning
+            self._open.has_encrypted_content = self._draft.has_encrypted_reasoning
+        elif isinstance(self._open, _Call):
+            self._open.namespace = namespace
         self._open.begin()
         return self._open
 
@@ -185,6 +191,7 @@ class _Reasoning(_OpenItem):
 
 class _Call(_OpenItem):
     prefix = "fc"
+    namespace: str | None = None
 
     def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
         self._texts.append(text)
@@ -197,7 +204,7 @@ class _Call(_OpenItem):
         return super().end(status)
 
     def fields(self, status: str) -> Fields:
-        return {
+        fields = {
             "id": self._id,
             "type": "function_call",
             "status": status,
@@ -205,3 +212,4 @@ class _Call(_OpenItem):
             "name": self._name,
             "arguments": "" if status == "in_progress" else self._text,
         }
+        return fields if self.namespace is None else fields | {"namespace": self.namespace}

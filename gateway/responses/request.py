@@ -24,7 +24,14 @@ from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.item_ids import input_item_id, new_response_id
 from gateway.responses.kept_items import kept_item
 from gateway.responses.text_format import repeated_format, text_output
-from gateway.responses.tools import ResponseToolChoiceBody, repeated_tools, response_tools
+from gateway.responses.tools import (
+    NamespacedName,
+    ResponseToolChoiceBody,
+    flat_functions,
+    namespaced_names,
+    repeated_tools,
+    response_tools,
+)
 from shared.conversation import ChatMessage, ChatOptions
 from shared.sampling import Sampling
 
@@ -89,14 +96,16 @@ def to_generation(
     Raises:
         ApiError: 400; an item is not complete or not served.
     """
-    messages = to_messages([*history, *items], num_earlier=len(history))
+    functions = flat_functions(body.tools)
+    names = namespaced_names(functions)
+    messages = to_messages([*history, *items], len(history), names)
     if body.instructions:
         # Those of earlier requests are no part of the conversation.
         system = ChatMessage(role="system", content=require_text("instructions", body.instructions))
         messages = (system, *messages)
     if not messages:
         raise invalid_value("input", "'input' must not be empty.")
-    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
+    tools = response_tools(functions, body.tool_choice, body.parallel_tool_calls is not False)
     output = text_output(None if body.text is None else body.text.format)
     variables = _variables(body)
     options = ChatOptions(
@@ -116,7 +125,7 @@ def to_generation(
         timeout_s=body.timeout,
         tools=tools.use,
         may_reason=may_reason(variables),
-        draft=_draft(body, items, ancestors),
+        draft=_draft(body, items, ancestors, names),
     )
 
 
@@ -127,7 +136,9 @@ def own_items(body: ResponseBody) -> list[ItemBody]:
     return list(body.input or ())
 
 
-def _draft(body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, ...]) -> ResponseDraft:
+def _draft(
+    body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, ...], names: dict[str, NamespacedName]
+) -> ResponseDraft:
     response_id = new_response_id()
     return ResponseDraft(
         id=response_id,
@@ -137,6 +148,7 @@ def _draft(body: ResponseBody, items: Sequence[ItemBody], ancestors: tuple[str, 
         ancestors=ancestors,
         is_stored=body.store is not False,
         is_background=bool(body.background),
+        namespaced_names=names,
         has_encrypted_reasoning=_ENCRYPTED_REASONING in (body.include or ()),
     )
 

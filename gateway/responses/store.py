@@ -114,7 +114,7 @@ def ended_response(
     assert record.job is not None
     draft, status = record.draft, status_of(result)
     if reader is None or output is None:
-        output = ResponseOutput(draft.id, has_encrypted_reasoning=draft.has_encrypted_reasoning)
+        output = ResponseOutput(draft)
         reader = read_result(record, result, output)
     has_usage = status in ("completed", "incomplete")
     return response_fields(

@@ -1,7 +1,13 @@
-"""The tools of a request for a response: functions in the form of this API, of which those of chat are made."""
+"""The tools of a request for a response: functions in the form of this API, of which those of chat are made.
+
+Some functions stand in a namespace. A chat template knows functions alone, so the model sees such a function under its
+own name, or with its namespace before it where two would have the same. The client sees both parts, as it sent them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -23,8 +29,10 @@ from gateway.api.schemas.tools import (
 )
 from shared.bounds import MAX_TOOLS
 
+_FUNCTION, _NAMESPACE = "function", "namespace"
 
-class ResponseToolBody(Struct, kw_only=True):
+
+class FunctionToolBody(Struct, kw_only=True):
     """A tool. What a function has beside these fields is for tools that OpenAI runs itself."""
 
     type: Choice
@@ -32,6 +40,27 @@ class ResponseToolBody(Struct, kw_only=True):
     description: str | None = None
     parameters: Parameters | None = None
     strict: bool | None = None
+
+
+class ResponseToolBody(FunctionToolBody, kw_only=True):
+    """A tool, or a namespace of tools."""
+
+    tools: Annotated[list[FunctionToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class NamespacedName(Struct, frozen=True):
+    """The name of a function in a namespace."""
+
+    namespace: str
+    name: str
+
+
+class FlatFunction(Struct, frozen=True):
+    """A function as the model sees it; `origin` is its name in its namespace, if it has one."""
+
+    tool: ToolBody
+    shown_name: str
+    origin: NamespacedName | None = None
 
 
 class NamedToolBody(Struct, kw_only=True):
@@ -50,45 +79,72 @@ class ResponseToolChoiceBody(Struct, kw_only=True):
     tools: Annotated[list[NamedToolBody], Meta(max_length=MAX_TOOLS)] | None = None
 
 
+def flat_functions(tools: Sequence[ResponseToolBody] | None) -> list[FlatFunction]:
+    """Return the functions of a request, those of namespaces among the others.
+
+    Raises:
+        ApiError: 400; a tool is not a function of the client, or they are too many.
+    """
+    placed = [each for index, tool in enumerate(tools or ()) for each in _placed(tool, f"tools.[{index}]")]
+    if len(placed) > MAX_TOOLS:
+        raise invalid_value("tools", f"'tools' has {len(placed)} functions; at most {MAX_TOOLS} are allowed.")
+    counts = Counter(tool.name for tool, _, _ in placed)
+    return [_flat(tool, where, namespace, counts[tool.name] > 1) for tool, where, namespace in placed]
+
+
+def namespaced_names(functions: Sequence[FlatFunction]) -> dict[str, NamespacedName]:
+    """Return, by the name that the model sees, how the client names each function that stands in a namespace."""
+    return {each.shown_name: each.origin for each in functions if each.origin is not None}
+
+
 def response_tools(
-    tools: list[ResponseToolBody] | None, choice: str | ResponseToolChoiceBody | None, is_parallel: bool
+    functions: Sequence[FlatFunction], choice: str | ResponseToolChoiceBody | None, is_parallel: bool
 ) -> OfferedTools:
     """Return what becomes of the tools of a request.
 
     Raises:
-        ApiError: 400; a tool is not a function of the client, or the choice is not possible.
+        ApiError: 400; two have the same name, or the choice is not possible.
     """
-    bodies = [_tool(tool, f"tools.[{index}]") for index, tool in enumerate(tools or ())]
+    bodies = [each.tool for each in functions]
     return offered_tools(bodies, choice if choice is None or isinstance(choice, str) else _choice(choice), is_parallel)
 
 
-def repeated_tools(tools: list[ResponseToolBody] | None) -> list[dict[str, Any]]:
+def repeated_tools(tools: Sequence[FunctionToolBody] | None) -> list[dict[str, Any]]:
     """Return the tools as the response repeats them."""
-    return [
-        {
-            "type": tool.type,
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": bool(tool.strict),
-        }
-        for tool in tools or ()
-    ]
+    return [_repeated(tool) for tool in tools or ()]
 
 
-def _tool(tool: ResponseToolBody, where: str) -> ToolBody:
-    if tool.type != "function":
+def _repeated(tool: FunctionToolBody) -> dict[str, Any]:
+    named = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if isinstance(tool, ResponseToolBody) and tool.type == _NAMESPACE:
+        return named | {"tools": repeated_tools(tool.tools)}
+    return named | {"parameters": tool.parameters, "strict": bool(tool.strict)}
+
+
+def _placed(tool: ResponseToolBody, where: str) -> Iterator[tuple[FunctionToolBody, str, str | None]]:
+    """Yield the functions of a tool, each with its place in the body and its namespace."""
+    if tool.type != _NAMESPACE:
+        yield tool, where, None
+        return
+    if tool.name is None:
+        raise missing_parameter(f"{where}.name")
+    for index, inner in enumerate(tool.tools or ()):
+        yield inner, f"{where}.tools.[{index}]", tool.name
+
+
+def _flat(tool: FunctionToolBody, where: str, namespace: str | None, is_ambiguous: bool) -> FlatFunction:
+    if tool.type != _FUNCTION:
         message = (
             f"'{where}' is of type '{tool.type}', a tool that this server does not run. Only functions are served: "
-            "tools of the type 'function', which the client runs."
+            "tools of the type 'function', which the client runs, by themselves or in one 'namespace'."
         )
         raise unsupported_parameter(f"{where}.type", message)
     if tool.name is None:
         raise missing_parameter(f"{where}.name")
-    function = FunctionBody(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return ToolBody(function=function)
+    name = f"{namespace}__{tool.name}" if namespace is not None and is_ambiguous else tool.name
+    function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    origin = None if namespace is None else NamespacedName(namespace, tool.name)
+    return FlatFunction(ToolBody(function=function), name, origin)
 
 
 def _choice(choice: ResponseToolChoiceBody) -> ToolChoiceBody:

@@ -23,6 +23,9 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 
 
+_TOOLS: list[Any] = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}]
+
+
 @dataclass(frozen=True)
 class KeyFile:
     """A key file, and the keys in it by name."""
@@ -57,3 +60,17 @@ async def serving(worker: WireWorker) -> AsyncIterator[WireWorker]:
 async def client(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=API_KEY, max_retries=0, timeout=30) as client:
         yield client
+
+
+@pytest.fixture
+async def thinking(worker: WireWorker, client: openai.AsyncOpenAI) -> WireWorker:
+    """A worker of a model that thinks, and calls functions as Hermes does; its gateway knows that."""
+    worker.chat_format = "hermes-thinking"
+    for _ in range(200):
+        asking = asyncio.create_task(client.responses.create(model=worker.model, input="x", tools=_TOOLS, store=False))
+        request = await worker.begin()
+        await worker.end(request, 0)
+        await asking
+        if request.sampling.grammar is not None:
+            break
+    return worker

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.generation import OutputReading, ToolUse
+from gateway.responses.draft import ResponseDraft
 from gateway.responses.job import BackgroundJob, JobReader, error_of, status_of
 from gateway.responses.output import ResponseOutput
 from shared.formats import Tool, ToolChoice
 from shared.messages import BatchResult
 
+DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[])
 Events = list[tuple[str, dict[str, Any]]]
 USE = ToolUse((Tool("f", None), Tool("g", None)), ToolChoice("auto"))
 # Pieces of what models write, whole and broken.
@@ -45,7 +47,7 @@ def reading(is_parallel: bool = True, includes_reasoning: bool = True) -> Output
 def events_of(text: str, cuts: list[int], how: OutputReading, in_reasoning: bool) -> Events:
     """Read a text as it grows to each of these lengths, and then whole."""
     events: Events = []
-    output = ResponseOutput("resp_" + 32 * "0", lambda kind, fields: events.append((kind, fields)))
+    output = ResponseOutput(DRAFT, lambda kind, fields: events.append((kind, fields)))
     reader = JobReader(how, output)
     for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
         assert reader.read(text[:end], in_reasoning=in_reasoning)
@@ -75,7 +77,7 @@ def test_events_depend_on_the_text_alone(
 
 
 def test_text_that_begins_otherwise_is_not_read() -> None:
-    reader = JobReader(reading(), ResponseOutput("resp_" + 32 * "0"))
+    reader = JobReader(reading(), ResponseOutput(DRAFT))
     assert reader.read("", in_reasoning=False)
     assert reader.read("abc", in_reasoning=True)
     assert not reader.read("abd", in_reasoning=True)

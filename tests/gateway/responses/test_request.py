@@ -22,7 +22,7 @@ _WORDS = (
 )
 _KEYS = (
     "type role content id call_id name arguments output summary encrypted_content text format schema strict parameters "
-    "description mode tools effort verbosity refusal other"
+    "description mode tools namespace effort verbosity refusal other"
 )
 
 

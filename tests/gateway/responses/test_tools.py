@@ -28,20 +28,6 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Köln"}}\n</too
 THOUGHT = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}"
 
 
-@pytest.fixture
-async def thinking(worker: WireWorker, client: openai.AsyncOpenAI) -> WireWorker:
-    """A worker of a model that thinks, and calls functions as Hermes does; its gateway knows that."""
-    worker.chat_format = "hermes-thinking"
-    for _ in range(200):
-        asking = asyncio.create_task(client.responses.create(model=worker.model, input="x", tools=TOOLS, store=False))
-        request = await worker.begin()
-        await worker.end(request, 0)
-        await asking
-        if request.sampling.grammar is not None:
-            break
-    return worker
-
-
 async def write(worker: WireWorker, request: Request, text: str, piece: int = 5) -> None:
     """Write a text as the answer, some characters a token."""
     assert request.reply is not None
