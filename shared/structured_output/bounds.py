@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from shared.structured_output.errors import GrammarError
+from shared.structured_output.multiples import MAX_STATES, check_multiples, embedded_schemas, num_states
 
 MAX_CHARACTERS = 256 << 10
 MAX_DEPTH = 64
@@ -36,7 +37,7 @@ def check_size(source: str, what: str) -> None:
 
 
 def check_lark(source: str) -> None:
-    """Refuse a Lark grammar that is too long, or that has too many rules or references.
+    """Refuse a Lark grammar that is too long, or has too many rules, references or too large schemas behind `%json`.
 
     Raises:
         GrammarError: It is over a bound.
@@ -51,6 +52,8 @@ def check_lark(source: str) -> None:
     num_alternatives = source.count("|")
     if num_alternatives > MAX_ALTERNATIVES:
         raise GrammarError(f"The grammar has {num_alternatives} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
+    if sum(map(num_states, embedded_schemas(source))) > MAX_STATES:
+        raise GrammarError(f"'multipleOf' is too large: all divisors together may be at most {MAX_STATES}.")
 
 
 def check_regex(source: str) -> None:
@@ -67,7 +70,7 @@ def check_regex(source: str) -> None:
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse a decoded JSON schema that is nested too deeply, or has too many values, properties or alternatives.
+    """Refuse a decoded JSON schema that is nested too deeply, or has too much of something.
 
     It walks without recursion.
 
@@ -93,6 +96,7 @@ def check_schema(schema: Any) -> None:
             waiting += [(child, f"{path}.[{index}]", depth + 1) for index, child in enumerate(value)]
     if num_references > MAX_REFERENCES:
         raise GrammarError(f"The schema has {num_references} times '$ref'; at most {MAX_REFERENCES} are allowed.")
+    check_multiples(schema)
 
 
 def _check_object(value: dict[str, Any], path: str) -> None:

@@ -63,8 +63,8 @@ def check_grammar(grammar: Grammar) -> None:
 def try_compiling(grammar: Grammar) -> None:
     """Compile a grammar that passed the check as a worker does, for a tokenizer of single bytes.
 
-    Some grammars are checked at once, and take seconds and hundreds of megabytes to be compiled: a `multipleOf` of
-    999,983 does. Nothing is learned but that it takes no longer than the process that does this may run.
+    Some grammars are checked at once, and take long to be compiled, as numbers that many divisors must divide do.
+    Nothing is learned but that it takes no longer than the process that does this may run.
     """
     limits = parser_limits()
     from llguidance import LLMatcher, LLTokenizer

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,16 @@ def test_limits_are_far_from_what_is_usual() -> None:
     constraint = compile_grammar(grammar, tiny_tokenizer()).constraint(Sampling(), ())
     assert isinstance(constraint, GrammarConstraint)
     assert compiled_grammar.MAX_WARM_UP_S > 0
+
+
+def test_grammar_with_a_large_automaton_counts_with_its_size() -> None:
+    large = compile_grammar(schema({"type": "integer", "multipleOf": 9_973}), tiny_tokenizer())
+    assert large.num_bytes > 8_000_000
+    assert compile_grammar(schema({"type": "integer"}), tiny_tokenizer()).num_bytes < 1_000_000
+
+
+def test_divisor_that_would_take_seconds_is_refused_before_it_is_compiled() -> None:
+    started = time.thread_time()
+    with pytest.raises(GrammarError, match="multipleOf"):
+        compile_grammar(schema({"type": "integer", "multipleOf": 999_983}), tiny_tokenizer())
+    assert time.thread_time() - started < 1.0
