@@ -19,6 +19,7 @@ from gateway.generation import Generation
 from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.exchange import Exchange, Headers
 from shared.messages import Finish
+from shared.structured_output import GRAMMAR_PARAM
 
 
 class Outcome(enum.Enum):
@@ -81,6 +82,8 @@ class Answer(ABC):
         self.usage = UsageTotals(generation.num_sequences, generation.n)
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.error: ApiError | None = None
+        asked = generation.structured_output
+        self._grammar_field = "tools" if asked is None else asked.field
         self.first_token_at: float | None = None
         exchange.on_disconnect = self._disconnect
         if exchange.disconnected:
@@ -94,6 +97,8 @@ class Answer(ABC):
     def fail(self, error: ApiError) -> None:
         """End the answer with an error, which the client is told."""
         if not self.done.done():
+            if error.param == GRAMMAR_PARAM:
+                error = _naming(error, self._grammar_field)
             self.error = error
             self._report(error)
             self.end(Outcome.FAILED)
@@ -141,3 +146,9 @@ class Answer(ABC):
     @abstractmethod
     def _complete(self) -> None:
         """Tell the client that all choices are finished."""
+
+
+def _naming(error: ApiError, field: str) -> ApiError:
+    """Return a worker's error about the grammar as one about the field that the client sent it in."""
+    message = f"{field}{error.message.removeprefix(GRAMMAR_PARAM)}"
+    return ApiError(error.status, message, param=field, code=error.code)

@@ -12,6 +12,7 @@ from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.messages import Delta, Finish, FinishReason, Usage
+from shared.structured_output import GRAMMAR_PARAM, GrammarError
 
 _NOTHING = Prelude()
 
@@ -89,6 +90,10 @@ class AnswerWriter:
         if pooling is not None and reason == "length":
             # Its prompt is computed, which is all that was wanted.
             return Finish("stop", usage, vector=self._pooled.vector(pooling, sequence))
+        constraint = sequence.constraint
+        if reason == "failed" and constraint is not None and constraint.is_at_fault and event.error == constraint.error:
+            refused = GrammarError(f"{event.error}.", param=GRAMMAR_PARAM)
+            return Finish(reason, usage, str(refused), error_param=refused.param, error_code=refused.code)
         return Finish(reason, usage, event.error, stop=_stop(held, event, reason))
 
     def _prelude(self, held: HeldRequest, event: SequenceEvent, *, is_due: bool) -> Prelude:

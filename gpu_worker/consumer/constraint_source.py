@@ -14,13 +14,24 @@ from gpu_worker.structured_output.grammar_cache import GrammarCache
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, HeadraceError
 from shared.messages import Request
 from shared.sampling import Grammar
-from shared.structured_output import GrammarError, LlguidanceMissingError
+from shared.structured_output import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError
 
 MAX_COMPILE_S = 10.0
-_PARAM = "response_format"
+"""Seconds that a grammar may be compiled, without the time that it waits for others."""
+
+MAX_WAIT_S = 10.0
+"""Seconds that a grammar may wait for others, before another worker is to have it."""
+
+
+class CompilerBusyError(HeadraceError):
+    """Other grammars are compiled for too long: the request is to be given back."""
+
+    def __init__(self) -> None:
+        """Build the message."""
+        super().__init__(f"The grammar has waited for others for {MAX_WAIT_S:.0f} s.")
 
 
 class ConstraintSource:
@@ -44,6 +55,7 @@ class ConstraintSource:
 
         Raises:
             BadRequestError: The grammar cannot be followed here.
+            CompilerBusyError: It has waited too long for others.
             asyncio.CancelledError: It was not wanted any more.
         """
         grammar = request.sampling.grammar
@@ -52,13 +64,25 @@ class ConstraintSource:
         if in_reasoning:
             grammar = grammar.begun_in_reasoning()
         tokenizer = self._grammar_tokenizer()
+        has_begun = False
+
+        def begins() -> bool:
+            nonlocal has_begun
+            has_begun = is_wanted()
+            if has_begun:
+                limit.reschedule(asyncio.get_running_loop().time() + MAX_COMPILE_S)
+            return has_begun
+
         try:
-            async with asyncio.timeout(MAX_COMPILE_S):
+            async with asyncio.timeout(MAX_WAIT_S) as limit:
                 return await self._lane.run(
-                    request.tenant, len(grammar.source), lambda: self._make(request, grammar, tokenizer), is_wanted
+                    request.tenant, len(grammar.source), lambda: self._make(request, grammar, tokenizer), begins
                 )
         except TimeoutError:
-            raise GrammarError(f"It could not be compiled within {MAX_COMPILE_S:.0f} s.", param=_PARAM) from None
+            if not has_begun:
+                raise CompilerBusyError from None
+            message = f"It could not be compiled within {MAX_COMPILE_S:.0f} s."
+            raise GrammarError(message, param=GRAMMAR_PARAM) from None
 
     def close(self) -> None:
         """End the thread; what has not begun is dropped."""
@@ -68,7 +92,7 @@ class ConstraintSource:
         try:
             return self._tokenizer.grammar_tokenizer
         except (LlguidanceMissingError, UnsupportedTokenizerError) as error:
-            raise BadRequestError(str(error), _PARAM, "unsupported_value") from None
+            raise BadRequestError(str(error), GRAMMAR_PARAM, "unsupported_value") from None
 
     def _make(self, request: Request, grammar: Grammar, tokenizer: GrammarTokenizer) -> OutputConstraint:
         """Do it in the thread."""

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import Protocol
 
-from gpu_worker.consumer.constraint_source import ConstraintSource
+from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
@@ -118,6 +118,10 @@ class Intake:
     def _reject(self, held: HeldRequest, lane: Lane, error: Exception) -> None:
         if isinstance(error, BadRequestError):
             lane.refuse(held, error)
+            return
+        if isinstance(error, CompilerBusyError):
+            _log.warning("request given back: %s", error, extra=log_fields(held.request))
+            lane.give_back(held)
             return
         _log.error("request not admitted", extra=log_fields(held.request), exc_info=error)
         lane.fail(held, "the worker could not read the request")

@@ -17,6 +17,11 @@ class OutputConstraint(Protocol):
         ...
 
     @property
+    def is_at_fault(self) -> bool:
+        """Say whether the `error` is that of what the client asked for, rather than of this worker."""
+        ...
+
+    @property
     def is_complete(self) -> bool:
         """Say whether nothing more may follow the output."""
         ...

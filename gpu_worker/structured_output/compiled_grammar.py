@@ -12,14 +12,13 @@ from gpu_worker.structured_output.warm_up import warm_up
 from shared.errors import BadRequestError
 from shared.formats import with_marker_tokens
 from shared.sampling import Grammar, Sampling
-from shared.structured_output import GrammarError, check_grammar, grammar_text, parser_limits
+from shared.structured_output import GRAMMAR_PARAM, GrammarError, check_grammar, grammar_text, parser_limits
 from shared.structured_output.multiples import grammar_states
 from shared.structured_output.problems import named_problem
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_PARAM = "response_format"
 MAX_WARM_UP_S = 0.2
 """Seconds of computing that the first masks of a grammar may take together; a tenth of that is usual."""
 
@@ -79,7 +78,7 @@ def compile_grammar(grammar: Grammar, tokenizer: GrammarTokenizer) -> CompiledGr
         text = grammar_text(with_marker_tokens(grammar, tokenizer.special_tokens))
         matcher = _ready_matcher(text, tokenizer)
     except GrammarError as error:
-        raise GrammarError(error.reason, error.path, _PARAM) from None
+        raise GrammarError(error.reason, error.path, GRAMMAR_PARAM) from None
     num_bytes = _BASE_BYTES + _BYTES_A_CHARACTER * len(text) + _BYTES_A_STATE * grammar_states(text)
     return CompiledGrammar(matcher, tokenizer, num_bytes)
 

@@ -7,6 +7,7 @@ is allowed where it accepts the output with it. A matcher that fails has no mask
 from __future__ import annotations
 
 import ctypes
+import re
 import time
 from collections.abc import Set
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ MAX_CHARGE_S = 0.1
 """What a mask counts as at most, because the host may have paused meanwhile."""
 
 _ALL_TOKENS = 0xFF
+# How llguidance says that a grammar has reached one of its limits; its stop reason is the same for all errors.
+_LIMIT = re.compile("too many|too large|too complex|fuel")
 
 
 class GrammarConstraint:
@@ -41,6 +44,7 @@ class GrammarConstraint:
         "_drafts",
         "_error",
         "_ignores_eos",
+        "_is_at_fault",
         "_is_direct",
         "_matcher",
         "_num_bytes",
@@ -69,12 +73,18 @@ class GrammarConstraint:
         self._is_direct = has_same_size and not ignores_eos and not self._stop_ids
         self._drafts: tuple[int, ...] = ()
         self._error: str | None = None
+        self._is_at_fault = True
         self._seconds_left = MAX_SECONDS
 
     @property
     def error(self) -> str | None:
         """See `OutputConstraint`."""
         return self._error
+
+    @property
+    def is_at_fault(self) -> bool:
+        """See `OutputConstraint`."""
+        return self._error is not None and self._is_at_fault
 
     @property
     def is_complete(self) -> bool:
@@ -95,7 +105,11 @@ class GrammarConstraint:
             self._move_behind(())
         if self._matcher.consume_token(token_id):
             return True
-        self._error = f"the output does not follow the grammar: {_reason(self._matcher)}"
+        # Otherwise a mask should have kept the token away, which is no fault of the grammar.
+        reason = _reason(self._matcher)
+        self._is_at_fault = _LIMIT.search(reason) is not None
+        problem = "the grammar cannot be followed" if self._is_at_fault else "the output does not follow the grammar"
+        self._error = f"{problem}: {reason}"
         return False
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:

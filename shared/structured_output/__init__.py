@@ -4,10 +4,11 @@ llguidance is imported where it is used, so that a process without it can import
 """
 
 from shared.structured_output.check import check_grammar, parser_limits
-from shared.structured_output.errors import GrammarError, LlguidanceMissingError
+from shared.structured_output.errors import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError
 from shared.structured_output.grammar_text import decode_schema, grammar_text, llguidance_schema
 
 __all__ = [
+    "GRAMMAR_PARAM",
     "GrammarError",
     "LlguidanceMissingError",
     "check_grammar",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from shared.errors import BadRequestError, HeadraceError
 
+GRAMMAR_PARAM = "grammar"
+"""What a worker calls the field that holds the grammar: only the gateway knows in which one the client sent it."""
+
 
 class GrammarError(BadRequestError):
     """A grammar is wrong, too large, or asks for what is not supported.

@@ -21,6 +21,7 @@ _REGEX = re.compile(r"regex parse error:.*?error: ([^\n]*)", re.DOTALL)
 _LOOKAROUND = re.compile(r"lookarounds not supported", re.DOTALL)
 _ONE_OF = re.compile(r"oneOf constraints are not supported")
 _TOO_LARGE = re.compile(r"schema too large|too big|too many|grammar size|fuel|too complex")
+_NO_TEXT = re.compile(r"NoExtensionBias")
 _PLACE_IN_GRAMMAR = re.compile(r"^(?:at )?(\d+)\((\d+)\): (.*)")
 
 # Keywords of the oldest draft, which llguidance reads over.
@@ -88,6 +89,8 @@ def _other(problem: str) -> str:
         return f"a regular expression is not supported: {regex[1][:200]}."
     if _LOOKAROUND.search(problem):
         return "a regular expression is not supported: it looks ahead, behind, or at the edge of a word."
+    if _NO_TEXT.search(problem):
+        return "it matches no text: no first character can stand there."
     if "invalid regex" in problem:
         return "a regular expression is wrong, or not supported."
     if _TOO_LARGE.search(problem):

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gateway.api.answer import Answer, ResponseHead
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.sampling import Grammar, Sampling
-from shared.structured_output import GrammarError, LlguidanceMissingError, check_grammar
+from shared.structured_output import GRAMMAR_PARAM, GrammarError, LlguidanceMissingError, check_grammar
 from shared.structured_output.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
 
 FIELD = "response_format.json_schema.schema"
@@ -91,3 +93,32 @@ async def test_checker_that_cannot_say_yes_is_an_honest_error(
     assert error.status == status
     answered: dict[str, Any] = {name.decode(): value.decode() for name, value in error.response_headers()}
     assert headers.items() <= answered.items()
+
+
+class ToldAnswer(Answer):
+    """Keeps the error instead of telling it."""
+
+    def _complete(self) -> None:
+        raise AssertionError("it fails")
+
+    def _report(self, error: ApiError) -> None:
+        self.told = error
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+async def test_workers_error_about_the_grammar_names_the_field_of_the_client(has_output: bool) -> None:
+    asked = generation("{}")
+    if not has_output:
+        asked = dataclasses.replace(asked, structured_output=None)
+    answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), asked, ResponseHead("r", 0.0))
+    refused = GrammarError("it matches no text.", ".items", GRAMMAR_PARAM)
+    answer.fail(ApiError(400, str(refused), param=refused.param, code=refused.code))
+    field = FIELD if has_output else "tools"
+    assert answer.told.message == f"{field}.items: it matches no text."
+    assert (answer.told.status, answer.told.param, answer.told.code) == (400, field, "invalid_grammar")
+
+
+async def test_workers_error_about_another_field_is_told_as_it_is() -> None:
+    answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), generation("{}"), ResponseHead("r", 0.0))
+    answer.fail(ApiError(400, "The prompt is too long.", param="prompt"))
+    assert (answer.told.message, answer.told.param) == ("The prompt is too long.", "prompt")

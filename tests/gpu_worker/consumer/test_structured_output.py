@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 from typing import Any
 
 import pytest
 
-from gpu_worker.consumer.constraint_source import ConstraintSource
+from gpu_worker.consumer import constraint_source
+from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
+from gpu_worker.structured_output import grammar_constraint
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions
 from shared.errors import BadRequestError
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import Grammar, Sampling
+from shared.structured_output import GRAMMAR_PARAM
 from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, wait_until
 
@@ -72,7 +77,7 @@ async def test_grammar_that_cannot_be_compiled_is_refused_with_the_reason(
 ) -> None:
     answer = await gateway.ask(sampling=sampling_of(grammar))
     assert answer.finish.reason == "failed"
-    assert answer.finish.error_param == "response_format"
+    assert answer.finish.error_param == GRAMMAR_PARAM
     assert problem in answer.finish.error
     assert (await gateway.ask()).finish.reason == "length", "others are served"
 
@@ -109,7 +114,7 @@ async def test_without_llguidance_a_request_learns_what_to_install(monkeypatch: 
     source = ConstraintSource(ModelTokenizer(read_model_directory(DEMO_MODEL)))
     with pytest.raises(BadRequestError, match="pip install llguidance") as caught:
         await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
-    assert caught.value.param == "response_format"
+    assert caught.value.param == GRAMMAR_PARAM
     source.close()
 
 
@@ -120,10 +125,6 @@ async def test_request_without_a_grammar_has_no_constraint() -> None:
 
 
 async def test_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    from gpu_worker.consumer import constraint_source
-
     gate = threading.Event()
     monkeypatch.setattr(constraint_source, "MAX_COMPILE_S", 0.05)
     monkeypatch.setattr(constraint_source, "compile_grammar", lambda *_: gate.wait(10))
@@ -132,6 +133,50 @@ async def test_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.Monkey
         await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
     gate.set()
     source.close()
+
+
+async def test_waiting_behind_other_grammars_is_not_the_grammars_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def compile_slowly(*_: object) -> None:
+        begun.set()
+        gate.wait(30)
+
+    monkeypatch.setattr(constraint_source, "compile_grammar", compile_slowly)
+    source = ConstraintSource(TOKENIZER)
+    request = Request(id="r", model="m", text="x", sampling=sampling_of())
+    first = asyncio.create_task(source.constraint(request, lambda: True))
+    assert await asyncio.to_thread(begun.wait, 10)
+    monkeypatch.setattr(constraint_source, "MAX_WAIT_S", 0.05)
+    with pytest.raises(CompilerBusyError):
+        await source.constraint(request, lambda: True)
+    assert not first.done()
+    first.cancel()
+    gate.set()
+    source.close()
+
+
+async def test_request_that_waits_too_long_for_the_compiler_is_handed_back(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(*_: object, **__: object) -> None:
+        raise CompilerBusyError
+
+    monkeypatch.setattr(ConstraintSource, "constraint", busy)
+    answer = await gateway.ask(sampling=sampling_of())
+    assert answer.finish.reason == "handoff"
+
+
+async def test_grammar_that_fails_on_the_way_is_the_clients_fault(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first mask is one too many.
+    monkeypatch.setattr(grammar_constraint, "MAX_SECONDS", -1.0)
+    answer = await gateway.ask(sampling=sampling_of())
+    assert answer.finish.reason == "failed"
+    assert answer.finish.error_param == GRAMMAR_PARAM
+    assert answer.finish.error_code == "invalid_grammar"
+    assert answer.finish.error.startswith("grammar: the grammar takes too long to follow")
 
 
 @pytest.mark.parametrize(("content", "text"), [("Well, ", "yes"), ("<think>so", "hm</think>no")])

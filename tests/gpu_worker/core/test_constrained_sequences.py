@@ -25,6 +25,10 @@ class Countdown:
         return self.late_error if len(self.taken) >= self.num_tokens else None
 
     @property
+    def is_at_fault(self) -> bool:
+        return self.error is not None
+
+    @property
     def is_complete(self) -> bool:
         return self.error is None and len(self.taken) >= self.num_tokens
 

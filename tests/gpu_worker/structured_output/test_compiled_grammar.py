@@ -12,7 +12,7 @@ from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_cache import GrammarCache
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from shared.sampling import Grammar, Sampling
-from shared.structured_output import GrammarError
+from shared.structured_output import GRAMMAR_PARAM, GrammarError
 from tests.gpu_worker.structured_output.tiny_tokenizer import compiled, tiny_tokenizer, tokens_of
 
 
@@ -40,7 +40,7 @@ def regex(source: str) -> Grammar:
 def test_grammar_that_cannot_be_followed_is_refused_with_the_reason(grammar: Grammar) -> None:
     with pytest.raises(GrammarError) as caught:
         compile_grammar(grammar, tiny_tokenizer())
-    assert caught.value.param == "response_format"
+    assert caught.value.param == GRAMMAR_PARAM
     assert len(caught.value.reason) > 10
 
 
@@ -162,3 +162,34 @@ def test_divisor_that_would_take_seconds_is_refused_before_it_is_compiled() -> N
     with pytest.raises(GrammarError, match="multipleOf"):
         compile_grammar(schema({"type": "integer", "multipleOf": 999_983}), tiny_tokenizer())
     assert time.thread_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        regex(r"[^\s\S]"),
+        Grammar(kind="gbnf", source="root ::= a\na ::= b\nb ::= a"),
+        Grammar(kind="lark", source='start: %json {"$ref": "#"}'),
+    ],
+)
+def test_grammar_without_any_text_is_refused_in_words(grammar: Grammar) -> None:
+    with pytest.raises(GrammarError, match="matches no text"):
+        compile_grammar(grammar, tiny_tokenizer())
+
+
+def test_grammar_that_reaches_a_limit_on_the_way_is_at_fault() -> None:
+    constraint = compiled(regex("(?i)" + "(?:x?){100}" * 50)).constraint(Sampling(), ())
+    for number in range(1_000):
+        if not constraint.advance(constraint.some_allowed(number * 7919 + 1)):
+            break
+    assert constraint.error is not None
+    assert "cannot be followed" in constraint.error or "takes too long" in constraint.error
+    assert constraint.is_at_fault
+
+
+def test_token_that_a_mask_should_have_kept_away_is_no_fault_of_the_grammar() -> None:
+    constraint = compiled(regex("ab")).constraint(Sampling(), ())
+    assert not constraint.is_at_fault
+    assert not constraint.advance(tokens_of("c")[0])
+    assert constraint.error is not None
+    assert not constraint.is_at_fault
