@@ -167,3 +167,23 @@ def test_schema_that_cannot_be_obeyed_is_refused_with_the_reason(system: System,
         )
     assert (refused.value.param or "").startswith("response_format.json_schema.schema")
     assert all(word in refused.value.message for word in words), refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "grammar", "reason"),
+    [
+        ("guided_regex", r"[^\s\S]", "matches no text"),
+        ("guided_grammar", "root ::= a\na ::= b\nb ::= a", "matches no text"),
+        ("guided_json", {"type": "integer", "multipleOf": 20_023}, "'multipleOf' is too large"),
+    ],
+)
+def test_refused_grammar_is_a_400_about_the_field_that_was_sent(
+    system: System, field: str, grammar: Any, reason: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        system.client().chat.completions.create(
+            model=system.model, messages=MESSAGES, max_tokens=4, extra_body={field: grammar}
+        )
+    assert refused.value.param == field
+    assert str(refused.value.body["message"]).startswith(f"{field}: ")  # type: ignore[index]
+    assert reason in refused.value.message
