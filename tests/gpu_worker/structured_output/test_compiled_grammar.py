@@ -154,6 +154,8 @@ def test_limits_are_far_from_what_is_usual() -> None:
 def test_grammar_with_a_large_automaton_counts_with_its_size() -> None:
     large = compile_grammar(schema({"type": "integer", "multipleOf": 9_973}), tiny_tokenizer())
     assert large.num_bytes > 8_000_000
+    round_one = compile_grammar(schema({"type": "integer", "multipleOf": 100_000_000}), tiny_tokenizer())
+    assert round_one.num_bytes > 4_500_000
     assert compile_grammar(schema({"type": "integer"}), tiny_tokenizer()).num_bytes < 1_000_000
 
 
