@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class System:
     process: subprocess.Popen[bytes]
     ready_file: Path
     log: Path
+    opened: ExitStack = field(default_factory=ExitStack)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -54,7 +55,10 @@ class System:
         return {"Authorization": f"Bearer {self.info['api_key']}"}
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(**self._client_settings() | options)
+        """Return a client that is closed together with the system: a collected socket would fail another test."""
+        client = openai.OpenAI(**self._client_settings() | options)
+        self.opened.callback(client.close)
+        return client
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(**self._client_settings() | options)
@@ -80,7 +84,9 @@ def running_system(directory: Path, *arguments: str, environ: dict[str, str] | N
         )
     try:
         _wait_until_ready(process, ready, log)
-        yield System(process, ready, log)
+        system = System(process, ready, log)
+        with system.opened:
+            yield system
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
