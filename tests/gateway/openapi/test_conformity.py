@@ -87,7 +87,7 @@ async def ask_all(gateway: GatewayProcess, nats_url: str, path: str, count: int)
                 body["model"] = worker.model
                 if number % 2:
                     body |= PROMPTS[path]
-                for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+                for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"):
                     if isinstance(body.get(name), int):
                         body[name] %= 20
                 if "timeout" in body:
