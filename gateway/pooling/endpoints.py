@@ -17,7 +17,7 @@ class _NumbersEndpoint(Endpoint):
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Never asked for: no body says `stream`."""
-        raise NotImplementedError
+        raise AssertionError("no body asks for a stream")
 
 
 class EmbeddingsEndpoint(_NumbersEndpoint):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import msgspec
@@ -76,9 +77,9 @@ class BackgroundAnswer(Answer):
         """Count what a generation may use."""
         self._num_reserved = reserved_tokens(generation)
 
+    @abstractmethod
     def queued(self, record: ResponseRecord) -> None:
         """Tell the client that its response is queued."""
-        raise NotImplementedError
 
     def _complete(self) -> None:
         raise AssertionError("a job has no sequence that could end here")

@@ -5,6 +5,7 @@ One item is open at a time. Text goes on in a message, thoughts in a reasoning i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from gateway.responses.draft import ResponseDraft
@@ -92,7 +93,7 @@ class ResponseOutput:
             self._open = None
 
 
-class _OpenItem:
+class _OpenItem(ABC):
     """An item that is being written. Its kinds differ in their parts and in the names of their events."""
 
     prefix: str
@@ -111,16 +112,18 @@ class _OpenItem:
     def begin(self) -> None:
         self.emit("response.output_item.added", {"output_index": self._index, "item": self.fields("in_progress")})
 
+    @abstractmethod
     def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
-        raise NotImplementedError
+        """Take more of the item's text."""
 
     def end(self, status: str) -> Fields:
         fields = self.fields(status)
         self.emit("response.output_item.done", {"output_index": self._index, "item": fields})
         return fields
 
+    @abstractmethod
     def fields(self, status: str) -> Fields:
-        raise NotImplementedError
+        """Return the item as JSON."""
 
     def _place(self) -> Fields:
         return {"item_id": self._id, "output_index": self._index, "content_index": 0}
