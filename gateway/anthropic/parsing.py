@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import msgspec
 
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
@@ -14,6 +12,7 @@ from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.sampling_fields import seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
@@ -85,7 +84,6 @@ def _variables(body: PromptBody) -> str | None:
 
 
 def _sampling(body: MessagesBody) -> Sampling:
-    is_greedy = body.temperature == 0
     for stop in body.stop_sequences or ():
         require_text("stop_sequences", stop)
     return Sampling(
@@ -93,7 +91,7 @@ def _sampling(body: MessagesBody) -> Sampling:
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=body.top_k or 0,
-        seed=0 if is_greedy else secrets.randbits(62),
+        seed=seed_of(None, body.temperature),
         stop=tuple(body.stop_sequences or ()),
     )
 

@@ -1,13 +1,14 @@
 """The Starlette application around the routes of the public port, behind the endpoints of generation.
 
-What is not a route is a 404, and what is the wrong method a 405, in the same four-key body as every other error.
+What is not a route is a 404, and what is the wrong method a 405, in the same form as every other error there.
 Nothing here builds a URL from the Host header, so slashes are not redirected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from gateway.api.endpoint import Endpoint
 from gateway.api.routes import KeyRoute, Routes, RouteServices, error_response
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
+from gateway.http1.dialect import OPENAI, Dialect
 from gateway.http1.request_id import RequestIdMiddleware
 
 _CODES = {404: "unknown_url", 405: "method_not_allowed"}
@@ -47,18 +49,31 @@ def create_app(
         more: Routes of other APIs.
         open_routes: Routes for everyone.
     """
+    endpoints = tuple(endpoints)
     posts = [Route(endpoint.path, _only_post, methods=["POST"]) for endpoint in endpoints]
     routes = Routes(services)
     every = [*routes.public(), *map(routes.with_key, more), *open_routes, *posts]
-    return PublicApp(build_app(every), tuple(route.path for route in every))
+    dialects = {endpoint.path: endpoint.dialect for endpoint in endpoints if endpoint.dialect is not OPENAI}
+    return PublicApp(build_app(every, dialects), tuple(route.path for route in every))
 
 
-def build_app(routes: list[Route]) -> ASGIApp:
-    """Return an application of these routes, whose errors all have the four keys."""
+def build_app(routes: list[Route], dialects: Mapping[str, Dialect] = MappingProxyType({})) -> ASGIApp:
+    """Return an application of these routes.
+
+    Args:
+        routes: What is served.
+        dialects: How errors are told at and below a path. Elsewhere they have OpenAI's four keys.
+    """
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        path = request.scope["path"]
+        found = [dialect for start, dialect in dialects.items() if f"{path}/".startswith(f"{start}/")]
+        return _http_error(request, error, found[0] if found else OPENAI)
+
     app = Starlette(
         routes=routes,
         exception_handlers={
-            HTTPException: _http_error,
+            HTTPException: http_error,
             ApiError: _api_error,
             ClientGoneError: _client_gone,
             Exception: _internal_error,
@@ -73,11 +88,13 @@ async def _only_post(request: Request) -> Response:
     raise HTTPException(404)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception, dialect: Dialect) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
     message = f"{request.method} {request.scope['path'][:128]}: {error.detail}."
-    return error_response(ApiError(status, message, code=_CODES.get(status), headers=dict(error.headers or {})))
+    return error_response(
+        ApiError(status, message, code=_CODES.get(status), headers=dict(error.headers or {})), dialect
+    )
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

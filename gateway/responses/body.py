@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway.api.schemas.model_name import ModelName
+from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.api.schemas.template_options import ReasoningEffort
 from gateway.api.schemas.tools import Choice
 from gateway.responses.text_format import TextFormatBody
@@ -14,18 +15,8 @@ from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody
 from shared.bounds import (
     MAX_MESSAGES,
     MAX_OUTPUT_TOKENS,
-    MAX_STOPS,
-    MAX_TOKEN_ID,
     MAX_TOOLS,
     NumLogprobs,
-    Penalty,
-    Priority,
-    Probability,
-    RepetitionPenalty,
-    Seed,
-    StopString,
-    Temperature,
-    TimeoutSeconds,
 )
 
 Name = Annotated[str, Meta(max_length=256)]
@@ -79,8 +70,8 @@ class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The whole body. None always means: left out."""
+class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """The whole body: what OpenAI has, and the sampling parameters of chat completions. None always means: left out."""
 
     model: ModelName
     input: str | Items | None = None
@@ -99,21 +90,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningBody | None = None
 
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None = None
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
     top_logprobs: NumLogprobs | None = None
-
-    # Of this server and of vLLM, as for chat completions.
-    seed: Seed | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    min_p: Probability | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    ignore_eos: bool | None = None
-    priority: Priority | None = None
-    timeout: TimeoutSeconds | None = None
 
     # Without influence on the answer, and repeated in the response.
     user: ShortText | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from gateway.api.schemas.decoding import decode_body, require_text
 from gateway.api.schemas.model_name import checked_model
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.sampling_fields import is_deterministic, sampling_of
 from gateway.api.schemas.structured_output import constrained
 from gateway.api.schemas.template_options import may_reason, template_variables
 from gateway.generation import Prompt
@@ -33,7 +33,6 @@ from gateway.responses.tools import (
     response_tools,
 )
 from shared.conversation import ChatMessage, ChatOptions
-from shared.sampling import Sampling
 
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -47,15 +46,6 @@ _INCLUDABLE = (
     "computer_call_output.output.image_url",
     "file_search_call.results",
     "message.input_image.image_url",
-)
-_COPIED = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "ignore_eos",
 )
 _ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -117,9 +107,9 @@ def to_generation(
         model=body.model,
         prompts=(Prompt(estimate_messages(messages, chat), messages=messages, chat=chat),),
         n=1,
-        sampling=constrained(_sampling(body), output),
+        sampling=constrained(sampling_of(body, body.max_output_tokens, _num_logprobs(body)), output),
         structured_output=output,
-        deterministic=body.temperature == 0 or body.seed is not None,
+        deterministic=is_deterministic(body),
         stream=bool(body.stream),
         priority=body.priority or 0,
         timeout_s=body.timeout,
@@ -185,21 +175,8 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
     }
 
 
-def _sampling(body: ResponseBody) -> Sampling:
-    values: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
-    seed = body.seed
-    if seed is None:
-        # A random one, so that the request can move to another worker; greedy requests look equal if they are.
-        seed = 0 if body.temperature == 0 else secrets.randbits(62)
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    return Sampling(
-        max_tokens=body.max_output_tokens,
-        top_k=max(0, body.top_k or 0),
-        seed=seed,
-        stop=tuple(require_text("stop", string) for string in stop),
-        logprobs=(body.top_logprobs or 0) if _has_logprobs(body) else None,
-        **values,
-    )
+def _num_logprobs(body: ResponseBody) -> int | None:
+    return (body.top_logprobs or 0) if _has_logprobs(body) else None
 
 
 def _has_logprobs(body: ResponseBody) -> bool:

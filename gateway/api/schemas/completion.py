@@ -16,13 +16,13 @@ from gateway.api.schemas.parameters import (
     check_stream_options,
     check_truncation,
     counted,
-    is_deterministic,
     one_of,
     to_sampling,
 )
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.reporting import details, num_logprobs, prompt_logprobs
 from gateway.api.schemas.row import Kind
+from gateway.api.schemas.sampling_fields import is_deterministic
 from gateway.api.schemas.structured_output import asked_output, constrained
 from gateway.generation import Generation, Prompt
 from shared.bounds import MAX_PROMPT_TOKENS, TokenId

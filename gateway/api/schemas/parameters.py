@@ -5,7 +5,6 @@ The bounds are those of `shared.bounds`; what a type cannot say is checked in `t
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from msgspec import Meta, Struct
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
+from gateway.api.schemas.sampling_fields import sampling_of
 from gateway.api.schemas.structured_output import StructuredOutputFields
 from gateway.generation import Prompt
 from shared.bounds import (
@@ -23,21 +23,12 @@ from shared.bounds import (
     MAX_OUTPUT_TOKENS,
     MAX_SEQUENCES,
     MAX_STOP_TOKENS,
-    MAX_STOPS,
-    MAX_TOKEN_ID,
     BadWord,
     Biases,
     CacheSalt,
     NumOutputTokens,
     NumTruncatedTokens,
-    Penalty,
-    Priority,
-    Probability,
     RepetitionPenalty,
-    Seed,
-    StopString,
-    Temperature,
-    TimeoutSeconds,
     TokenId,
 )
 from shared.sampling import Sampling
@@ -61,31 +52,18 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     max_tokens: Annotated[int, Meta(ge=-1, le=MAX_OUTPUT_TOKENS)] | None = None
     n_predict: Annotated[int, Meta(ge=-2, le=MAX_OUTPUT_TOKENS)] | None = None
     min_tokens: NumOutputTokens | None = None
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
-    # -1 is how vLLM's clients say that all tokens are kept.
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
-    min_p: Probability | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     repeat_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
-    priority: Priority | None = None
-    timeout: TimeoutSeconds | None = None
     prompt_logprobs: AskedLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -94,54 +72,23 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     echo: bool | None = None
 
 
-_COPIED = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "ignore_eos",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
-
-
 def to_sampling(
     body: CommonBody, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> Sampling:
     """Return the wire's sampling parameters.
-
-    A request without a seed gets a random one, so that it can move to another worker; when greedy it gets 0, so that
-    equal requests look equal.
 
     Raises:
         ApiError: 400; two parameters contradict each other.
     """
     if body.min_tokens and max_tokens is not None and body.min_tokens > max_tokens:
         raise invalid_value("min_tokens", f"'min_tokens' must not be larger than the {max_tokens} tokens at most.")
-    values: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
-    seed = body.seed
-    if seed is None:
-        seed = 0 if body.temperature == 0 else secrets.randbits(62)
+    more: dict[str, Any] = {"prompt_logprobs": prompt_logprobs}
     penalty = one_of(body, "repetition_penalty", "repeat_penalty")
     if penalty is not None:
-        values["repetition_penalty"] = penalty
-    if body.allowed_token_ids is not None:
-        values["allowed_token_ids"] = tuple(dict.fromkeys(body.allowed_token_ids))
+        more["repetition_penalty"] = penalty
     if body.bad_words:
-        values["bad_words"] = tuple(require_text("bad_words", word) for word in body.bad_words)
-    return Sampling(
-        max_tokens=max_tokens,
-        top_k=max(0, body.top_k or 0),
-        seed=seed,
-        stop=_stop_strings(body.stop),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        **values,
-    )
+        more["bad_words"] = tuple(require_text("bad_words", word) for word in body.bad_words)
+    return sampling_of(body, max_tokens, logprobs, **more)
 
 
 def one_of(body: CommonBody, name: str, other: str) -> Any:
@@ -156,11 +103,6 @@ def one_of(body: CommonBody, name: str, other: str) -> Any:
     if same not in (None, value):
         raise invalid_value(other, f"'{other}' and '{name}' mean the same, and differ. Give one of them.")
     return value
-
-
-def is_deterministic(body: CommonBody) -> bool:
-    """Tell whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
-    return body.temperature == 0 or body.seed is not None
 
 
 def check_names(body: CommonBody) -> None:
@@ -221,12 +163,3 @@ def check_truncation(body: CommonBody) -> int | None:
     if body.truncate_prompt_tokens == 0:
         raise invalid_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1.")
     return body.truncate_prompt_tokens
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in strings:
-        require_text("stop", string)
-    return strings

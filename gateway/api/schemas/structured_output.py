@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from gateway.api.schemas.decoding import require_text
 from gateway.api.schemas.raw import given
 from gateway.api.schemas.refusals import invalid_value, missing_parameter, unsupported_parameter
+from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.generation import StructuredOutput
 from shared.sampling import Grammar, Sampling
 from shared.structured_output.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -55,7 +56,7 @@ class StructuredOutputsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
-class StructuredOutputFields(Struct, kw_only=True, forbid_unknown_fields=True):
+class StructuredOutputFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The fields of a body that say what its answer must look like. At most one of them may."""
 
     response_format: ResponseFormatBody | None = None

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from gateway.admission.api_keys import create_key
 from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
+from gateway.anthropic.endpoint import MessagesEndpoint
 from gateway.api.app import create_app
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
 from gateway.api.routes import Routes, RouteServices
@@ -110,6 +111,24 @@ def assert_error(answer: httpx2.Response, status: int, code: str | None = None) 
     if code is not None:
         assert error["code"] == code
     return error
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("GET", "/v1/messages/batches", 404, "not_found_error"),
+    ],
+)
+async def test_what_is_no_route_of_an_api_is_told_in_its_form(
+    services: RouteServices, method: str, path: str, status: int, kind: str
+) -> None:
+    app = create_app(services, [*ENDPOINTS, MessagesEndpoint(False)]).application
+    async with client_of(app, AUTH) as client:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+        assert answer.json()["type"] == "error"
+        assert_error(await client.get("/v1/messagesandmore"), 404, "unknown_url")
 
 
 async def test_models_are_those_of_live_workers_that_the_key_may_use(

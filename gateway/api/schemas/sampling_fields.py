@@ -1,0 +1,90 @@
+"""The sampling parameters that bodies of several endpoints have under the same names, and what they become.
+
+A body may have more parameters that `Sampling` has too: they are taken over by their name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from gateway.api.schemas.decoding import require_text
+from shared.bounds import (
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    Penalty,
+    Priority,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    Temperature,
+    TimeoutSeconds,
+)
+from shared.sampling import Sampling
+
+
+class SamplingFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of a body. None always means: left out."""
+
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    # -1 is how vLLM's clients say that all tokens are kept.
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    min_p: Probability | None = None
+    seed: Seed | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+    priority: Priority | None = None
+    timeout: TimeoutSeconds | None = None
+
+
+# What is taken over by its name: all but those that the wire writes in another form.
+_OTHER_FORMS = {"seed", "stop", "top_k", "max_tokens", "logprobs", "prompt_logprobs", "bad_words", "grammar"}
+_COPIED = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHER_FORMS)
+
+
+def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | None, **more: Any) -> Sampling:
+    """Return the wire's sampling parameters.
+
+    Args:
+        body: Whose fields are taken over; those that `more` has are left out.
+        max_tokens: Tokens to generate at most; None for what the context holds.
+        logprobs: Alternatives to report for each token; None for no report.
+        more: Further parameters, as the wire writes them.
+
+    Raises:
+        ApiError: 400; a stop string cannot be a text.
+    """
+    values: dict[str, Any] = {
+        name: _wire_form(value) for name in _COPIED if (value := getattr(body, name, None)) is not None
+    }
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    values |= {"stop": tuple(require_text("stop", stop) for stop in stops), "top_k": max(0, body.top_k or 0)}
+    seed = seed_of(body.seed, body.temperature)
+    return Sampling(max_tokens=max_tokens, logprobs=logprobs, seed=seed, **(values | more))
+
+
+def seed_of(seed: int | None, temperature: float | None) -> int:
+    """Return the seed of a request.
+
+    A request without one gets a random one, so that it can move to another worker; when greedy it gets 0, so that equal
+    requests look equal.
+    """
+    if seed is not None:
+        return seed
+    return 0 if temperature == 0 else secrets.randbits(62)
+
+
+def is_deterministic(body: SamplingFields) -> bool:
+    """Tell whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
+    return body.temperature == 0 or body.seed is not None
+
+
+def _wire_form(value: object) -> object:
+    return tuple(dict.fromkeys(value)) if isinstance(value, list) else value
