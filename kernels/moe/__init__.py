@@ -1,0 +1,27 @@
+"""Mixtures of experts: which experts a token gets, and the product of tokens with the matrices of their experts.
+
+`route` chooses, by a `RoutingRule`. `make_experts` turns the `ExpertWeights` of a layer into what its device multiplies
+by; `experts_reference` is the plain formula of both.
+"""
+
+from kernels.moe.activation import GELU_TANH, SILU, GatedActivation, clamped_swiglu
+from kernels.moe.dispatch import route
+from kernels.moe.expert_weights import ExpertWeights
+from kernels.moe.factory import make_experts
+from kernels.moe.layers import Experts
+from kernels.moe.reference import experts_reference, route_reference
+from kernels.moe.routing_rule import RoutingRule
+
+__all__ = [
+    "GELU_TANH",
+    "SILU",
+    "ExpertWeights",
+    "Experts",
+    "GatedActivation",
+    "RoutingRule",
+    "clamped_swiglu",
+    "experts_reference",
+    "make_experts",
+    "route",
+    "route_reference",
+]

@@ -1,0 +1,25 @@
+"""Chooses the implementation of routing for the tensors at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.moe.reference import route_reference
+from kernels.moe.routing_rule import RoutingRule
+
+
+def route(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the experts of each token, and their weights.
+
+    Logits that are not numbers give ids of experts that there are, and weights that are not numbers.
+
+    Args:
+        logits: Of the router.
+        rule: With at most as many experts a token as the groups that it chooses have.
+
+    Shapes:
+        logits: `[num_tokens, num_experts]` float32
+        ids: `[num_tokens, top_k]` int32, by falling score
+        weights: `[num_tokens, top_k]` float32
+    """
+    return route_reference(logits, rule)
