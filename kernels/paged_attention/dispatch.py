@@ -26,6 +26,8 @@ def paged_attention(
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
     tree_masks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """Attend from each query token to its sequence's cached tokens, causally, or to those that its mask lets it see.
 
@@ -34,9 +36,9 @@ def paged_attention(
 
     Args:
         query: May be strided in its first dimension.
-        key_cache: Contiguous, as are all tensors below.
-        value_cache: Likewise.
-        block_tables: Blocks of each sequence, in order.
+        key_cache: May be strided in all but its last dimension.
+        value_cache: Likewise; may be a part of the keys, such as their first numbers.
+        block_tables: Blocks of each sequence, in order. Contiguous, as are all tensors below.
         query_starts: First query row of each sequence, then the number of rows.
         context_lens: Cached tokens of each sequence.
         max_query_len: Largest number of query rows of a sequence.
@@ -50,21 +52,31 @@ def paged_attention(
             is everything with a mask of -1. Those that it does not see do not count in its window either, which is
             exact for windows of 64 and more. None means -1 for all. The last bits of a result may differ from those of
             the same path without a tree, whose keys lie elsewhere.
+        sinks: For each head a logit without a value that joins the softmax, not scaled and not capped; None is none.
+            Source: Xiao et al., arXiv 2309.17453, section 3.3, as gpt-oss has it.
+        chunk_size: A query sees only the tokens of its own chunk, where chunks of this many tokens follow one another
+            from the sequence's start; None is unlimited.
 
     Shapes:
-        query, result: `[num_tokens, num_heads, head_dim]`
-        key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`
+        query: `[num_tokens, num_heads, head_dim]`
+        key_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`
+        value_cache: `[num_blocks, block_size, num_kv_heads, value_dim]`
         block_tables: `[num_seqs, max_blocks]` int32
         query_starts: `[num_seqs + 1]` int32
         context_lens: `[num_seqs]` int32
         kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
         tree_masks: `[num_tokens]` int64
+        sinks: `[num_heads]` float32
+        result: `[num_tokens, num_heads, value_dim]`
     """
+    is_plain = (
+        sinks is None and chunk_size is None and key_cache.shape == value_cache.shape and value_cache.is_contiguous()
+    )
     flash = find_flash_attention(query.device)
-    if flash is not None and can_run_flash(query, key_cache, kv_scales, tree_masks):
+    if is_plain and flash is not None and can_run_flash(query, key_cache, kv_scales, tree_masks):
         tables = (block_tables, query_starts, context_lens, max_query_len)
         return paged_attention_flash(flash, query, key_cache, value_cache, *tables, scale, sliding_window, soft_cap)
-    if query.is_cuda and is_triton_installed():
+    if is_plain and query.is_cuda and is_triton_installed():
         from kernels.paged_attention import triton_attention
 
         if triton_attention.can_run(query, key_cache):
@@ -74,7 +86,7 @@ def paged_attention(
             return triton_attention.paged_attention_triton(
                 batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)
             )
-    if soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
+    if is_plain and soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
         return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales, tree_masks)
     return paged_attention_reference(
@@ -91,4 +103,6 @@ def paged_attention(
         soft_cap,
         kv_scales,
         tree_masks,
+        sinks,
+        chunk_size,
     )

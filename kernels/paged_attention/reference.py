@@ -21,12 +21,14 @@ def paged_attention_reference(
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
     tree_masks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32.
 
     An empty context, which padding rows of a batch have, yields zeros.
     """
-    result = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+    result = torch.zeros(*query.shape[:2], value_cache.shape[3], dtype=query.dtype, device=query.device)
     starts, lengths = query_starts.tolist(), context_lens.tolist()
     block_size = key_cache.shape[1]
     for sequence, context_len in enumerate(lengths):
@@ -39,8 +41,8 @@ def paged_attention_reference(
         keys, values = (cached.flatten(0, 1)[:context_len] for cached in (keys, values))
         if context_len > 0 and starts[sequence] < starts[sequence + 1]:
             masks = None if tree_masks is None else tree_masks[rows]
-            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, masks, query.device)
-            result[rows] = _attend(query[rows], keys, values, hidden, scale, soft_cap)
+            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, chunk_size, masks, query.device)
+            result[rows] = _attend(query[rows], keys, values, hidden, scale, soft_cap, sinks)
     return result
 
 
@@ -48,6 +50,7 @@ def _hidden(
     num_queries: int,
     context_len: int,
     sliding_window: int | None,
+    chunk_size: int | None,
     masks: torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:
@@ -62,6 +65,11 @@ def _hidden(
         hidden |= is_skipped.gather(1, distance.clamp(0, 63)) & (distance < 64)
     if sliding_window is not None:
         hidden |= distance >= sliding_window + num_skipped
+    if chunk_size is not None:
+        # Tokens that are hidden have no position, so what a token sees of its chunk is counted back from itself.
+        num_in_chunk = (slots - num_skipped) % chunk_size + 1
+        num_seen = (~hidden).flip(1).cumsum(1).flip(1)
+        hidden |= num_seen > num_in_chunk
     return hidden
 
 
@@ -72,6 +80,7 @@ def _attend(
     hidden: torch.Tensor,
     scale: float,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend from the last `len(query)` tokens of a sequence to those of its `len(keys)` tokens that are not hidden."""
     num_queries, _, head_dim = query.shape
@@ -82,6 +91,10 @@ def _attend(
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
     scores = scores.view(num_kv_heads, -1, num_queries, context_len).masked_fill_(hidden, float("-inf"))
-    weights = torch.softmax(scores, dim=-1)
+    if sinks is not None:
+        columns = sinks.float().view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, columns), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :context_len]
     attended = weights.flatten(1, 2) @ values.float().transpose(0, 1)
-    return attended.view(num_kv_heads, -1, num_queries, head_dim).permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
+    heads = attended.view(num_kv_heads, -1, num_queries, values.shape[2])
+    return heads.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)

@@ -13,48 +13,64 @@ from kernels.rope_kv_write.reference import HeadNormWeights, rope_kv_write_refer
 def rope_kv_write(
     qkv: torch.Tensor,
     positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
     slot_mapping: torch.Tensor,
     head_norm: HeadNormWeights | None = None,
     kv_scales: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    first_rotated: int = 0,
+    is_interleaved: bool = False,
 ) -> torch.Tensor:
     """Rotate the query heads in place, and write rotated keys, and values, into their slots of the cache.
 
-    Dimension `i` of a head is paired with dimension `i + rotated_dim / 2`; dimensions from `rotated_dim` on stay.
-    Everything is computed in fp32 and rounded once, or quantised as `kernels.quantized_kv` says.
+    Of the dimensions that are rotated, `i` is paired with `i + rotated_dim / 2`, or `2 * i` with `2 * i + 1`; the other
+    dimensions of a head stay. Everything is computed in fp32 and rounded once, or quantised as `kernels.quantized_kv`
+    says.
     Source: Su et al., arXiv 2104.09864, equation 34.
 
     Args:
-        qkv: Per token the query heads, then the key heads, then the value heads. May be strided in its first
-            dimension. Its query heads are overwritten.
+        qkv: Per token the query heads, then the key heads, then the value heads: those that there are. May be strided
+            in its first dimension. Its query heads are overwritten.
         positions: Of the tokens, each below the length of the table.
-        cos_sin: Per position the cosines, then the sines. Contiguous, as are all tensors below.
-        key_cache: Written at the slots; converted to its type.
-        value_cache: Likewise.
+        cos_sin: Per position the cosines, then the sines. Contiguous. None rotates nothing.
+        key_cache: Written at the slots; converted to its type. May be strided in all but its last dimension. None where
+            there are neither keys nor values, as in a layer that attends to the cache of another.
+        value_cache: Likewise; None where there are no values, as where they are a part of the keys.
         slot_mapping: `block * block_size + offset` of each token, no slot twice; -1, for padding, is not written.
         head_norm: Normalises query and key heads before the rotation; None leaves them.
-        kv_scales: Of a cache in eight bits, written at the slots; None of any other.
+        kv_scales: Of a cache in eight bits, written at the slots; None of any other. Contiguous. Without values the
+            scale of a value is that of the key.
+        values: The value heads where they are not in `qkv`, as those of a size of their own cannot be; may be strided
+            in its first dimension.
+        first_rotated: The first dimension of a head that is rotated.
+        is_interleaved: Neighbouring dimensions are paired.
 
     Shapes:
-        qkv: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`
+        qkv: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`, or fewer heads as said above
         positions: `[num_tokens]` int32 or int64
         cos_sin: `[max_positions, rotated_dim]`
-        key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`
+        key_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`
+        value_cache: `[num_blocks, block_size, num_kv_heads, value_dim]`
         slot_mapping: `[num_tokens]` int64
         kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
+        values: `[num_tokens, num_kv_heads, value_dim]`
         result: `[num_tokens, num_heads, head_dim]`, the query heads, a view of `qkv`
     """
-    if qkv.is_cuda and is_triton_installed():
-        from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+    is_plain = values is None and not first_rotated and not is_interleaved
+    if is_plain and cos_sin is not None and key_cache is not None and value_cache is not None:
+        is_plain = key_cache.is_contiguous() and value_cache.is_contiguous()
+        arguments = (qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
+        if is_plain and qkv.is_cuda and is_triton_installed():
+            from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 
-        gpu = gpu_of(qkv.device)
-        return rope_kv_write_triton(
-            qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, gpu, kv_scales
-        )
-    if can_run(qkv, positions, cos_sin, key_cache, head_norm) and (library := cpu_library()) is not None:
-        return rope_kv_write_cpu(
-            library, qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales
-        )
-    return rope_kv_write_reference(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales)
+            return rope_kv_write_triton(*arguments, gpu_of(qkv.device), kv_scales)
+        is_plain = is_plain and can_run(qkv, positions, cos_sin, key_cache, head_norm)
+        if is_plain and (library := cpu_library()) is not None:
+            return rope_kv_write_cpu(library, *arguments, kv_scales)
+    return rope_kv_write_reference(
+        *(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales, values),
+        first_rotated,
+        is_interleaved,
+    )

@@ -17,6 +17,12 @@ class Shape:
     block_size: int
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
+    # Of a value head, where it is not that of a key head.
+    value_dim: int | None = None
+    # Values are the first numbers of the keys.
+    is_latent: bool = False
+    # Blocks, tokens and heads of the caches lie apart.
+    is_strided: bool = False
 
 
 @dataclass
@@ -48,10 +54,12 @@ def make_sequence(context_len: int, shape: Shape, seed: int) -> PagedSequence:
     """All tokens of a sequence, a query for each."""
     generator = torch.Generator().manual_seed(seed)
 
-    def rand(num_heads: int) -> torch.Tensor:
-        return torch.randn(context_len, num_heads, shape.head_dim, generator=generator)
+    def rand(num_heads: int, size: int = shape.head_dim) -> torch.Tensor:
+        return torch.randn(context_len, num_heads, size, generator=generator)
 
-    return PagedSequence(rand(shape.num_heads), rand(shape.num_kv_heads), rand(shape.num_kv_heads))
+    value_dim = shape.value_dim or shape.head_dim
+    query, key = rand(shape.num_heads), rand(shape.num_kv_heads)
+    return PagedSequence(query, key, key[..., :value_dim] if shape.is_latent else rand(shape.num_kv_heads, value_dim))
 
 
 def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Shape, seed: int = 0) -> PagedBatch:
@@ -61,8 +69,7 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
     num_blocks = [-(-length // size) for length in lengths]
     order = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(seed))
     cache_dtype = shape.cache_dtype or shape.dtype
-    caches = torch.full((2, len(order), size, shape.num_kv_heads, shape.head_dim), float("nan"))
-    caches = (caches.nan_to_num(77) if cache_dtype == torch.int8 else caches).to(cache_dtype)
+    caches = _poisoned_caches(len(order), shape, cache_dtype)
     scales = torch.full(scales_shape(len(order), size, shape.num_kv_heads), float("nan"), dtype=torch.float16)
     tables = torch.zeros(len(sequences), max(num_blocks), dtype=torch.int32)
     taken = 0
@@ -73,15 +80,16 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
         positions = torch.arange(len(sequence.key))
         slots = (blocks[positions // size], positions % size)
         for kind, heads in enumerate((sequence.key, sequence.value)):
-            if is_quantized(cache_dtype):
+            if kind and shape.is_latent:
+                scales[slots[0], :, slots[1], 1] = scales[slots[0], :, slots[1], 0]
+            elif is_quantized(cache_dtype):
                 caches[kind][slots], scales[slots[0], :, slots[1], kind] = quantize_heads(heads, cache_dtype)
             else:
                 caches[kind][slots] = heads.to(cache_dtype)
     query = torch.cat([s.query[-count:] for s, count in zip(sequences, query_lens, strict=True)])
     return PagedBatch(
         query.to(shape.dtype),
-        caches[0].contiguous(),
-        caches[1].contiguous(),
+        *caches,
         tables,
         torch.tensor([0, *query_lens]).cumsum(0).int(),
         torch.tensor(lengths, dtype=torch.int32),
@@ -90,3 +98,17 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
         shape.head_dim**-0.5,
         scales if is_quantized(cache_dtype) else None,
     )
+
+
+def _poisoned_caches(num_blocks: int, shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make keys and values of NaN, or of 77 where there is no NaN."""
+
+    def poisoned(head_dim: int) -> torch.Tensor:
+        gap = 1 if shape.is_strided else 0
+        heads = (shape.num_kv_heads + gap, head_dim + 8 * gap)
+        cache = torch.full((num_blocks, shape.block_size + gap, *heads), float("nan"))
+        cache = (cache.nan_to_num(77) if dtype == torch.int8 else cache).to(dtype)
+        return cache[:, : shape.block_size, : shape.num_kv_heads, :head_dim]
+
+    keys, value_dim = poisoned(shape.head_dim), shape.value_dim or shape.head_dim
+    return keys, keys[..., :value_dim] if shape.is_latent else poisoned(value_dim)

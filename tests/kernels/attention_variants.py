@@ -1,0 +1,90 @@
+"""What families ask of attention beyond the plain form, and what it is by its definition, in double precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paged_attention.reference import paged_attention_reference
+from tests.kernels.paged_batch import PagedBatch, PagedSequence, Shape
+from tests.kernels.token_trees import Tree, tree_batch
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of attention; the sinks are made for as many heads as there are."""
+
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    chunk_size: int | None = None
+
+    def sinks(self, num_heads: int) -> torch.Tensor | None:
+        if not self.has_sinks:
+            return None
+        return torch.randn(num_heads, generator=torch.Generator().manual_seed(num_heads)) * 2 + 1
+
+
+OPTIONS = {
+    "plain": Options(),
+    "window": Options(sliding_window=20),
+    "cap": Options(soft_cap=2.0),
+    "sinks": Options(has_sinks=True),
+    "chunk": Options(chunk_size=16),
+    "odd chunk": Options(chunk_size=27),
+    "gpt-oss": Options(sliding_window=20, has_sinks=True),
+    "Gemma 2": Options(sliding_window=40, soft_cap=2.0),
+    "all": Options(sliding_window=24, soft_cap=2.0, has_sinks=True, chunk_size=32),
+}
+# Lengths and query tokens of sequences: decodes, drafts, chunks; a chunk of a prompt behind a long context.
+QUERIES = {"decodes": ([1, 130, 17], [1, 1, 1]), "mixed": ([70, 27, 1, 210], [3, 27, 1, 33])}
+
+
+def attend_by_definition(
+    sequence: PagedSequence, path: list[int], query: int, scale: float, options: Options
+) -> torch.Tensor:
+    """Attend from one token to those on its path, itself the last of them, `[num_heads, value_dim]` in float64."""
+    position = len(path) - 1
+    first = 0
+    if options.sliding_window is not None:
+        first = max(first, position - options.sliding_window + 1)
+    if options.chunk_size is not None:
+        first = max(first, position // options.chunk_size * options.chunk_size)
+    group = sequence.query.shape[1] // sequence.key.shape[1]
+    keys, values = (part[path[first:]].double().repeat_interleave(group, 1) for part in (sequence.key, sequence.value))
+    scores = torch.einsum("hd,khd->hk", sequence.query[query].double(), keys) * scale
+    if options.soft_cap is not None:
+        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+    sinks = options.sinks(len(scores))
+    total = scores.exp().sum(1) + (0 if sinks is None else sinks.double().exp())
+    return torch.einsum("hk,khd->hd", scores.exp() / total[:, None], values)
+
+
+def attend_trees_by_definition(sequences: list[PagedSequence], trees: list[Tree], options: Options) -> torch.Tensor:
+    """Attend from the queries of a `tree_batch` of these sequences."""
+    scale = sequences[0].query.shape[2] ** -0.5
+    rows = [
+        attend_by_definition(sequence, tree.path(query), tree.length - tree.num_queries + query, scale, options)
+        for sequence, tree in zip(sequences, trees, strict=True)
+        for query in range(tree.num_queries)
+    ]
+    return torch.stack(rows)
+
+
+def run_reference(batch: PagedBatch, options: Options, tree_masks: torch.Tensor | None = None) -> torch.Tensor:
+    """Run the reference with these options."""
+    return paged_attention_reference(
+        *batch.arguments(),
+        options.sliding_window,
+        options.soft_cap,
+        batch.kv_scales,
+        tree_masks,
+        options.sinks(batch.query.shape[1]),
+        options.chunk_size,
+    )
+
+
+def batch_of(shape: Shape, queries: str) -> PagedBatch:
+    """Lay the sequences of these names into a batch."""
+    return tree_batch([Tree(n, num_before=count) for n, count in zip(*QUERIES[queries], strict=True)], shape)[0]
