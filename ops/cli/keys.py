@@ -44,11 +44,16 @@ def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable
 @_key_option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute, over all gateways.")
 @_key_option("--tokens-per-minute", type=click.IntRange(1), help="Prompt and generated tokens a minute.")
 @_key_option("--max-concurrent", type=click.IntRange(1), help="Requests being answered at once.")
+@_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
-def create(config: KeysConfig, /, models: tuple[str, ...], **record: Any) -> None:
+def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, **record: Any) -> None:
     """Create a key and print it. It is shown only now: only its SHA-256 is kept."""
-    from gateway.admission.api_keys import ALL_MODELS, create_key
+    from gateway.admission.api_keys import ALL_MODELS, create_key, list_keys
 
+    if first and (number := len(list_keys(config.keys_file))):
+        noun = "a key, which was" if number == 1 else f"{number} keys, which were"
+        click.echo(f"{config.keys_file} has {noun} shown when made; without --first one more is made", err=True)
+        return
     models = models or (ALL_MODELS,)
     with audited(config.audit_file, "keys.create", keys_file=config.keys_file, models=models, **record) as what:
         made, key = create_key(config.keys_file, models=models, **record)

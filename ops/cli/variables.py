@@ -21,6 +21,7 @@ _OTHERS = frozenset(
         "CHAOS_KEEP",
         "CLIENTS_DIRECTORY",
         "CPU_KERNELS",
+        "GRAFANA_PASSWORD",
         "MODEL_DIR",
         "REDIS_PASSWORD",
     )

@@ -76,3 +76,11 @@ def test_key_is_not_made_when_the_audit_log_cannot_be_written(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (2, "")
     assert "HEADRACE_AUDIT_FILE" in done.stderr
     assert not (tmp_path / "keys.json").exists()
+
+
+def test_first_key_is_made_only_where_there_is_none(tmp_path: Path) -> None:
+    variable = {"HEADRACE_KEYS_FILE": str(tmp_path / "keys.json")}
+    assert headrace("keys", "create", "--first", **variable).stdout.startswith("hr-")
+    again = headrace("keys", "create", "--first", **variable)
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (0, "", 1)
+    assert len(json.loads((tmp_path / "keys.json").read_text())) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,18 +11,34 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from gateway.config import GatewayConfig
 from gpu_worker.start.config import WorkerConfig
+from ops.cli.keys import KeysConfig
 from ops.cli.setup import SetupConfig
 from ops.stack import commands
 from ops.stack.config import UpConfig
 from ops.stack.plan import Plan, make_plan
 from ops.stack.state import StateDirectory
 from shared.config import resolve, variable_name
-from tests.architecture.source import ROOT
+from tests.architecture.source import PACKAGES, ROOT
 
-HEADRACE_SERVICES = {"gateway": GatewayConfig, "worker": WorkerConfig, "worker-gpu": WorkerConfig, "setup": SetupConfig}
+HEADRACE_SERVICES = {
+    "gateway": GatewayConfig,
+    "worker": WorkerConfig,
+    "worker-gpu": WorkerConfig,
+    "setup": SetupConfig,
+    "first-key": KeysConfig,
+}
+DOCKERFILE = ROOT / "ops/deploy/Dockerfile"
+# What the compose specification knows of a service, of it what we use; a misspelt name is refused by every client.
+SERVICE_KEYS = {
+    *("image", "build", "command", "environment", "volumes", "configs", "depends_on", "restart", "stop_grace_period"),
+    *("healthcheck", "ports", "profiles", "deploy"),
+}
+HEALTHCHECK_KEYS = {"test", "interval", "timeout", "retries", "start_period"}
+CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +104,73 @@ def test_images_are_built_from_targets_that_exist(services: dict[str, Any]) -> N
         assert f" AS {build['target']}\n" in dockerfile
 
 
+def test_file_keeps_to_the_compose_specification(services: dict[str, Any]) -> None:
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    assert {name for name in compose if not name.startswith("x-")} == {"services", "volumes", "configs"}
+    for name, service in services.items():
+        assert set(service) <= SERVICE_KEYS, name
+        assert set(service.get("healthcheck", {})) <= HEALTHCHECK_KEYS
+        dependencies = service.get("depends_on", {})
+        assert set(dependencies) <= set(services)
+        if isinstance(dependencies, dict):
+            assert {how["condition"] for how in dependencies.values()} <= CONDITIONS
+        named = {volume.split(":")[0] for volume in service.get("volumes", []) if volume[0] not in "./$"}
+        assert named <= set(compose["volumes"])
+        assert {config["source"] for config in service.get("configs", [])} <= set(compose["configs"])
+
+
+def test_files_that_are_mounted_exist(services: dict[str, Any]) -> None:
+    sources = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    assert [source for source in sources if source.startswith(".") and not (ROOT / source).exists()] == []
+
+
+def test_volumes_of_our_images_belong_to_their_user(services: dict[str, Any]) -> None:
+    made = re.search(r"install -d -o headrace (.+)", DOCKERFILE.read_text())
+    assert made is not None
+    for name in HEADRACE_SERVICES:
+        volumes = [volume.split(":") for volume in services[name].get("volumes", [])]
+        writable = {target for source, target, *options in volumes if "ro" not in options and source.isidentifier()}
+        assert writable <= set(made[1].split())
+
+
+@pytest.mark.parametrize("stage", ["gateway", "worker", "worker-gpu"])
+def test_dependencies_are_a_layer_before_our_code(stage: str, tmp_path: Path) -> None:
+    text = DOCKERFILE.read_text()
+    body = text.split(f"FROM base AS {stage}\n")[1].split("\nFROM ")[0]
+    assert (
+        body.index(f"/requirements/{stage}.txt")
+        < body.index("--requirement")
+        < body.index("pip install --no-deps /src")
+    )
+    # Only pyproject.toml and the script go into them, so that nothing else makes them anew.
+    assert "COPY pyproject.toml ops/deploy/requirements.py ./" in text
+    extras = re.search(rf"requirements.py (.+) > {stage}.txt", text)
+    assert extras is not None
+    script = ROOT / "ops/deploy/requirements.py"
+    done = subprocess.run([sys.executable, script, *extras[1].split()], capture_output=True, text=True, cwd=ROOT)
+    listed = {Requirement(line).name for line in done.stdout.splitlines()}
+    assert {"msgspec", "nats-py", "nkeys"} <= listed
+    assert ("torch" in listed, "triton" in listed, "starlette" in listed) == (
+        stage != "gateway",
+        stage == "worker-gpu",
+        stage == "gateway",
+    )
+
+
+def test_images_leave_out_what_nothing_reads_at_run_time() -> None:
+    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    for part in ("README.md", "pyproject.toml", "LICENSE", *PACKAGES):
+        assert f"!{part}" in ignored
+    assert "ops/bench/results" in ignored
+
+
 def _has_compose() -> bool:
     docker = shutil.which("docker")
     return docker is not None and subprocess.run([docker, "compose", "version"], capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not _has_compose(), reason="needs the docker compose client")
-@pytest.mark.parametrize("profile", [(), ("--profile", "gpu")])
+@pytest.mark.parametrize("profile", [(), ("--profile", "gpu"), ("--profile", "metrics")])
 def test_compose_accepts_the_file(profile: tuple[str, ...]) -> None:
     command = ["docker", "compose", *profile, "config", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
