@@ -56,7 +56,7 @@ def can_pack_quantized(weight: QuantizedWeight) -> bool:
     if weight.number.is_integer:
         return weight.group_size % 16 == 0 or weight.scales.shape[1] == 1
     # Pairs of floating point numbers are multiplied without offsets, 32 columns at a time.
-    return (weight.group_size % 32 == 0 or weight.scales.shape[1] == 1) and not weight.offsets.any()
+    return (weight.group_size % 32 == 0 or weight.scales.shape[1] == 1) and not weight.has_offsets
 
 
 def pack_quantized(

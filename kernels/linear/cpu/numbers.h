@@ -3,11 +3,15 @@
 // hold them exactly.
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "../dense/packed.h"
 
 namespace headrace {
 
-enum class Number : int32_t { kInt4 = 0, kInt8 = 1, kFloat8 = 2 };
+enum class Number : int32_t { kInt4 = 0, kInt8 = 1, kFloat8 = 2, kFloat4 = 3 };
 
 struct Int4 {
   static constexpr int kBits = 4;
@@ -96,13 +100,76 @@ struct Float8 {
 
 #endif
 
+#if defined(__AVX512BW__) || defined(__AVX2__)
+
+// float4_e2m1: the bytes of the bfloat16 numbers of all codes are looked up.
+struct Float4 {
+  static constexpr int kBits = 4;
+  static constexpr bool kIsInteger = false;
+
+  Ints low, high;
+
+  Float4() {
+    alignas(16) static constexpr uint8_t kLow[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0,
+                                                     0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
+    alignas(16) static constexpr uint8_t kHigh[16] = {0,    0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
+                                                      0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+    for (int part = 0; part < kLanes / 4; ++part) {
+      std::memcpy(reinterpret_cast<char*>(&low) + 16 * part, kLow, 16);
+      std::memcpy(reinterpret_cast<char*>(&high) + 16 * part, kHigh, 16);
+    }
+  }
+
+  static Ints look_up(Ints table, Ints codes) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
+#else
+    return (Ints)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes);
+#endif
+  }
+
+  ColumnPairs<4> decode(Ints words) const {
+    typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
+    ColumnPairs<4> result;
+    for (int half = 0; half < 2; ++half) {
+      const Ints codes = (half == 0 ? words : words >> 4) & 0x0f0f0f0f;
+      const Ints low_bytes = look_up(low, codes), high_bytes = look_up(high, codes);
+      result.pairs[2 * half] = (low_bytes & 0x00ff00ff) | (Ints)((Shorts)high_bytes << 8);
+      result.pairs[2 * half + 1] = (Ints)((Shorts)low_bytes >> 8) | (high_bytes & static_cast<int32_t>(0xff00ff00));
+    }
+    return result;
+  }
+};
+
+#else
+
+struct Float4 {
+  static constexpr int kBits = 4;
+  static constexpr bool kIsInteger = false;
+
+  // As for float8: exponent and fraction where a float has them are 2^-126 of the number.
+  static Ints widened(Ints code) {
+    return (Ints)((Floats)(((code & 7) << 22) | ((code & 8) << 28)) * 0x1p126f);
+  }
+
+  ColumnPairs<4> decode(Ints words) const {
+    const auto pair = [&](int even, int odd) {
+      return ((widened((words >> even) & 15) >> 16) & 0xffff) | widened((words >> odd) & 15);
+    };
+    return {{pair(0, 16), pair(8, 24), pair(4, 20), pair(12, 28)}};
+  }
+};
+
+#endif
+
 // Calls a function with the number that an index stands for.
 template <typename Function>
 inline auto with_number(Number number, Function function) {
   switch (number) {
     case Number::kInt4: return function(Int4{});
     case Number::kInt8: return function(Int8{});
-    default: return function(Float8{});
+    case Number::kFloat8: return function(Float8{});
+    default: return function(Float4{});
   }
 }
 

@@ -21,6 +21,7 @@ class Number:
         bits: Of a code.
         centre: The code of an integer that GPUs subtract, so that a symmetric matrix has no offsets; else zero.
         dtype: A type of torch whose bits the codes are; None where they are unsigned integers.
+        values: What each code stands for, where torch has no such type.
     """
 
     name: str
@@ -28,11 +29,12 @@ class Number:
     bits: int
     centre: int = 0
     dtype: torch.dtype | None = None
+    values: tuple[float, ...] | None = None
 
     @property
     def is_integer(self) -> bool:
         """Whether codes are the numbers themselves."""
-        return self.dtype is None
+        return self.dtype is None and self.values is None
 
     @property
     def per_byte(self) -> int:
@@ -41,6 +43,8 @@ class Number:
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Return what codes, one a byte, stand for, in float32."""
+        if self.values is not None:
+            return torch.tensor(self.values, device=codes.device)[codes.int()]
         return (codes if self.dtype is None else codes.view(self.dtype)).float()
 
     def unpack(self, stored: torch.Tensor) -> torch.Tensor:
@@ -57,10 +61,17 @@ class Number:
         return codes.contiguous() if self.bits == 8 else codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
+def _with_sign(*magnitudes: float) -> tuple[float, ...]:
+    """Return what codes stand for whose highest bit is the sign."""
+    return (*magnitudes, *(-magnitude for magnitude in magnitudes))
+
+
 INT4 = Number("int4", 0, bits=4, centre=8)
 INT8 = Number("int8", 1, bits=8, centre=128)
 FLOAT8 = Number("fp8", 2, bits=8, dtype=torch.float8_e4m3fn)
-NUMBERS = (INT4, INT8, FLOAT8)
+FLOAT4 = Number("fp4", 3, bits=4, values=_with_sign(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+"""e2m1 of the OCP's microscaling formats, version 1.0, section 5.3.3."""
+NUMBERS = (INT4, INT8, FLOAT8, FLOAT4)
 _INTEGERS = {number.bits: number for number in NUMBERS if number.is_integer}
 
 

@@ -70,6 +70,24 @@ shr.u32 base, base, 1;
 lop3.b32 word, word, 0x80008000, base, 0xea;
 fma.rn.f16x2 $0, word, one, bias;
 """,
+    "fp4 bf16": """
+mov.b32 one, 0x7e807e80;
+mov.b32 bias, 0x80008000;
+shl.b32 base, word, 6;
+and.b32 base, base, 0x01c001c0;
+shl.b32 word, word, 12;
+lop3.b32 word, word, 0x80008000, base, 0xea;
+fma.rn.bf16x2 $0, word, one, bias;
+""",
+    "fp4 fp16": """
+mov.b32 one, 0x74007400;
+mov.b32 bias, 0x80008000;
+shl.b32 base, word, 9;
+and.b32 base, base, 0x0e000e00;
+shl.b32 word, word, 12;
+lop3.b32 word, word, 0x80008000, base, 0xea;
+fma.rn.f16x2 $0, word, one, bias;
+""",
 }
 
 

@@ -9,7 +9,7 @@ from kernels.cpu_library import cpu_library
 from kernels.linear import LinearFactory
 from kernels.linear.cpu import KernelQuantizedLinear
 from kernels.linear.cpu.cpu import can_pack_quantized
-from kernels.linear.forms import NUMBERS, GroupQuantizedWeight, Number
+from kernels.linear.forms import FLOAT4, NUMBERS, GroupQuantizedWeight, Number
 from kernels.linear.panels import pack_panels
 from kernels.linear.reference import form_linear_reference
 
@@ -70,5 +70,37 @@ def test_groups_that_the_cpu_kernel_does_not_know_become_dense(number: Number) -
 def test_floating_point_groups_with_offsets_are_not_packed() -> None:
     for number in NUMBERS:
         form = groups(number, 32)
+        assert form.offsets is not None
         form.offsets[3, 1] = 0.5
         assert can_pack_quantized(form) is number.is_integer
+
+
+def test_four_bit_floats_are_those_of_the_microscaling_formats() -> None:
+    def value(code: int) -> float:
+        """Sign, two bits of exponent with a bias of one, one of fraction; without leading one where those are zero."""
+        exponent, fraction = code >> 1 & 3, code & 1
+        magnitude = fraction / 2 if exponent == 0 else (1 + fraction / 2) * 2.0 ** (exponent - 1)
+        return -magnitude if code & 8 else magnitude
+
+    codes = torch.arange(16, dtype=torch.uint8)
+    assert FLOAT4.decode(codes).tolist() == [value(code) for code in range(16)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_microscaled_groups_equal_those_with_scales_in_float32(dtype: torch.dtype) -> None:
+    exponents = torch.randint(110, 130, (37, 6), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    values = FLOAT4.pack(random_codes(FLOAT4, 37, 192))
+    form = GroupQuantizedWeight(values, FLOAT4, 32, exponents.view(torch.float8_e8m0fnu))
+    plain = GroupQuantizedWeight(values, FLOAT4, 32, torch.exp2(exponents.float() - 127), torch.zeros(37, 6))
+    assert torch.equal(form.dequantize(), plain.dequantize())
+    assert form.num_bytes == 37 * (96 + 6)
+    factory = LinearFactory(lambda: 0)
+    x = torch.randn(5, 192, generator=torch.Generator().manual_seed(3)).to(dtype)
+    assert torch.equal(factory.make(form)(x), factory.make(plain)(x))
+    joined = form.join(form)
+    assert joined is not None
+    assert torch.equal(joined.dequantize(), torch.cat([plain.dequantize()] * 2))
+    assert form.join(plain) is None
+    both = plain.join(groups(FLOAT4, 32, 1))
+    assert both is not None
+    assert both.shape == (38, 192)

@@ -23,8 +23,9 @@ class Int4Form:
         """
         codes = weight.number.unpack(weight.values).int()
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        zeros = weight.offsets + _ZERO * weight.scales
-        self._scales_and_zeros = torch.stack((weight.scales.T, zeros.T), dim=2).to(dtype).contiguous()
+        scales = weight.scales.float()
+        zeros = _ZERO * scales if weight.offsets is None else weight.offsets + _ZERO * scales
+        self._scales_and_zeros = torch.stack((scales.T, zeros.T), dim=2).to(dtype).contiguous()
         self._group_size = weight.group_size
         self._input_order = weight.input_order
 

@@ -268,6 +268,7 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
 
 def _torch_int4(x: torch.Tensor, weight: GroupQuantizedWeight, num_sets: int) -> Callable[[int], object]:
     packed = [torch.ops.aten._convert_weight_to_int4pack(weight.values, _INNER_K_TILES) for _ in range(num_sets)]
+    assert weight.offsets is not None
     scales = torch.stack((weight.scales.t(), weight.offsets.t()), dim=2).to(x.dtype).contiguous()
     return lambda index: torch.ops.aten._weight_int4pack_mm(x, packed[index], _GROUP_SIZE, scales)
 
