@@ -8,6 +8,7 @@ import torch
 
 from gpu_worker.layers.attention import AttentionShape
 from kernels.linear.forms import WeightForm
+from kernels.moe import ExpertWeights, GatedActivation, RoutingRule
 from kernels.rope_kv_write import HeadNormWeights
 
 
@@ -42,3 +43,38 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: Projection
     down: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpertWeights:
+    """The expert that all tokens get.
+
+    Attributes:
+        gate_up: Yields the gate's features, then the up projection's.
+        gate: `[1, hidden_size]`, the score of a token whose sigmoid the result is multiplied by.
+    """
+
+    gate_up: Projection
+    down: Projection
+    gate: Projection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """A mixture of experts.
+
+    Attributes:
+        router: `[num_experts, hidden_size]`.
+        rule: From the router's logits to experts and their weights.
+        gate_up, down: Of all experts.
+        activation: Of all experts.
+        weighs_inputs: A token's weight multiplies what its expert is given.
+    """
+
+    router: Projection
+    rule: RoutingRule
+    gate_up: ExpertWeights
+    down: ExpertWeights
+    activation: GatedActivation
+    shared: SharedExpertWeights | None = None
+    weighs_inputs: bool = False

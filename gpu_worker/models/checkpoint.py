@@ -127,6 +127,29 @@ class Checkpoint:
             self._read(name, rows)
         return whole
 
+    def take_float32(self, name: str, *shape: int) -> torch.Tensor:
+        """Copy one tensor, which must have this shape, in float32 whatever the model's dtype is.
+
+        Raises:
+            CheckpointError: As for `take()`.
+        """
+        self._check(name, shape)
+        tensor = torch.empty(shape, dtype=torch.float32, device=self._device)
+        self._read(name, tensor)
+        return tensor
+
+    def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
+        """Copy one of the tensors that are stacked along the first dimension of one, which must have this shape.
+
+        Raises:
+            CheckpointError: As for `take()`.
+        """
+        self._check(name, shape)
+        stored = self._item(name, index)
+        item = torch.empty(stored.shape, dtype=self._dtype_of([stored]), device=self._device)
+        self._read_item(name, index, item)
+        return item
+
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._shards
@@ -145,12 +168,19 @@ class Checkpoint:
         Raises:
             CheckpointError: It is missing, or of a type that torch does not have.
         """
-        stored = self._stored(name)
-        if not isinstance(stored.dtype, torch.dtype):
-            raise self.error(name, f"is stored as {stored.dtype}, which PyTorch does not have")
-        tensor = torch.empty(stored.shape, dtype=stored.dtype, device=self._device)
+        tensor = torch.empty(self._stored(name).shape, dtype=self._raw_dtype(name), device=self._device)
         self._read(name, tensor)
         return tensor
+
+    def take_raw_item(self, name: str, index: int) -> torch.Tensor:
+        """Copy one of the tensors that are stacked along the first dimension of one, as it is stored.
+
+        Raises:
+            CheckpointError: It is missing, of a type that torch does not have, or has fewer.
+        """
+        item = torch.empty(self._item(name, index).shape, dtype=self._raw_dtype(name), device=self._device)
+        self._read_item(name, index, item)
+        return item
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Make the error that names a tensor and the file that holds it; the directory where none does."""
@@ -180,6 +210,12 @@ class Checkpoint:
         self._reader.read(file, file.tensors[name], out)
         self._mark(name)
 
+    def _read_item(self, name: str, index: int, out: torch.Tensor) -> None:
+        self._reader.read(self._shards[name], self._item(name, index), out)
+        # Items are read in order: with the last one the whole has been taken.
+        if index == self._stored(name).shape[0] - 1:
+            self._mark(name)
+
     def _mark(self, name: str) -> None:
         if name in self._taken:
             return
@@ -200,6 +236,19 @@ class Checkpoint:
             raise CheckpointError(self._directory, f"has no tensor {name!r}, which config.json calls for")
         return self._shards[name].tensors[name]
 
+    def _item(self, name: str, index: int) -> StoredTensor:
+        stored = self._stored(name)
+        if not stored.shape or not 0 <= index < stored.shape[0]:
+            raise self.error(name, f"has shape {list(stored.shape)}, and no item {index}")
+        size = stored.num_bytes // stored.shape[0]
+        return StoredTensor(stored.dtype, stored.shape[1:], stored.offset + index * size, size)
+
+    def _raw_dtype(self, name: str) -> torch.dtype:
+        dtype = self._stored(name).dtype
+        if not isinstance(dtype, torch.dtype):
+            raise self.error(name, f"is stored as {dtype}, which PyTorch does not have")
+        return dtype
+
     def _num_bytes_loaded(self, stored: StoredTensor) -> int:
         if stored.dtype not in _FLOATS:
             return stored.num_bytes
@@ -208,9 +257,10 @@ class Checkpoint:
     def _dtype_of(self, parts: Sequence[StoredTensor]) -> torch.dtype:
         """Return the type in which tensors are handed out as one."""
         stored, shape = parts[0].dtype, parts[0].shape
-        if self._keeps_half is None or len(shape) != 2 or not isinstance(stored, torch.dtype):
+        is_matrix = len(shape) == 2 or (len(shape) == 3 and shape[1] > 1)
+        if self._keeps_half is None or not is_matrix or not isinstance(stored, torch.dtype):
             return self._dtype
-        is_kept = all(part.dtype == stored for part in parts) and self._keeps_half(stored, shape[1])
+        is_kept = all(part.dtype == stored for part in parts) and self._keeps_half(stored, shape[-1])
         return stored if is_kept else self._dtype
 
     def _open(self, directory: Path, single_file: str) -> dict[str, TensorFile]:

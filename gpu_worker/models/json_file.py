@@ -97,6 +97,13 @@ class JsonFile:
             raise self.error(name, f"is {_shown(value)}; it must be a list of strings")
         return tuple(value)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Read a list of whole numbers that are not negative, empty when absent."""
+        value = self._present(name, [])
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**31 for item in value):
+            raise self.error(name, f"is {_shown(value)}; it must be a list of whole numbers from 0 on")
+        return tuple(value)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Read one token id or a list of them, empty when absent."""
         value = self._present(name, [])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpu_worker.quantization import awq, compressed_tensors, fp8, gptq
+from gpu_worker.quantization import awq, compressed_tensors, fp8, gptq, mxfp4
 from gpu_worker.quantization.config_fields import check_choice
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.quantization_method import QuantizationMethod
@@ -20,6 +20,7 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = Mappi
         awq.NAME: awq.read_awq,
         fp8.NAME: fp8.read_fp8,
         compressed_tensors.NAME: compressed_tensors.read_compressed_tensors,
+        mxfp4.NAME: mxfp4.read_mxfp4,
     }
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import WeightForm
@@ -27,6 +27,29 @@ class QuantizationMethod(Protocol):
 
         Returns:
             A quantized form; a `DenseWeight` for layers that were left alone.
+
+        Raises:
+            Exception: What `source.error` makes: a tensor is missing, malformed or not supported.
+        """
+        ...
+
+
+@runtime_checkable
+class StackMethod(Protocol):
+    """A method that also stores matrices of all experts of a layer in one tensor."""
+
+    def has_stack(self, source: TensorSource, name: str) -> bool:
+        """Whether a stack of this name is quantized."""
+        ...
+
+    def take_item(self, source: TensorSource, name: str, index: int, shape: tuple[int, int, int]) -> WeightForm:
+        """Take one matrix of a stack; they are taken in order.
+
+        Args:
+            source: The checkpoint.
+            name: Of the stack, without `.weight`.
+            index: Of the matrix.
+            shape: Of the stack, `(num_matrices, out_features, in_features)`.
 
         Raises:
             Exception: What `source.error` makes: a tensor is missing, malformed or not supported.

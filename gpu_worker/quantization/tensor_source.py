@@ -18,6 +18,10 @@ class TensorSource(Protocol):
         """Whether there is such a tensor."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape: of quantized blocks, as the source counts their numbers."""
+        ...
+
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return one tensor of floating point numbers, of exactly this shape, in the model's dtype.
 
@@ -27,6 +31,13 @@ class TensorSource(Protocol):
 
     def take_raw(self, name: str) -> torch.Tensor:
         """Return a copy of one tensor, of whatever shape and dtype it is stored in."""
+        ...
+
+    def take_raw_item(self, name: str, index: int) -> torch.Tensor:
+        """Return a copy of one of the tensors that are stacked along the first dimension of one, as it is stored.
+
+        Items are taken in order.
+        """
         ...
 
     def error(self, name: str, problem: str) -> Exception:

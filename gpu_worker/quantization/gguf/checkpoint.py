@@ -98,6 +98,14 @@ class GGUFCheckpoint:
         """Whether there is such a tensor."""
         return name in self._tensors
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, in numbers however they are stored.
+
+        Raises:
+            GGUFError: It is missing.
+        """
+        return self._info(name).shape
+
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Copy one tensor, which must have exactly this shape; a quantized one is dequantized.
 
@@ -116,7 +124,7 @@ class GGUFCheckpoint:
         num_rows = [shape[0] for shape in shapes]
         whole = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype_of(infos), device=self._device)
         for name, info, part in zip(names, infos, whole.split_with_sizes(num_rows), strict=True):
-            self._fill(part, name, info)
+            self._fill(part, name, info, range(info.num_bytes // info.row_bytes))
             if (heads := self._heads(name)) is not None:
                 part.copy_(_in_order(part, heads))
             self._mark(name)
@@ -137,6 +145,42 @@ class GGUFCheckpoint:
             raise self.error(name, f"has {raw.shape[0]} rows, which {heads} heads of an even size cannot share")
         self._mark(name)
         return raw if heads is None else _in_order(raw, heads)
+
+    def take_float32(self, name: str, *shape: int) -> torch.Tensor:
+        """Copy one tensor, which must have this shape, in float32 whatever the model's dtype is.
+
+        Raises:
+            GGUFError: As for `take()`.
+        """
+        info = self._checked(name, shape)
+        tensor = torch.empty(shape, dtype=torch.float32, device=self._device)
+        self._fill(tensor, name, info, range(info.num_bytes // info.row_bytes))
+        self._mark(name)
+        return tensor
+
+    def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
+        """Copy one of the tensors that are stacked along the first dimension of one, which must have this shape.
+
+        Raises:
+            GGUFError: As for `take()`.
+        """
+        info = self._checked(name, shape)
+        item = torch.empty(shape[1:], dtype=self._dtype_of([info]), device=self._device)
+        self._fill(item, name, info, self._item_rows(info, index))
+        self._mark_item(name, index)
+        return item
+
+    def take_raw_item(self, name: str, index: int) -> torch.Tensor:
+        """Copy one of the tensors that are stacked along the first dimension of one, as `take_raw()` does.
+
+        Raises:
+            GGUFError: It is missing, or has fewer.
+        """
+        info = self._info(name)
+        rows = self._item_rows(info, index)
+        raw = torch.from_numpy(self._file.rows(info, rows.start, len(rows))).to(self._device)
+        self._mark_item(name, index)
+        return raw if info.type.bits is not None else raw.view(_DTYPES[info.type]).view(info.shape[1:])
 
     def error(self, name: str, problem: str) -> GGUFError:
         """Make the error that names a tensor and the file that holds it."""
@@ -171,16 +215,25 @@ class GGUFCheckpoint:
         match = _REORDERED.fullmatch(name)
         return self._num_heads.get(match[1]) if match else None
 
-    def _fill(self, target: torch.Tensor, name: str, info: TensorInfo) -> None:
-        """Convert a tensor into `target`, some rows at a time."""
-        num_rows, chunk = info.num_bytes // info.row_bytes, max(1, _CHUNK_BYTES // info.row_bytes)
+    def _fill(self, target: torch.Tensor, name: str, info: TensorInfo, rows: range) -> None:
+        """Convert rows of a tensor into `target`, some at a time."""
+        num_rows, chunk = len(rows), max(1, _CHUNK_BYTES // info.row_bytes)
         target = target.view(num_rows, -1)
         for first in range(0, num_rows, chunk):
-            stored = self._file.rows(info, first, min(chunk, num_rows - first))
+            stored = self._file.rows(info, rows.start + first, min(chunk, num_rows - first))
             try:
                 target[first : first + chunk] = _dense(torch.from_numpy(stored).to(self._device), info.type)
             except NonFiniteScaleError:
                 raise self.error(name, "has a scale that is not a finite number; copy the file again") from None
+
+    def _item_rows(self, info: TensorInfo, index: int) -> range:
+        num_rows = info.num_bytes // info.row_bytes // info.shape[0]
+        return range(index * num_rows, (index + 1) * num_rows)
+
+    def _mark_item(self, name: str, index: int) -> None:
+        # Items are read in order: with the last one the whole has been taken.
+        if index == self._tensors[name].shape[0] - 1:
+            self._mark(name)
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self._tensors:
@@ -203,10 +256,10 @@ class GGUFCheckpoint:
     def _dtype_of(self, parts: Sequence[TensorInfo]) -> torch.dtype:
         """Return the type in which tensors are handed out as one."""
         kind, shape = parts[0].type, parts[0].shape
-        if self._keeps_half is None or len(shape) != 2 or kind not in _DTYPES:
+        if self._keeps_half is None or len(shape) not in (2, 3) or kind not in _DTYPES:
             return self._dtype
         stored = _DTYPES[kind]
-        is_kept = all(part.type == kind for part in parts) and self._keeps_half(stored, shape[1])
+        is_kept = all(part.type == kind for part in parts) and self._keeps_half(stored, shape[-1])
         return stored if is_kept else self._dtype
 
     def _mark(self, name: str) -> None:

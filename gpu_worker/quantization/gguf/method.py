@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
@@ -40,10 +42,26 @@ class GGUFMethod:
         kind = self.types.get(stored)
         if kind is None or kind.bits is None:
             return DenseWeight(source.take(stored, out_features, in_features))
-        raw = source.take_raw(stored)
+        return self._unpack(source, stored, source.take_raw(stored), kind, (out_features, in_features))
+
+    def has_stack(self, source: TensorSource, name: str) -> bool:
+        """Do what `StackMethod` promises."""
+        kind = self.types.get(f"{name}.weight")
+        return kind is not None and kind.bits is not None
+
+    def take_item(self, source: TensorSource, name: str, index: int, shape: tuple[int, int, int]) -> WeightForm:
+        """Do what `StackMethod` promises."""
+        stored = f"{name}.weight"
+        if source.shape(stored) != shape:
+            raise source.error(stored, f"has shape {list(source.shape(stored))}; the metadata call for {list(shape)}")
+        return self._unpack(source, stored, source.take_raw_item(stored, index), self.types[stored], shape[1:])
+
+    def _unpack(
+        self, source: TensorSource, stored: str, raw: torch.Tensor, kind: TensorType, shape: tuple[int, int]
+    ) -> WeightForm:
         columns = raw.shape[1] // kind.block_bytes * kind.block_size
-        if (raw.shape[0], columns) != (out_features, in_features):
-            problem = f"has shape {[raw.shape[0], columns]}; the metadata call for {[out_features, in_features]}"
+        if (raw.shape[0], columns) != shape:
+            problem = f"has shape {[raw.shape[0], columns]}; the metadata call for {list(shape)}"
             raise source.error(stored, problem)
         try:
             return unpack(raw, kind)

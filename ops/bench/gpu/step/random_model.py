@@ -40,13 +40,29 @@ class RandomWeights:
         """Make several tensors, one after another along their first dimension."""
         rows = [shape[0] for shape in shapes]
         whole = torch.empty((sum(rows), *shapes[0][1:]), dtype=self._dtype, device=self._device)
-        if whole.dim() == 2:
-            whole.normal_(0.0, whole.shape[1] ** -0.5, generator=self._generator)
+        if whole.dim() > 1:
+            whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=self._generator)
             self.matrices.append(whole)
         else:
             whole.fill_(0.0 if names[0].endswith(".bias") else 1.0)
         self.tensors |= zip(names, whole.split_with_sizes(rows), strict=True)
         return whole
+
+    def take_float32(self, name: str, *shape: int) -> torch.Tensor:
+        """Make one tensor that is not of the model's type."""
+        return self.take(name, *shape).float()
+
+    def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
+        """Make one of several tensors that a checkpoint has as one."""
+        return self.take(f"{name}.{index}", *shape[1:])
+
+    def has(self, name: str) -> bool:
+        """Say what makes the model ask for all experts at once."""
+        return name.endswith(".experts.gate_up_proj")
+
+    def error(self, name: str, problem: str) -> Exception:
+        """Make the error that names a tensor."""
+        return ValueError(f"tensor {name!r} {problem}")
 
     def discard(self, pattern: str) -> None:
         """Make nothing."""

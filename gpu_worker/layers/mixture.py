@@ -1,0 +1,75 @@
+"""A feed-forward block of experts: a router chooses some for each token, and all tokens may get one more."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.layers.gated_mlp import GatedMLP
+from kernels.linear import Linear
+from kernels.moe import Experts, RoutingRule, route
+
+
+class SharedExpert:
+    """The expert of all tokens, whose result may be weighed by a score of the token's own.
+
+    Source: Dai et al., DeepSeekMoE, arXiv 2401.06066, section 3.2; the gate is Qwen2-MoE's.
+    """
+
+    __slots__ = ("_block", "_gate")
+
+    def __init__(self, block: GatedMLP, gate: Linear | None) -> None:
+        """Hold the block; `gate` scores a token: `[1, hidden_size]`."""
+        self._block = block
+        self._gate = gate
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform `x: [num_tokens, hidden_size]`."""
+        result = self._block(x)
+        return result if self._gate is None else result * torch.sigmoid(self._gate.to_float32(x)).to(result.dtype)
+
+
+class Mixture:
+    """A mixture of experts.
+
+    Source: Shazeer et al., arXiv 1701.06538; the rules of routing are those of `kernels.moe`.
+    """
+
+    __slots__ = ("_experts", "_router", "_rule", "_shared", "_weighs_inputs")
+
+    def __init__(
+        self,
+        router: Linear,
+        rule: RoutingRule,
+        experts: Experts,
+        shared: SharedExpert | None = None,
+        *,
+        weighs_inputs: bool = False,
+    ) -> None:
+        """Hold the parts.
+
+        Args:
+            router: Scores the experts: `[num_experts, hidden_size]`.
+            rule: From scores to experts and their weights.
+            experts: All of them.
+            shared: What every token gets besides.
+            weighs_inputs: The weight multiplies what an expert is given; a token has one expert then.
+        """
+        self._router = router
+        self._rule = rule
+        self._experts = experts
+        self._shared = shared
+        self._weighs_inputs = weighs_inputs
+
+    @property
+    def tokens_per_expert(self) -> torch.Tensor:
+        """How many tokens each expert got since the block was made: `[num_experts]` int64, on the device."""
+        return self._experts.tokens_per_expert
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform `x: [num_tokens, hidden_size]`."""
+        ids, weights = route(self._router.to_float32(x), self._rule)
+        if self._weighs_inputs:
+            result = self._experts(x * weights.to(x.dtype), ids, torch.ones_like(weights))
+        else:
+            result = self._experts(x, ids, weights)
+        return result if self._shared is None else result + self._shared(x)

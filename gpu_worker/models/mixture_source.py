@@ -1,0 +1,54 @@
+"""Takes the weights of a mixture of experts from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.layer_weights import MixtureWeights, Projection, SharedExpertWeights
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.experts import take_experts
+from gpu_worker.models.projections import Projections
+
+_CHOICE_BIAS = "e_score_correction_bias"
+
+
+def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidden_size: int) -> MixtureWeights:
+    """Take the mixture of a layer.
+
+    Args:
+        projections: The checkpoint, and how its linear layers are quantized.
+        layer: The layer's name, `model.layers.3`.
+        shape: Of the mixture.
+        hidden_size: Features of the residual stream.
+
+    Raises:
+        Exception: What the source's `error` makes: a tensor is missing, malformed or not supported.
+    """
+    has = projections.source.has
+    routers = [f"{layer}.{name}" for name in shape.names.router]
+    router = next((name for name in routers if has(f"{name}.weight")), routers[0])
+    rule = shape.rule
+    if shape.has_choice_bias:
+        # What chooses among scores that differ little must not be rounded with the other weights.
+        rule = replace(rule, bias=projections.source.take_float32(f"{router}.{_CHOICE_BIAS}", shape.num_experts))
+    gate_up, down = take_experts(projections, shape, layer, hidden_size)
+    return MixtureWeights(
+        router=projections.take([router], [shape.num_experts], hidden_size, has_bias=shape.has_router_bias),
+        rule=rule,
+        gate_up=gate_up,
+        down=down,
+        activation=shape.activation,
+        shared=_take_shared(projections, layer, shape, hidden_size) if shape.shared_size else None,
+        weighs_inputs=shape.weighs_inputs,
+    )
+
+
+def _take_shared(projections: Projections, layer: str, shape: MixtureShape, hidden_size: int) -> SharedExpertWeights:
+    """Take the expert of all tokens."""
+    names, inner = shape.names, shape.shared_size
+    *both, down = (f"{layer}.{names.shared}.{name}" for name in names.shared_matrices)
+    gate_up = projections.take(both, [2 * inner // len(both)] * len(both), hidden_size)
+    gate: Projection | None = None
+    if shape.has_shared_gate:
+        gate = projections.take([f"{layer}.{names.shared_gate}"], [1], hidden_size)
+    return SharedExpertWeights(gate_up, projections.take([down], [hidden_size], inner), gate)
