@@ -34,6 +34,8 @@ SOURCES = (
     "silu_mul/cpu.cpp",
     "sampling/cpu.cpp",
     "logits_bitmask/cpu.cpp",
+    "causal_conv/cpu.cpp",
+    "gated_delta/cpu.cpp",
 )
 HEADERS = (
     "abi.h",
@@ -41,6 +43,7 @@ HEADERS = (
     "decoder_stack/chain.h",
     "panel.h",
     "simd.h",
+    "state_rows.h",
     "team.h",
     "quantized_kv.h",
     "linear/dense/packed.h",

@@ -49,6 +49,8 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "count_tokens": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
         "score_tokens": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 4]),
         "forbid_tokens": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 2]),
+        "causal_conv": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 6]),
+        "gated_delta": (None, [*[_POINTER] * 10, *[_INT64] * 2, *[_INT32] * 7]),
     }
 )
 
@@ -74,6 +76,8 @@ class CpuLibrary:
     count_tokens: Callable[..., None]
     score_tokens: Callable[..., None]
     forbid_tokens: Callable[..., None]
+    causal_conv: Callable[..., None]
+    gated_delta: Callable[..., None]
 
 
 def compile_cpu_library(progress: Progress) -> None:

@@ -1,0 +1,105 @@
+// A short convolution over the tokens of each sequence, a filter a channel, which goes on from the sequence's state.
+
+#include <algorithm>
+
+#include "../abi.h"
+#include "../simd.h"
+#include "../state_rows.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kSerialElements = 1 << 14;  // Waking other threads costs more than it saves below this.
+constexpr int kBlock = 512;                   // Channels of an item.
+
+struct Convolution {
+  const void *x, *weight, *bias;
+  void *result, *states;
+  int64_t x_stride;
+  int channels, width;
+  bool has_silu;
+};
+
+// The inputs of one sequence: those of the step, and before them those of the state, or zeros.
+template <typename T>
+struct Inputs {
+  const T *x, *state;
+  int64_t x_stride;
+  int channels, width;
+  bool is_new;
+
+  // Null for zeros.
+  const T* at(int token) const {
+    if (token >= 0) return x + token * x_stride;
+    return is_new ? nullptr : state + int64_t{width - 1 + token} * channels;
+  }
+};
+
+template <typename T>
+inline void convolve(const Convolution& c, const Inputs<T>& inputs, int token, int channel, int count, T* result) {
+  const T *weight = static_cast<const T*>(c.weight), *bias = static_cast<const T*>(c.bias);
+  int i = channel;
+  for (; i + kLanes <= channel + count; i += kLanes) {
+    Floats sum = bias ? load(bias + i) : splat(0.0f);
+    for (int tap = 0; tap < c.width; ++tap) {
+      const T* input = inputs.at(token - c.width + 1 + tap);
+      if (input) sum += load(weight + int64_t{tap} * c.channels + i) * load(input + i);
+    }
+    store(result + i, c.has_silu ? silu(sum) : sum);
+  }
+  for (; i < channel + count; ++i) {
+    float sum = bias ? to_float(bias[i]) : 0.0f;
+    for (int tap = 0; tap < c.width; ++tap) {
+      const T* input = inputs.at(token - c.width + 1 + tap);
+      if (input) sum += to_float(weight[int64_t{tap} * c.channels + i]) * to_float(input[i]);
+    }
+    store_scalar(result + i, c.has_silu ? silu(splat(sum))[0] : sum);
+  }
+}
+
+template <typename T>
+void run_block(const Convolution& c, const StateRow& row, int channel) {
+  const int count = std::min(kBlock, c.channels - channel);
+  T* state = static_cast<T*>(c.states) + row.slot * (c.width - 1) * c.channels;
+  const Inputs<T> inputs{static_cast<const T*>(c.x) + row.first * c.x_stride, state, c.x_stride, c.channels, c.width,
+                         row.is_new};
+  T* result = static_cast<T*>(c.result) + int64_t{row.first} * c.channels;
+  for (int token = 0; token < row.length; ++token)
+    convolve(c, inputs, token, channel, count, result + int64_t{token} * c.channels);
+  if (row.is_padding) return;
+  // An input that stays in the state moves to an older place, which was read already.
+  for (int age = 0; age + 1 < c.width; ++age) {
+    const T* input = inputs.at(row.num_kept - c.width + 1 + age);
+    T* target = state + int64_t{age} * c.channels + channel;
+    if (input)
+      std::copy_n(input + channel, count, target);
+    else
+      std::fill_n(target, count, T{});
+  }
+}
+
+}  // namespace
+}  // namespace headrace
+
+EXPORTED void headrace_causal_conv(const void* x, void* result, const void* weight, const void* bias, void* states,
+                                   const void* slots, const void* query_starts, const void* context_lens,
+                                   const void* num_kept, int64_t x_stride, int32_t num_seqs, int32_t channels,
+                                   int32_t width, int32_t has_silu, int32_t dtype, int32_t num_threads) {
+  using namespace headrace;
+  const StateRows rows{static_cast<const int64_t*>(slots), static_cast<const int32_t*>(query_starts),
+                       static_cast<const int32_t*>(context_lens), static_cast<const int32_t*>(num_kept)};
+  const Convolution convolution{x, weight, bias, result, states, x_stride, channels, width, has_silu != 0};
+  const auto run = dtype == kFloat32    ? run_block<float>
+                   : dtype == kBFloat16 ? run_block<bfloat16>
+                                        : run_block<_Float16>;
+  const int64_t num_blocks = (channels + kBlock - 1) / kBlock;
+  const int64_t num_tokens = rows.query_starts[num_seqs] - rows.query_starts[0];
+  const bool is_serial = num_tokens * channels < kSerialElements;
+#pragma omp parallel for num_threads(is_serial ? 1 : num_threads)
+  for (int64_t item = 0; item < num_seqs * num_blocks; ++item) {
+    const StateRow row(rows, item / num_blocks);
+    run(convolution, row, static_cast<int>(item % num_blocks) * kBlock);
+  }
+}
+
+EXPORT_SIGNATURE(causal_conv)

@@ -1,0 +1,54 @@
+"""The short convolution by the compiled CPU kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.state_rows import StateRows
+
+
+def can_run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, states: torch.Tensor) -> bool:
+    """Return True where the kernel supports the types and layouts."""
+    return (
+        x.is_cpu
+        and x.dtype in DTYPE_NUMBERS
+        and x.dtype is weight.dtype is states.dtype
+        and (bias is None or bias.dtype is x.dtype)
+        and x.stride(1) == 1
+        and weight.is_contiguous()
+        and states.is_contiguous()
+    )
+
+
+def causal_conv_cpu(
+    library: CpuLibrary,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    has_silu: bool = True,
+) -> torch.Tensor:
+    """Do what `kernels.causal_conv.causal_conv` promises."""
+    result = torch.empty(x.shape, dtype=x.dtype)
+    library.causal_conv(
+        x.data_ptr(),
+        result.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        states.data_ptr(),
+        rows.slots.data_ptr(),
+        rows.query_starts.data_ptr(),
+        rows.context_lens.data_ptr(),
+        None if rows.num_kept is None else rows.num_kept.data_ptr(),
+        x.stride(0),
+        len(rows.slots),
+        x.shape[1],
+        weight.shape[0],
+        has_silu,
+        DTYPE_NUMBERS[x.dtype],
+        torch.get_num_threads(),
+    )
+    return result

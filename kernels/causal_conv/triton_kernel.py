@@ -1,0 +1,117 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""The short convolution on a GPU: a program takes some channels of one sequence through all its tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.state_rows import StateRows
+
+# One access of 16 bytes a thread and token in 16 bits; reasoned, not measured.
+_BLOCK_CHANNELS, _BLOCK_TOKENS, _NUM_WARPS = 128, 16, 4
+
+
+@triton.jit
+def _inputs(x_ptr, state_ptr, places, columns, mask, x_stride, is_new, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """Load inputs at `places`, counted from the step's first token of the sequence; those before lie in the state."""
+    here = places >= 0
+    x = tl.load(x_ptr + places * x_stride + columns, mask=mask & here, other=0.0)
+    before = tl.load(
+        state_ptr + (places + (WIDTH - 1)) * CHANNELS + columns,
+        mask=mask & (places < 0) & (places > -WIDTH) & (is_new == 0),
+        other=0.0,
+    )
+    return tl.where(here, x, before)
+
+
+@triton.jit(do_not_specialize=["x_stride"])
+def causal_conv_kernel(
+    result_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    states_ptr,
+    slots_ptr,
+    starts_ptr,
+    contexts_ptr,
+    kept_ptr,
+    x_stride,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SILU: tl.constexpr,
+    HAS_KEPT: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+):
+    """Convolve one sequence; `grid: (num_seqs, blocks of channels)`."""
+    sequence = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    first = tl.load(starts_ptr + sequence).to(tl.int64)
+    length = tl.load(starts_ptr + sequence + 1) - first.to(tl.int32)
+    context = tl.load(contexts_ptr + sequence)
+    is_new = (context <= length).to(tl.int32)
+    kept = tl.load(kept_ptr + sequence) if HAS_KEPT else length
+    state_ptr = states_ptr + tl.load(slots_ptr + sequence) * ((WIDTH - 1) * CHANNELS)
+    x_ptr += first * x_stride
+    result_ptr += first * CHANNELS
+    wide, tokens = columns[None, :], tl.arange(0, BLOCK_TOKENS)[:, None]
+    for start in range(0, length, BLOCK_TOKENS):
+        places = (start + tokens).to(tl.int64)
+        mask = (places < length) & (wide < CHANNELS)
+        total = tl.zeros((BLOCK_TOKENS, BLOCK_CHANNELS), dtype=tl.float32)
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + wide, mask=wide < CHANNELS, other=0.0).to(tl.float32)
+        for tap in tl.static_range(WIDTH):
+            weight = tl.load(weight_ptr + tap * CHANNELS + wide, mask=wide < CHANNELS, other=0.0).to(tl.float32)
+            x = _inputs(x_ptr, state_ptr, places - (WIDTH - 1) + tap, wide, mask, x_stride, is_new, CHANNELS, WIDTH)
+            total += weight * x.to(tl.float32)
+        if HAS_SILU:
+            # The exponential of -|total| cannot overflow.
+            decay = tl.exp(-tl.abs(total))
+            total = total * tl.where(total < 0, decay, 1.0) / (1.0 + decay)
+        tl.store(result_ptr + places * CHANNELS + wide, total.to(result_ptr.dtype.element_ty), mask=mask)
+    # Other threads may still read what is written now.
+    tl.debug_barrier()
+    mask = columns < CHANNELS
+    for age in tl.static_range(WIDTH - 1):
+        place = (kept - (WIDTH - 1) + age).to(tl.int64)
+        x = _inputs(x_ptr, state_ptr, place, columns, mask, x_stride, is_new, CHANNELS, WIDTH)
+        tl.store(state_ptr + age * CHANNELS + columns, x, mask=mask & (context > 0))
+
+
+def causal_conv_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    has_silu: bool = True,
+) -> torch.Tensor:
+    """Compute what `kernels.causal_conv.causal_conv` promises."""
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width, channels = weight.shape
+    causal_conv_kernel[(len(rows.slots), triton.cdiv(channels, _BLOCK_CHANNELS))](
+        result,
+        x,
+        weight,
+        bias,
+        states,
+        rows.slots,
+        rows.query_starts,
+        rows.context_lens,
+        rows.num_kept,
+        x.stride(0),
+        CHANNELS=channels,
+        WIDTH=width,
+        HAS_BIAS=bias is not None,
+        HAS_SILU=has_silu,
+        HAS_KEPT=rows.num_kept is not None,
+        BLOCK_CHANNELS=_BLOCK_CHANNELS,
+        BLOCK_TOKENS=1 if rows.max_query_len == 1 else _BLOCK_TOKENS,
+        num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS,
+    )
+    return result

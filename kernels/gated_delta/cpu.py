@@ -1,0 +1,60 @@
+"""The gated delta rule by the compiled CPU kernel (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
+from kernels.state_rows import StateRows
+
+MAX_KEY_DIM = 256
+"""`kMaxKeyDim` of cpu.cpp."""
+
+
+def can_run(qkv: torch.Tensor, gates: torch.Tensor, sizes: DeltaSizes, states: torch.Tensor) -> bool:
+    """Return True where the kernel supports the types, sizes and layouts."""
+    return (
+        qkv.is_cpu
+        and qkv.dtype in DTYPE_NUMBERS
+        and qkv.dtype is gates.dtype
+        and qkv.stride(1) == gates.stride(1) == 1
+        and states.dtype is torch.float32
+        and states.is_contiguous()
+        and sizes.key_dim <= MAX_KEY_DIM
+    )
+
+
+def gated_delta_cpu(
+    library: CpuLibrary,
+    qkv: torch.Tensor,
+    gates: torch.Tensor,
+    weights: DeltaWeights,
+    sizes: DeltaSizes,
+    states: torch.Tensor,
+    rows: StateRows,
+) -> torch.Tensor:
+    """Do what `kernels.gated_delta.gated_delta` promises."""
+    result = torch.empty(qkv.shape[0], sizes.num_value_heads, sizes.value_dim, dtype=qkv.dtype)
+    library.gated_delta(
+        qkv.data_ptr(),
+        gates.data_ptr(),
+        weights.rate.data_ptr(),
+        weights.step_bias.data_ptr(),
+        result.data_ptr(),
+        states.data_ptr(),
+        rows.slots.data_ptr(),
+        rows.query_starts.data_ptr(),
+        rows.context_lens.data_ptr(),
+        None if rows.num_kept is None else rows.num_kept.data_ptr(),
+        qkv.stride(0),
+        gates.stride(0),
+        len(rows.slots),
+        sizes.num_key_heads,
+        sizes.num_value_heads,
+        sizes.key_dim,
+        sizes.value_dim,
+        DTYPE_NUMBERS[qkv.dtype],
+        torch.get_num_threads(),
+    )
+    return result

@@ -1,0 +1,53 @@
+"""Chooses the implementation of the gated delta rule for the tensors at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu_library import cpu_library
+from kernels.gated_delta.chunked import gated_delta_chunked
+from kernels.gated_delta.cpu import can_run, gated_delta_cpu
+from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
+from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.state_rows import StateRows
+
+
+def gated_delta(
+    qkv: torch.Tensor,
+    gates: torch.Tensor,
+    weights: DeltaWeights,
+    sizes: DeltaSizes,
+    states: torch.Tensor,
+    rows: StateRows,
+) -> torch.Tensor:
+    """Update the state of each sequence token by token, and read it with the token's query.
+
+    With the state `S`, a token's query `q` and key `k` (both divided by their length, `q` also by `key_dim**0.5`), its
+    value `v`, its decay `exp(-rate * softplus(step + step_bias))` and its strength `sigmoid(strength)`:
+    `S = decay * S`, then `S = S + strength * outer(k, v - S^T k)`; the result is `S^T q`.
+    Source: Yang et al., arXiv 2412.06464, equation 10.
+
+    On a CPU the result of a token and the state behind it do not depend on how its sequence was cut into steps, to the
+    bit.
+
+    Args:
+        qkv: Per token the query heads, then the key heads, then the value heads. May be strided in its first dimension.
+        gates: Per token the strengths of all value heads, then their steps, before their functions. Likewise.
+        weights: Of the decays.
+        sizes: Heads and their widths.
+        states: Of all slots; contiguous. Replaced by those behind the step's kept tokens.
+        rows: The sequences.
+
+    Shapes:
+        qkv: `[num_tokens, 2 * num_key_heads * key_dim + num_value_heads * value_dim]`
+        gates: `[num_tokens, 2 * num_value_heads]`, of the type of `qkv`
+        states: `[num_slots, num_value_heads, key_dim, value_dim]` float32
+        result: `[num_tokens, num_value_heads, value_dim]`, of the type of `qkv`
+    """
+    if qkv.is_cuda and is_triton_installed():
+        from kernels.gated_delta.triton_kernel import gated_delta_triton
+
+        return gated_delta_triton(qkv, gates, weights, sizes, states, rows, gpu_of(qkv.device))
+    if can_run(qkv, gates, sizes, states) and (library := cpu_library()) is not None:
+        return gated_delta_cpu(library, qkv, gates, weights, sizes, states, rows)
+    return gated_delta_chunked(qkv, gates, weights, sizes, states, rows)

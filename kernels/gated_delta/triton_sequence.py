@@ -1,0 +1,27 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""What both kernels of the gated delta rule read of a sequence and of its tokens."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sequence_of(sequence, starts_ptr, contexts_ptr, kept_ptr, HAS_KEPT: tl.constexpr):
+    """Return a sequence's first token, its tokens, those that its state keeps, and whether it is new and padding."""
+    first = tl.load(starts_ptr + sequence).to(tl.int64)
+    length = tl.load(starts_ptr + sequence + 1) - first.to(tl.int32)
+    context = tl.load(contexts_ptr + sequence)
+    kept = tl.load(kept_ptr + sequence) if HAS_KEPT else length
+    return first, length, kept, (context <= length).to(tl.int32), (context == 0).to(tl.int32)
+
+
+@triton.jit
+def decay_and_strength(gates_ptr, tokens, mask, gates_stride, head, rate, step_bias, HEADS: tl.constexpr):
+    """Return the logarithm of the decay and the strength of tokens; zeros where there is none."""
+    strength = tl.load(gates_ptr + tokens * gates_stride + head, mask=mask, other=0.0).to(tl.float32)
+    step = tl.load(gates_ptr + tokens * gates_stride + HEADS + head, mask=mask, other=0.0).to(tl.float32) + step_bias
+    # The logarithm of 1 + exp(step), through exp(-|step|), which cannot overflow. Where that is tiny, so is the error.
+    softplus = tl.maximum(step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(step)))
+    return tl.where(mask, -rate * softplus, 0.0), tl.where(mask, 1.0 / (1.0 + tl.exp(-strength)), 0.0)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.causal_conv.reference import causal_conv_reference
+from kernels.causal_conv.triton_kernel import causal_conv_triton
+from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.state_batches import state_rows
+from tests.kernels.tolerances import assert_close
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [1, 18, 2, 1]], ids=str)
+@pytest.mark.parametrize(("channels", "width", "has_silu"), [(5, 2, True), (200, 4, True), (37, 3, False)])
+def test_kernel_equals_reference(
+    channels: int, width: int, has_silu: bool, lengths: list[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(channels)
+    x = torch.randn(sum(lengths), channels + 3, generator=generator).to(device, dtype)[:, :channels]
+    weight = torch.randn(width, channels, generator=generator).to(device, dtype)
+    bias = None if has_silu else torch.randn(channels, generator=generator).to(device, dtype)
+    states = torch.randn(6, width - 1, channels, generator=generator).to(device, dtype)
+    theirs = states.clone()
+    rows = state_rows(lengths, [5, 0, 1, -1], [4, 0, 2, 5], [1, lengths[1] - 1, 0, 0], device)
+    with poisoned_memory():
+        result = causal_conv_triton(x, weight, bias, states, rows, has_silu=has_silu)
+    expected = causal_conv_reference(x, weight, bias, theirs, rows, has_silu=has_silu)
+    assert_close(result[:-1], expected[:-1])
+    assert torch.equal(states, theirs)
