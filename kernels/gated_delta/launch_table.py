@@ -1,8 +1,8 @@
 """Launches of the kernels, by GPU generation; `triton_config` explains them. Reasoned, not measured yet."""
 
 GATED_DELTA: dict[str, dict[str, int]] = {
-    "HOPPER": {"block_value": 32, "num_warps": 4, "chunk": 32, "chunk_block_value": 32, "chunk_num_warps": 4},
-    "AMPERE": {"block_value": 32, "num_warps": 4, "chunk": 32, "chunk_block_value": 32, "chunk_num_warps": 4},
+    "HOPPER": {"block_value": 32, "num_warps": 4, "chunk": 16, "chunk_block_value": 32, "chunk_num_warps": 4},
+    "AMPERE": {"block_value": 32, "num_warps": 4, "chunk": 16, "chunk_block_value": 32, "chunk_num_warps": 4},
     "ADA": {"block_value": 32, "num_warps": 4, "chunk": 16, "chunk_block_value": 32, "chunk_num_warps": 4},
 }
 MEASURED: dict[str, str] = {}

@@ -65,7 +65,7 @@ def take_apart(qkv: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, si
     dtype = torch.promote_types(qkv.dtype, torch.float32)
     num_tokens, repeats = qkv.shape[0], sizes.num_value_heads // sizes.num_key_heads
     widths = [sizes.num_key_heads * sizes.key_dim] * 2 + [sizes.num_value_heads * sizes.value_dim]
-    query, key, value = qkv.to(dtype).split(widths, dim=1)
+    query, key, value = qkv.to(dtype).split_with_sizes(widths, dim=1)
     query, key = (part.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim) for part in (query, key))
     query, key = (part * (part.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt() for part in (query, key))
     strength, step = gates.to(dtype).chunk(2, dim=1)

@@ -1,0 +1,21 @@
+"""What the compiler makes of the kernels with a recurrent state, for GPUs that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from tests.kernels.compile_checks import compile_launches
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kernels_fit_the_gpu_without_spills(tmp_path: Path) -> None:
+    compiled = compile_launches("tests.kernels.recurrent_launches", (80, 90), tmp_path / "recurrent.json")
+    assert len(compiled) == 8
+    for kernel in compiled:
+        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
+        assert kernel.stack_bytes == 0, f"{kernel} spills registers"
