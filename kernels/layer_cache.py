@@ -1,4 +1,4 @@
-"""The KV cache of a layer, and of all layers: keys and values in blocks, and in eight bits their scales."""
+"""The KV cache of a layer, and of layers alike: keys and values in blocks, and in eight bits their scales."""
 
 from __future__ import annotations
 
@@ -10,24 +10,48 @@ from kernels.quantized_kv import SCALE_DTYPE, is_quantized, scales_shape
 
 
 @dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a layer keeps of a token.
+
+    Attributes:
+        num_kv_heads: Heads of keys and of values.
+        key_dim: Numbers of a head of keys.
+        value_dim: Numbers of a head of values.
+        is_latent: Values are the first `value_dim` numbers of the keys, and take no memory of their own.
+    """
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    is_latent: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.is_latent or self.value_dim <= self.key_dim
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCache:
     """What the tokens of a layer have left behind for those after them.
 
     Attributes:
-        keys: `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous.
-        values: Likewise.
+        keys: `[num_blocks, block_size, num_kv_heads, key_dim]`, contiguous.
+        values: `[num_blocks, block_size, num_kv_heads, value_dim]`, contiguous; of a latent cache the first numbers of
+            the keys, a strided view.
         scales: `[num_blocks, num_kv_heads, block_size, 2]` float16 where keys and values have eight bits
             (`kernels.quantized_kv`), else None.
+        is_latent: Whether values are a part of the keys.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     scales: torch.Tensor | None = None
+    is_latent: bool = False
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all that there is."""
-        return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
+        """Return all that there is, each number once."""
+        own = (self.keys,) if self.is_latent else (self.keys, self.values)
+        return own if self.scales is None else (*own, self.scales)
 
     @property
     def block_bytes(self) -> int:
@@ -37,20 +61,22 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StackedCaches:
-    """The caches of all layers in one piece, so that what concerns all of them is few operations.
+    """The caches of layers of one shape in one piece, so that what concerns all of them is few operations.
 
     Attributes:
-        keys, values, scales: As those of a layer, with the layers before all else.
+        keys, values, scales, is_latent: As those of a layer, with the layers before all else.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     scales: torch.Tensor | None = None
+    is_latent: bool = False
 
     def layers(self) -> list[LayerCache]:
         """Return each layer's share."""
         scales = [None] * len(self.keys) if self.scales is None else self.scales
-        return [LayerCache(*parts) for parts in zip(self.keys, self.values, scales, strict=True)]
+        parts = zip(self.keys, self.values, scales, strict=True)
+        return [LayerCache(keys, values, scale, self.is_latent) for keys, values, scale in parts]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy what tokens have left behind to other slots, `block * block_size + offset`, which may be sources too.
@@ -58,7 +84,7 @@ class StackedCaches:
         Shapes:
             source, target: `[num_tokens]` int64; no slot is twice in `target`
         """
-        for tensor in (self.keys, self.values):
+        for tensor in (self.keys,) if self.is_latent else (self.keys, self.values):
             # As bytes: on CPUs torch does not copy every type by index.
             slots = tensor.view(torch.uint8).flatten(1, 2)
             slots.index_copy_(1, target, slots.index_select(1, source))
@@ -73,7 +99,7 @@ class StackedCaches:
 def allocate_layer_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    """Allocate a cache. Its contents are undefined."""
+    """Allocate a cache of one layer, whose keys and values have one size. Its contents are undefined."""
     return allocate_layer_caches(1, num_blocks, block_size, num_kv_heads, head_dim, dtype, device).layers()[0]
 
 
@@ -86,10 +112,25 @@ def allocate_layer_caches(
     dtype: torch.dtype,
     device: torch.device,
 ) -> StackedCaches:
-    """Allocate the caches of all layers. Their contents are undefined."""
-    shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
-    keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    """Allocate the caches of layers whose keys and values have one size. Their contents are undefined."""
+    return allocate_caches(
+        num_layers, num_blocks, block_size, CacheShape(num_kv_heads, head_dim, head_dim), dtype, device
+    )
+
+
+def allocate_caches(
+    num_layers: int, num_blocks: int, block_size: int, shape: CacheShape, dtype: torch.dtype, device: torch.device
+) -> StackedCaches:
+    """Allocate the caches of layers of one shape. Their contents are undefined."""
+    slots = (num_layers, num_blocks, block_size, shape.num_kv_heads)
+    keys = torch.empty((*slots, shape.key_dim), dtype=dtype, device=device)
+    if shape.is_latent:
+        values = keys[..., : shape.value_dim]
+    else:
+        values = torch.empty((*slots, shape.value_dim), dtype=dtype, device=device)
     if not is_quantized(dtype):
-        return StackedCaches(keys, values)
-    scales = (num_layers, *scales_shape(num_blocks, block_size, num_kv_heads))
-    return StackedCaches(keys, values, torch.empty(scales, dtype=SCALE_DTYPE, device=device))
+        return StackedCaches(keys, values, None, shape.is_latent)
+    scales = torch.empty(
+        (num_layers, *scales_shape(num_blocks, block_size, shape.num_kv_heads)), dtype=SCALE_DTYPE, device=device
+    )
+    return StackedCaches(keys, values, scales, shape.is_latent)

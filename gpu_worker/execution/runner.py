@@ -13,7 +13,6 @@ right.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections import deque
@@ -237,7 +236,7 @@ class TorchModelRunner:
 
     def early_exit(self, num_layers: int) -> TorchModelRunner:
         """Return a runner of the model's first layers, on the first caches of this one's; its decodes are captured."""
-        cache = dataclasses.replace(self._cache, layers=self._cache.layers[:num_layers])
+        cache = self._cache.first(num_layers)
         short, max_num_seqs = self._model.early_exit(num_layers), self._rows.spare
         runner = TorchModelRunner(
             short,

@@ -84,11 +84,6 @@ class ModelConfig:
     num_classes: int = 0
     encoder: EncoderTraits | None = None
 
-    @property
-    def num_cached_layers(self) -> int:
-        """Layers whose keys and values are kept."""
-        return self.num_layers if self.encoder is None else 0
-
     def attention_shape(self, layer: int) -> AttentionShape:
         """Sizes of one layer's attention."""
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.layer_windows[layer])

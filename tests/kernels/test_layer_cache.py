@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.layer_cache import LayerCache, StackedCaches, allocate_layer_caches
+from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches, allocate_layer_caches
 from tests.kernels.layer_caches import EIGHT_BITS
 
 NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 2, 8, 3, 10
@@ -52,3 +52,28 @@ def test_moved_slots_hold_what_their_sources_held(
     came_from = dict(zip(target, source, strict=True))
     after = [[bytes_of(layer, slot) for slot in slots] for layer in caches.layers()]
     assert after == [[layer[came_from.get(slot, slot)] for slot in slots] for layer in before]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_may_have_a_size_of_their_own(dtype: torch.dtype, device: torch.device) -> None:
+    caches = allocate_caches(NUM_LAYERS, NUM_BLOCKS, 4, CacheShape(NUM_KV_HEADS, 12, 8), dtype, device)
+    layer = caches.layers()[1]
+    assert layer.keys.shape == (NUM_BLOCKS, 4, NUM_KV_HEADS, 12)
+    assert layer.values.shape == (NUM_BLOCKS, 4, NUM_KV_HEADS, 8)
+    assert layer.block_bytes * NUM_BLOCKS == sum(tensor.nbytes for tensor in layer.tensors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_latent_values_are_the_first_numbers_of_the_keys(dtype: torch.dtype, device: torch.device) -> None:
+    caches = allocate_caches(NUM_LAYERS, NUM_BLOCKS, 4, CacheShape(1, 12, 8, is_latent=True), dtype, device)
+    layers = caches.layers()
+    for number, layer in enumerate(layers):
+        layer.keys.view(torch.uint8).fill_(number + 1)
+        assert layer.values.data_ptr() == layer.keys.data_ptr()
+        assert (layer.values.contiguous().view(torch.uint8) == number + 1).all()
+    num_bytes = 4 * 12 * dtype.itemsize + (4 * 2 * 2 if dtype in EIGHT_BITS else 0)
+    assert layers[0].block_bytes == num_bytes
+    layers[1].keys[3, 2].view(torch.uint8).fill_(9)
+    slots = torch.tensor([[3 * 4 + 2], [5]], device=device)
+    caches.move(slots[0], slots[1])
+    assert (layers[1].values[1, 1].contiguous().view(torch.uint8) == 9).all()

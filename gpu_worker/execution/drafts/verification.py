@@ -57,8 +57,8 @@ def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], acc
         target += range(first, first + len(path))
     if not source:
         return
-    slots = _uploaded(layout.slots[np.array([source, target])], cache.layers[0].keys.device)
-    cache.stacked.move(slots[0], slots[1])
+    slots = _uploaded(layout.slots[np.array([source, target])], cache.device)
+    cache.groups[0].move(slots[0], slots[1])
 
 
 class ComputedStep(Struct, frozen=True, gc=False):

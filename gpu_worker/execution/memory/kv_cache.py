@@ -4,39 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
+from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.config import ModelConfig
-from kernels.layer_cache import LayerCache, StackedCaches, allocate_layer_cache, allocate_layer_caches
+from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches
 from shared.errors import ConfigError
+
+_NOTHING = CacheShape(1, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCache:
+    """The caches of a group of layers, which have the same blocks; layers of one shape are stacked."""
+
+    num_blocks: int
+    stacks: tuple[StackedCaches, ...]
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy what tokens have left behind in all layers to other slots, which may be sources too.
+
+        Shapes:
+            source, target: `[num_tokens]` int64; no slot is twice in `target`
+        """
+        for stack in self.stacks:
+            stack.move(source, target)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """The caches of all layers, which have the same blocks: one by one, and stacked."""
+    """The caches of all layers: one by one, and by group.
+
+    Attributes:
+        layers: In order; a layer that reads another's has the same, one that keeps no tokens has one of no bytes.
+        groups: Those of the layout, in its order.
+        layout: What the layers keep.
+    """
 
     layers: Sequence[LayerCache]
-    stacked: StackedCaches
-    num_blocks: int
+    groups: tuple[GroupCache, ...]
+    layout: CacheLayout
     block_size: int
+    device: torch.device
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the group that keeps all tokens."""
+        return self.groups[0].num_blocks
+
+    def first(self, num_layers: int) -> KVCache:
+        """Return the caches of the first layers, in the same groups; the memory is shared."""
+        return KVCache(self.layers[:num_layers], self.groups, self.layout, self.block_size, self.device)
 
 
 def allocate_kv_cache(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Allocate a cache of keys and values of type `dtype`. Its contents are undefined."""
-    sizes = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
-    stacked = allocate_layer_caches(model.num_cached_layers, *sizes, dtype, device)
-    return KVCache(stacked.layers(), stacked, num_blocks, block_size)
+    """Allocate a cache of type `dtype` that keeps all tokens of all layers. Its contents are undefined."""
+    return allocate_groups(cache_layout(model).flat(), [num_blocks], block_size, dtype, device)
+
+
+def allocate_groups(
+    layout: CacheLayout, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """Allocate so many blocks of each group, keys and values of type `dtype`. Their contents are undefined."""
+    nothing = allocate_caches(1, 1, block_size, _NOTHING, dtype, device).layers()[0]
+    layers, groups = [nothing] * len(layout.layers), []
+    for group, count in zip(layout.groups, num_blocks, strict=True):
+        stacks = []
+        by_shape = sorted(group.layers, key=lambda layer: _sort_key(layout.shape_of(layer)))
+        for shape, alike in groupby(by_shape, key=layout.shape_of):
+            members = list(alike)
+            stacks.append(allocate_caches(len(members), count, block_size, shape, dtype, device))
+            for layer, cache in zip(members, stacks[-1].layers(), strict=True):
+                layers[layer] = cache
+        groups.append(GroupCache(count, tuple(stacks)))
+    for layer, memory in enumerate(layout.layers):
+        if isinstance(memory, ReadsLayer):
+            layers[layer] = layers[memory.layer]
+    return KVCache(layers, tuple(groups), layout, block_size, device)
+
+
+def _sort_key(shape: CacheShape) -> tuple[int, int, int, bool]:
+    return (shape.num_kv_heads, shape.key_dim, shape.value_dim, shape.is_latent)
 
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the memory of one block over all layers, scales included."""
-    sizes = (1, block_size, model.num_kv_heads, model.head_dim)
-    return model.num_cached_layers * allocate_layer_cache(*sizes, dtype, torch.device("meta")).block_bytes
+    """Return the memory of one block that keeps tokens of all layers, scales included."""
+    return sum(group_block_bytes(cache_layout(model).flat(), block_size, dtype))
+
+
+def group_block_bytes(layout: CacheLayout, block_size: int, dtype: torch.dtype) -> list[int]:
+    """Return for each group the memory of one block over its layers, scales included."""
+    meta = torch.device("meta")
+    return [
+        sum(
+            allocate_caches(1, 1, block_size, layout.shape_of(layer), dtype, meta).layers()[0].block_bytes
+            for layer in group.layers
+        )
+        for group in layout.groups
+    ]
 
 
 def fixed_num_blocks(config: RunnerConfig, demand: CacheDemand) -> tuple[str, int] | None:

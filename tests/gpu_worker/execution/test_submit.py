@@ -15,6 +15,7 @@ from gpu_worker.core.step import ScheduledSequence, StepPlan
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.warm_up import WarmUpProposer
+from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
@@ -154,7 +155,12 @@ class ValuelessModel:
     """Has the shapes of a model, on a device whose tensors have no values: reading one raises."""
 
     config = SimpleNamespace(
-        vocab_size=VOCAB, max_model_len=MAX_LEN, num_cached_layers=1, num_kv_heads=1, head_dim=4, layer_windows=(None,)
+        vocab_size=VOCAB,
+        max_model_len=MAX_LEN,
+        num_layers=1,
+        encoder=None,
+        attention_shape=lambda layer: AttentionShape(1, 1, 4),
+        layer_windows=(None,),
     )
     device = torch.device("meta")
     dtype = torch.float32

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from gpu_worker.execution.memory.budget import CacheDemand
-from gpu_worker.execution.memory.kv_cache import allocate_kv_cache, bytes_per_block, fixed_num_blocks
+from gpu_worker.execution.memory.kv_cache import (
+    allocate_groups,
+    allocate_kv_cache,
+    bytes_per_block,
+    fixed_num_blocks,
+    group_block_bytes,
+)
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
     choose_draft_dtype,
@@ -16,7 +22,9 @@ from gpu_worker.execution.runner_config import (
     choose_num_threads,
     num_usable_cores,
 )
+from gpu_worker.layers.cache_layout import CacheLayout, KeepsTokens, ReadsLayer
 from gpu_worker.models.registry import read_model_config
+from kernels.layer_cache import CacheShape
 from shared.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -105,3 +113,47 @@ def test_unknown_dtype_is_refused() -> None:
 def test_requested_threads_win_and_automatic_ones_fit_the_machine() -> None:
     assert choose_num_threads(7) == 7
     assert 1 <= choose_num_threads(None) <= num_usable_cores()
+
+
+def test_groups_have_blocks_of_their_own_and_shapes_by_layer() -> None:
+    wide, narrow, latent = CacheShape(1, 32, 32), CacheShape(2, 16, 8), CacheShape(1, 24, 20, is_latent=True)
+    layout = CacheLayout(
+        (
+            KeepsTokens(narrow, 64),
+            KeepsTokens(wide),
+            ReadsLayer(0),
+            KeepsTokens(narrow, 64),
+            KeepsTokens(latent),
+            KeepsTokens(narrow),
+            None,
+        )
+    )
+    cache = allocate_groups(layout, [7, 3], 4, torch.float32, CPU)
+    assert [group.num_blocks for group in cache.groups] == [7, 3]
+    assert [tuple(layer.keys.shape) for layer in cache.layers[:6]] == [
+        (3, 4, 2, 16),
+        (7, 4, 1, 32),
+        (3, 4, 2, 16),
+        (3, 4, 2, 16),
+        (7, 4, 1, 24),
+        (7, 4, 2, 16),
+    ]
+    assert cache.layers[2] is cache.layers[0]
+    assert cache.layers[6].block_bytes == 0
+    own = [cache.layers[layer] for layer in (0, 1, 3, 4, 5)]
+    assert len({layer.keys.data_ptr() for layer in own}) == 5
+    block_bytes = group_block_bytes(layout, 4, torch.float32)
+    assert block_bytes == [4 * 4 * (64 + 24 + 48), 4 * 4 * 2 * 48]
+    by_group = [sum(own[place].block_bytes for place in places) for places in ((1, 3, 4), (0, 2))]
+    assert by_group == block_bytes
+
+
+def test_blocks_are_moved_in_one_group_only() -> None:
+    layout = CacheLayout((KeepsTokens(CacheShape(1, 2, 2), 8), KeepsTokens(CacheShape(1, 2, 2))))
+    cache = allocate_groups(layout, [2, 2], 2, torch.float32, CPU)
+    for layer in cache.layers:
+        layer.keys.copy_(torch.arange(8.0).view(2, 2, 1, 2))
+        layer.values.copy_(layer.keys)
+    cache.groups[1].move(torch.tensor([3]), torch.tensor([0]))
+    assert cache.layers[0].keys[0, 0, 0].tolist() == cache.layers[0].values[0, 0, 0].tolist() == [6.0, 7.0]
+    assert cache.layers[1].keys[0, 0, 0].tolist() == [0.0, 1.0]

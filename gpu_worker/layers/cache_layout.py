@@ -1,0 +1,142 @@
+"""What each layer keeps of a sequence's past, and which layers are kept alike: a description, no memory.
+
+Layers that need the same tokens form a group, which has blocks and a block table of its own:
+
+- group 0 keeps all tokens. It is always there: where no layer needs all tokens its blocks take no memory, and only
+  count tokens;
+- one more group for each size of sliding window, which keeps the last tokens;
+- the state group: layers that keep a fixed number of bytes of a sequence, however long it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from kernels.layer_cache import CacheShape
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsTokens:
+    """A layer with a row of keys and values for each token.
+
+    Attributes:
+        shape: Of a token.
+        window: How many of the last tokens are ever read, the token itself included; None is all.
+    """
+
+    shape: CacheShape
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsLayer:
+    """A layer that reads what an earlier one has written, and writes nothing; `layer` keeps tokens."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A tensor of a layer's state of one sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsState:
+    """A recurrent layer: a few tensors for a sequence, which each token changes."""
+
+    parts: tuple[StatePart, ...]
+
+
+LayerMemory = KeepsTokens | ReadsLayer | KeepsState | None
+"""What a layer keeps; None is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGroup:
+    """Layers that keep the same tokens.
+
+    Attributes:
+        window: Of all its layers; None keeps all tokens.
+        layers: Those that have memory of their own, in order.
+    """
+
+    window: int | None
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The layers of one model.
+
+    Attributes:
+        layers: What each keeps.
+    """
+
+    layers: tuple[LayerMemory, ...]
+
+    def __post_init__(self) -> None:
+        for layer, memory in enumerate(self.layers):
+            if isinstance(memory, ReadsLayer):
+                assert memory.layer < layer, "a layer reads what a layer before it has written"
+                assert isinstance(self.layers[memory.layer], KeepsTokens)
+
+    @cached_property
+    def groups(self) -> tuple[TokenGroup, ...]:
+        """The groups of layers that keep tokens: that of all tokens, then those of windows, small ones first."""
+        layers: dict[int | None, list[int]] = {None: []}
+        for layer, memory in enumerate(self.layers):
+            if isinstance(memory, KeepsTokens):
+                layers.setdefault(memory.window, []).append(layer)
+        windows = sorted(window for window in layers if window is not None)
+        return tuple(TokenGroup(window, tuple(layers[window])) for window in (None, *windows))
+
+    @cached_property
+    def group_of_layer(self) -> tuple[int | None, ...]:
+        """For each layer the number of the group whose blocks it reads; None where it reads none."""
+        groups = {layer: number for number, group in enumerate(self.groups) for layer in group.layers}
+        return tuple(
+            groups.get(memory.layer if isinstance(memory, ReadsLayer) else layer)
+            for layer, memory in enumerate(self.layers)
+        )
+
+    @cached_property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers of the state group."""
+        return tuple(layer for layer, memory in enumerate(self.layers) if isinstance(memory, KeepsState))
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state of one sequence takes, over all layers; 0 without recurrent layers."""
+        states = [memory for memory in self.layers if isinstance(memory, KeepsState)]
+        return sum(part.num_bytes for state in states for part in state.parts)
+
+    def shape_of(self, layer: int) -> CacheShape:
+        """Return what a layer that keeps tokens keeps of each."""
+        memory = self.layers[layer]
+        assert isinstance(memory, KeepsTokens)
+        return memory.shape
+
+    def flat(self) -> CacheLayout:
+        """Return the layout that keeps all tokens where this one keeps the last ones; masks still hide them."""
+        return CacheLayout(tuple(_whole(self.layers)))
+
+    def first(self, num_layers: int) -> CacheLayout:
+        """Return the layout of the first layers."""
+        return CacheLayout(self.layers[:num_layers])
+
+
+def _whole(layers: Iterable[LayerMemory]) -> Iterable[LayerMemory]:
+    return (KeepsTokens(memory.shape) if isinstance(memory, KeepsTokens) else memory for memory in layers)
