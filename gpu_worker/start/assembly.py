@@ -21,6 +21,7 @@ from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
+from gpu_worker.engine.engine import EngineStats
 from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.start.engine_setup import EngineSetup
 from gpu_worker.text.model_directory import ModelDirectory
@@ -121,6 +122,11 @@ class Worker:
             ProgressRecords(nats, identity.revision),
             nats,
         )
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's state after its last step."""
+        return self._engine.stats
 
     async def start(self) -> None:
         """Start the engine, wait for the queue, and take requests.

@@ -125,6 +125,13 @@ class WorkerConfig(NatsFiles):
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
 
     worker_id: str | None = setting(None, "Name of this worker, unique among all; made up if not given.")
+    health_host: str = setting("127.0.0.1", "Address of the health port.")
+    health_port: int | None = setting(
+        None,
+        "Port of /health/live (steps end) and /health/ready (takes requests), for probes; none if not given.",
+        minimum=0,
+        maximum=65535,
+    )
     drain_timeout_s: float = setting(30.0, "Time running requests get to finish at shutdown.", minimum=0)
     audit_file: Path | None = setting(None, AUDIT_HELP)
     log_level: str = setting("info", "Least severity of what is logged.", choices=LEVELS)

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.assembly import Identity, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
+from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.progress_bar import ProgressBar
@@ -99,6 +101,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     # The tokenizer's own threads would take the cores from the engine for prompts that are encoded one at a time.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_nats(config, identity)
+    health_socket = bind_health_port(config.health_host, config.health_port)
     start_up = StartUp(ProgressBar(sys.stderr))
     directory = read_model_directory(config.model)
     tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
@@ -114,7 +117,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup))
+        return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup, health_socket))
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
@@ -132,6 +135,7 @@ async def _run(
     tokenizer: ModelTokenizer,
     model_tasks: ModelTasks,
     setup: EngineSetup,
+    health_socket: socket.socket | None,
 ) -> int:
     stopping = _stop_signals()
     events = _ConnectionEvents()
@@ -141,10 +145,15 @@ async def _run(
     nats = connecting.result()
     worker = Worker(identity, nats, setup, directory, tokenizer, model_tasks, StreamLimits())
     events.consumer = worker.consumer
+    health = HealthPort(lambda: worker.stats, lambda: nats.is_connected)
+    if health_socket is not None:
+        await health.start(health_socket)
     try:
         if await _start(worker, stopping):
+            health.is_taking_requests = True
             _log.info("serving", extra={"model": identity.model, "pid": os.getpid()})
             await _wait_for_any(stopping, worker.has_failed)
+            health.is_taking_requests = False
         if not worker.has_failed.is_set():
             # A worker that has failed leaves its requests to the queue: it cannot finish them, and who gives a request
             # back is not counted as lost with it, so one that breaks every worker would never be found.
@@ -153,6 +162,7 @@ async def _run(
             with audited_drain(config.audit_file, "worker.drain", nats_user=user, timeout_s=config.drain_timeout_s):
                 await worker.consumer.drain(config.drain_timeout_s)
     finally:
+        await health.close()
         await worker.close()
         await nats.close()
     has_failed = worker.has_failed.is_set()

@@ -12,6 +12,7 @@ _COMMANDS = (
     "gateway",
     "worker",
     "setup",
+    "doctor",
     "chat",
     "publish",
     "dead",

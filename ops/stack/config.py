@@ -10,8 +10,9 @@ from shared.nats_files import NatsFiles
 
 DEFAULT_STATE_DIR = Path(".headrace")
 DEFAULT_AUDIT_FILE = DEFAULT_STATE_DIR / "audit.jsonl"
-# Settings of a gateway that `headrace up` chooses itself: it runs on loopback, and `gateways` says how many.
-CHOSEN_SETTINGS = frozenset({"host", "processes", "operator_host"})
+# Settings of the parts that `headrace up` chooses itself: it runs on loopback, and `gateways` says how many; it watches
+# its workers itself, and several could not share one port.
+CHOSEN_SETTINGS = frozenset({"host", "processes", "operator_host", "health_host", "health_port"})
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
 
 

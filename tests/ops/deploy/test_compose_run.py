@@ -56,6 +56,7 @@ def test_completion_is_answered_with_the_key_that_the_first_start_printed(compos
     (choice,) = answer["choices"]
     assert "def add(a, b):" in choice["text"]
     assert run.is_healthy("gateway")
+    assert run.is_healthy("worker")
 
 
 def test_kernels_are_kept_in_the_volume(compose: tuple[Machine, ComposeRun]) -> None:

@@ -1,0 +1,80 @@
+"""`headrace doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ops.cli.options import settings_command
+from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.state import read_ready_file
+from shared.config import setting
+from shared.nats_files import NatsFiles
+
+if TYPE_CHECKING:
+    from ops.doctor.finding import Finding
+    from shared.nats_connection import Role
+
+ROLES = ("gateway", "worker", "batch", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorConfig(NatsFiles):
+    """What to look at besides the machine."""
+
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up` to look at.")
+    nats_url: str | None = setting(None, "NATS servers; those of the running `headrace up` if not given.")
+    nats_user: str | None = setting(None, "NATS user; its role is looked at.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+    redis_url: str | None = setting(None, "Redis; that of the running `headrace up` if not given.")
+    url: str | None = setting(None, "A gateway; that of the running `headrace up` if not given.")
+
+
+def run(config: DoctorConfig) -> int:
+    """Say what is wrong with this installation, and what to do.
+
+    Prints one page, without secrets, that can be pasted into an issue: versions, processor, GPU, compiler, memory,
+    disk, settings, and NATS (rights, queue, clock, workers), Redis and a gateway where they are named or a `headrace
+    up` runs. The exit status is 1 where something keeps Headrace from working.
+    """
+    from ops.doctor.finding import exit_code, page
+
+    findings = list(_findings(config))
+    print(page(findings))
+    return exit_code(findings)
+
+
+def _findings(config: DoctorConfig) -> Iterator[Finding]:
+    from ops.doctor.finding import Finding
+    from ops.doctor.machine import machine_findings
+    from ops.doctor.settings import setting_findings
+
+    yield from machine_findings(config.state_dir, os.environ)
+    yield from setting_findings({name: value for name, value in os.environ.items() if value})
+    running = read_ready_file(config.state_dir)
+    nats_url = config.nats_url or (running and running.admin_nats_url)
+    if not nats_url:
+        yield Finding("servers", f"no --nats-url is given, and no `headrace up` runs on {config.state_dir}")
+        return
+    yield from _servers(config, nats_url, is_own=config.nats_url is None)
+    if url := config.url or (running and running.url):
+        from ops.doctor.servers import gateway_findings
+
+        yield from gateway_findings(url)
+
+
+def _servers(config: DoctorConfig, nats_url: str, *, is_own: bool) -> Iterator[Finding]:
+    from ops.doctor.servers import NatsLogin, nats_findings, redis_finding
+
+    running = read_ready_file(config.state_dir)
+    role = cast("Role", config.nats_user if config.nats_user in ROLES else "admin" if is_own else "worker")
+    user, password = (None, None) if is_own else (config.nats_user, config.nats_password)
+    yield from asyncio.run(nats_findings(NatsLogin(nats_url, role, user, password, config)))
+    yield asyncio.run(redis_finding(config.redis_url or (running.redis_url if running else None)))
+
+
+command = settings_command(DoctorConfig, "doctor", run)

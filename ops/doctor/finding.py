@@ -1,0 +1,71 @@
+"""What an examination finds, and the page of all that was found."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Level(enum.Enum):
+    """How bad it is: only a problem keeps Headrace from working."""
+
+    FINE = "ok"
+    WARNING = "warn"
+    PROBLEM = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the page.
+
+    Attributes:
+        topic: What was looked at, in one or two words.
+        text: What was found; no secrets.
+        remedy: What to do about it; empty where nothing is to be done.
+    """
+
+    topic: str
+    text: str
+    level: Level = Level.FINE
+    remedy: str = ""
+
+
+def problem(topic: str, text: str, remedy: str = "") -> Finding:
+    """Return a finding that keeps Headrace from working."""
+    return Finding(topic, text, Level.PROBLEM, remedy)
+
+
+def warning(topic: str, text: str, remedy: str = "") -> Finding:
+    """Return a finding that makes Headrace slower or less safe."""
+    return Finding(topic, text, Level.WARNING, remedy)
+
+
+def page(findings: Sequence[Finding]) -> str:
+    """Return the findings as a page of text, a verdict last."""
+    width = max(len(finding.topic) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level.value:<4}  {finding.topic:<{width}}  {finding.text}")
+        if finding.remedy:
+            lines.append(f"      {'':<{width}}  -> {finding.remedy}")
+    return "\n".join([*lines, "", verdict(findings)])
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return one sentence on all findings."""
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    if not problems and not warnings:
+        return "Nothing is wrong."
+    counted = [_counted(number, noun) for number, noun in ((problems, "problem"), (warnings, "warning")) if number]
+    return ", ".join(counted) + "."
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return 1 where there is a problem, else 0."""
+    return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

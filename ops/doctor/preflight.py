@@ -1,0 +1,54 @@
+"""`headrace worker --check`: whether a worker with these settings could serve, found out without joining the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_worker.quantization.gguf.model_file import SUFFIX
+from gpu_worker.start.assembly import Identity
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.model_revision import served_revision
+from gpu_worker.start.nats_check import check_nats
+from ops.doctor.finding import Finding, Level, exit_code, page, problem
+from ops.doctor.machine import machine_findings
+from ops.doctor.model import model_findings
+from ops.doctor.servers import NatsLogin, nats_findings
+from shared.errors import ConfigError, HeadraceError
+from shared.model_hub import hub_id, local_model
+
+
+def preflight(config: WorkerConfig) -> int:
+    """Print what was found, and return the exit status: 1 where this worker could not serve."""
+    findings = list(_findings(config))
+    print(page(findings))
+    return exit_code(findings)
+
+
+def _findings(config: WorkerConfig) -> Iterator[Finding]:
+    yield from machine_findings(Path(), os.environ)
+    yield from model_findings(config)
+    login = NatsLogin(config.nats_url, "worker", config.nats_user, config.nats_password, config)
+    found = asyncio.run(nats_findings(login))
+    # A worker that is the first of its fleet hears nobody, and finds no queue that it would not make itself.
+    yield from (Finding(one.topic, one.text) if one.level is Level.WARNING else one for one in found)
+    if not any(one.level is Level.PROBLEM for one in found) and config.model is not None:
+        yield _revision(config)
+
+
+def _revision(config: WorkerConfig) -> Finding:
+    assert config.model is not None
+    try:
+        path = local_model(config.model, "HEADRACE_MODEL")
+        name = config.served_model_name or hub_id(config.model) or path.resolve().name.removesuffix(SUFFIX)
+        config = dataclasses.replace(config, model=path)
+        identity = Identity("headrace-check", name, served_revision(config))
+        check_nats(config, identity)
+    except ConfigError as error:
+        return problem("revision", error.problem)
+    except HeadraceError as error:
+        return problem("revision", str(error))
+    return Finding("revision", f"{identity.revision} of {name!r}; no other worker contradicts it")

@@ -1,0 +1,212 @@
+"""The servers that an installation talks to: NATS with our rights there and its clock, Redis, a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from ops.doctor.finding import Finding, problem, warning
+from shared.errors import HeadraceError
+from shared.messages import Heartbeat
+from shared.nats_connection import Role, connect, has_jetstream
+from shared.nats_files import NatsFiles
+from shared.streams import INTERACTIVE_STREAM
+from shared.subjects import (
+    cancel_subject,
+    frame_subject,
+    gateway_subject,
+    probe_subject,
+    tokenizer_subject,
+    worker_subject,
+)
+
+LISTEN_S = 0.6
+_SETTLE_S = 0.1
+_REQUEST_TIMEOUT_S = 2.0
+# Deadlines are times of day: with clocks apart, requests expire too early or too late.
+_WARN_SKEW_S = 0.5
+_MOST_SKEW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NatsLogin:
+    """How to reach NATS, and as whom."""
+
+    url: str
+    role: Role
+    user: str | None = None
+    password: str | None = None
+    files: NatsFiles = field(default_factory=NatsFiles)
+
+
+async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Finding]:
+    """Connect once and look at what this login may do, which streams there are, what time it is, and who serves."""
+    refused: list[str] = []
+
+    async def note(error: Exception) -> None:
+        refused.append(str(error))
+
+    try:
+        client = await connect(
+            login.url, role=login.role, name="headrace-doctor", user=login.user, password=login.password,
+            files=login.files, on_error=note, timeout_s=timeout_s,
+        )  # fmt: skip
+    except HeadraceError as error:
+        return [problem("nats", str(error))]
+    try:
+        version = client.connected_server_version
+        findings = [Finding("nats", f"{place_of(login.url)}, version {version.major}.{version.minor}.{version.patch}")]
+        if not has_jetstream(client):
+            return [
+                *findings,
+                problem("nats", "JetStream is off", "start it with JetStream (-js), or ops/nats/headrace.conf"),
+            ]
+        findings += await _rights(client, login.role, refused)
+        findings += await _queue_and_clock(client)
+        findings.append(await _fleet(client))
+        return findings
+    finally:
+        await client.close()
+
+
+def place_of(url: str) -> str:
+    """Return the hosts and ports of URLs, without logins."""
+    return ", ".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
+
+
+async def _rights(client: Client, role: Role, refused: list[str]) -> list[Finding]:
+    """Use each right of a role on a subject that nobody else uses."""
+    nobody = f"doctor-{secrets.token_hex(4)}"
+    publish, subscribe = _subjects(role, nobody)
+    for subject in subscribe:
+        await client.subscribe(subject)
+    for subject in publish:
+        await client.publish(subject, b"")
+    await client.flush()
+    await asyncio.sleep(_SETTLE_S)
+    denied = sorted({text.split(" for ", 1)[-1] for text in refused if "permissions violation" in text.lower()})
+    if denied:
+        return [problem("nats rights", f"refused: {'; '.join(denied)}", _RIGHTS_REMEDY.format(role=role))]
+    return [Finding("nats rights", f"those of the role {role}, as far as can be tried without a request")]
+
+
+_RIGHTS_REMEDY = "log in as the user `{role}` of ops/nats/headrace.conf, or give this one the same permissions"
+
+
+def _subjects(role: Role, nobody: str) -> tuple[list[str], list[str]]:
+    """Return what a role publishes to and subscribes to, for a model, worker or gateway of this name."""
+    beats, cancels, probes = worker_subject(nobody, nobody), cancel_subject(nobody), probe_subject(nobody)
+    match role:
+        case "worker":
+            return [frame_subject(nobody), beats], [beats, cancels, probes, tokenizer_subject(nobody)]
+        case "gateway":
+            return [cancels, probes, gateway_subject(nobody)], [frame_subject(nobody), beats]
+        case "admin":
+            return ["$JS.API.INFO"], [beats]
+        case _:
+            return [], []
+
+
+async def _queue_and_clock(client: Client) -> list[Finding]:
+    asked = time.time()
+    try:
+        reply = await client.request(f"$JS.API.STREAM.INFO.{INTERACTIVE_STREAM}", b"", timeout=_REQUEST_TIMEOUT_S)
+    except NatsError as error:
+        return [problem("queue", f"NATS does not tell of its streams ({error})", _RIGHTS_REMEDY.format(role="worker"))]
+    answer = json.loads(reply.data)
+    if "error" in answer:
+        text = f"{INTERACTIVE_STREAM}: {answer['error'].get('description', 'error')}"
+        return [warning("queue", text, "run `headrace setup`, or start a gateway or a worker")]
+    state = answer["state"]
+    finding = Finding("queue", f"{state['messages']} interactive requests wait, {state['bytes']} bytes")
+    clock = clock_finding(answer.get("ts", ""), (asked + time.time()) / 2)
+    return [finding, *([] if clock is None else [clock])]
+
+
+def clock_finding(server_time: str, own_time: float) -> Finding | None:
+    """Compare NATS's time of day with ours; None where it tells none."""
+    with contextlib.suppress(ValueError):
+        # Python reads microseconds, NATS writes nanoseconds.
+        head, _, fraction = server_time.rstrip("Z").partition(".")
+        theirs = datetime.datetime.fromisoformat(f"{head}+00:00").timestamp() + float(f"0.{fraction or 0}")
+        skew = own_time - theirs
+        text = f"{abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} NATS"
+        if abs(skew) > _MOST_SKEW_S:
+            return problem("clock", text, "set both clocks (NTP): deadlines are times of day")
+        return warning("clock", text, "set both clocks (NTP)") if abs(skew) > _WARN_SKEW_S else Finding("clock", text)
+    return None
+
+
+async def _fleet(client: Client) -> Finding:
+    heard: dict[str, Heartbeat] = {}
+    with contextlib.suppress(NatsError):
+        subscription = await client.subscribe("hr.worker.*.*")
+        deadline = time.monotonic() + LISTEN_S
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(msgspec.MsgspecError, NatsError, TimeoutError):
+                message = await subscription.next_msg(left)
+                heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
+                heard[heartbeat.worker] = heartbeat
+        await subscription.unsubscribe()
+    if not heard:
+        return warning("workers", "none is heard", "start one: `headrace worker`; see its log if it runs")
+    return Finding("workers", "; ".join(_described(heartbeat) for heartbeat in heard.values()))
+
+
+def _described(beat: Heartbeat) -> str:
+    draining = ", draining" if beat.draining else ""
+    blocks = f"{beat.free_blocks} of {beat.total_blocks} blocks free"
+    return f"{beat.worker} serves {beat.model} (revision {beat.revision}), {beat.running} running, {blocks}{draining}"
+
+
+async def redis_finding(url: str | None) -> Finding:
+    """Connect to Redis once."""
+    if url is None:
+        return Finding("redis", "not used: no shared cache, limits count per gateway")
+    from redis.asyncio import Redis
+    from redis.exceptions import RedisError
+
+    place = place_of(url)
+    try:
+        async with Redis.from_url(url, socket_connect_timeout=2, socket_timeout=2) as redis:
+            began = time.monotonic()
+            await redis.ping()
+            text = f"{place} answers in {(time.monotonic() - began) * 1e3:.1f} ms"
+            return Finding("redis", text)
+    except (RedisError, OSError, ValueError) as error:
+        remedy = "start it, or check HEADRACE_REDIS_URL and its password; requests are served without it"
+        return warning("redis", f"{place} cannot be used: {error}", remedy)
+
+
+def gateway_findings(url: str) -> Iterator[Finding]:
+    """Ask a gateway whether it is ready."""
+    import http.client
+
+    place = urlsplit(url)
+    kind: Any = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+    connection = kind(place.hostname or "", place.port, timeout=5)
+    try:
+        connection.request("GET", "/health/ready")
+        response = connection.getresponse()
+        body = response.read(300).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        yield problem("gateway", f"{url} does not answer: {error}", "start it, or give --url of one that runs")
+        return
+    finally:
+        connection.close()
+    if response.status == http.client.OK:
+        yield Finding("gateway", f"{url} is ready")
+    else:
+        yield problem("gateway", f"{url} is not ready ({response.status}): {body}", "see `workers` above")

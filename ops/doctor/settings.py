@@ -1,0 +1,38 @@
+"""The `HEADRACE_*` variables that are set, their secrets hidden."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ops.cli.variables import check_variables
+from ops.doctor.finding import Finding, problem
+from shared.config import PREFIX
+from shared.errors import ConfigError
+
+_SECRET = re.compile(r"KEY|PASSWORD|TOKEN|SECRET|SEED")
+_FILE = re.compile(r"_(FILE|DIR|HOST|PORT)$")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]*@")
+_OTHERS = ("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+def setting_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield each variable that is set, and one that nothing reads as a problem."""
+    names = sorted(name for name in environ if name.startswith(PREFIX)) + [name for name in _OTHERS if name in environ]
+    if not names:
+        yield Finding("settings", "no HEADRACE_* variable is set")
+    for name in names:
+        shown = shown_value(name, environ[name])
+        try:
+            check_variables((), {name: environ[name]})
+        except ConfigError as error:
+            yield problem("settings", f"{name}={shown}", error.problem)
+        else:
+            yield Finding("settings", f"{name}={shown}")
+
+
+def shown_value(name: str, value: str) -> str:
+    """Return a variable's value as it may be shown to strangers."""
+    if _SECRET.search(name) and not _FILE.search(name):
+        return "(hidden)" if value else "(empty)"
+    return _LOGIN.sub("(hidden)@", value)

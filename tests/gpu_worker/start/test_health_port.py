@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+import pytest
+
+from gpu_worker.engine.engine import EngineStats
+from gpu_worker.start.health_port import SAMPLE_S, STALL_S, HealthPort, StallWatch, bind_health_port
+from shared.errors import ConfigError
+
+IDLE = EngineStats(
+    step=7, running=0, running_batch=0, waiting=0, waiting_batch=0, max_batch_seqs=0, waiting_tokens=0, free_blocks=1,
+    total_blocks=1, max_num_seqs=1, num_preemptions=0, num_prefix_queries=0, num_prefix_hits=0, prefill_rate=0,
+    decode_rate=0, num_failed_steps=0, is_fatal=False,
+)  # fmt: skip
+
+
+def busy(step: int) -> EngineStats:
+    return msgspec.structs.replace(IDLE, step=step, running=1)
+
+
+def test_worker_without_work_is_never_stalled() -> None:
+    watch = StallWatch()
+    for sample in range(200):
+        watch.note(IDLE, sample * SAMPLE_S)
+    assert watch.stalled_s == 0
+
+
+def test_time_counts_only_while_no_step_ends() -> None:
+    watch = StallWatch()
+    for sample in range(100):
+        watch.note(busy(step=sample // 10), sample * SAMPLE_S)
+        assert watch.stalled_s <= 9 * SAMPLE_S
+    for sample in range(100, 180):
+        watch.note(busy(step=10), sample * SAMPLE_S)
+    assert watch.stalled_s == 79 * SAMPLE_S > STALL_S
+    watch.note(busy(step=11), 180 * SAMPLE_S)
+    assert watch.stalled_s == 0
+
+
+def test_pause_of_the_process_is_no_stall() -> None:
+    watch = StallWatch()
+    watch.note(busy(1), 0.0)
+    watch.note(busy(1), 3600.0)
+    assert watch.stalled_s <= 2 * SAMPLE_S
+
+
+async def ask(port: int, path: str) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return int(head.split()[1]), body.strip()
+
+
+async def test_probes_are_told_what_is_the_matter() -> None:
+    stats, connected = [IDLE], [True]
+    health = HealthPort(lambda: stats[0], lambda: connected[0])
+    bound = bind_health_port("127.0.0.1", 0)
+    assert bound is not None
+    port = bound.getsockname()[1]
+    await health.start(bound)
+    assert await ask(port, "/health/live") == (200, "ok")
+    assert await ask(port, "/health/ready") == (503, "starting, or draining")
+    health.is_taking_requests = True
+    assert await ask(port, "/health/ready?verbose=1") == (200, "ok")
+    connected[0] = False
+    assert (await ask(port, "/health/ready"))[0] == 503
+    assert (await ask(port, "/health/live"))[0] == 200
+    stats[0] = msgspec.structs.replace(IDLE, is_fatal=True)
+    assert (await ask(port, "/health/live"))[0] == 503
+    assert (await ask(port, "/metrics"))[0] == 404
+    await health.close()
+
+
+def test_taken_port_is_told_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"HEADRACE_HEALTH_PORT: 127.0.0.1:{port} cannot be used: Address already"
+        ):
+            bind_health_port("127.0.0.1", port)

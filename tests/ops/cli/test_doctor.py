@@ -1,0 +1,175 @@
+"""`headrace doctor` and `headrace worker --check` as a user runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ops.doctor.finding import Level, page, problem, warning
+from ops.doctor.servers import NatsLogin, clock_finding, nats_findings, redis_finding
+from ops.doctor.settings import setting_findings, shown_value
+from ops.stack.config import DEMO_MODEL
+from tests.integration.system import System
+from tests.ops.cli.command import headrace
+from tests.ops.nats.secured import PASSWORDS, secured_server
+from tests.servers import NatsServer, RedisServer
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with secured_server(tmp_path_factory.mktemp("secured")) as server:
+        yield server
+
+
+def test_running_system_is_described_in_one_page_without_secrets(cli_system: System) -> None:
+    info = cli_system.info
+    state = str(cli_system.ready_file.parent / "state")
+    secret = {"HEADRACE_OPERATOR_KEY": "very-secret", "HEADRACE_MODEL": str(DEMO_MODEL)}
+    done = headrace("doctor", "--state-dir", state, **secret)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    for topic in ("versions", "packages", "processor", "memory", "compiler", "nats rights", "queue", "clock"):
+        assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), topic
+    assert re.search(r"^ok +workers +worker-\S+ serves headrace-demo", done.stdout, re.MULTILINE)
+    assert f"{info['url']} is ready" in done.stdout
+    assert re.search(r"redis +127.0.0.1:\d+/0 answers in", done.stdout)
+    hidden = [
+        "very-secret",
+        info["api_key"],
+        info["operator_key"],
+        re.findall(r":([^:@/]+)@", info["admin_nats_url"])[0],
+    ]
+    assert [text for text in hidden if text in done.stdout] == []
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_what_is_wrong_has_a_remedy_and_exit_code_1(tmp_path: Path) -> None:
+    options = [
+        "--state-dir",
+        str(tmp_path),
+        "--nats-url",
+        "nats://127.0.0.1:1",
+        "--redis-url",
+        "redis://:pw@127.0.0.1:1",
+    ]
+    done = headrace("doctor", *options, "--url", "http://127.0.0.1:1", HEADRACE_MODLE="x")
+    # A variable that nobody reads is refused by every command; the doctor says so before it begins.
+    assert (done.returncode, done.stderr.count("did you mean HEADRACE_MODEL?")) == (2, 1)
+    done = headrace("doctor", *options, "--url", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "FAIL  nats " in done.stdout
+    assert "start it, or check HEADRACE_NATS_URL" in done.stdout
+    assert "FAIL  gateway" in done.stdout
+    assert "warn  redis" in done.stdout
+    assert ":pw@" not in done.stdout
+    assert done.stdout.strip().endswith("2 problems, 1 warning.")
+
+
+def test_secrets_are_hidden_wherever_they_stand() -> None:
+    assert shown_value("HEADRACE_API_KEY", "hr-1") == "(hidden)"
+    assert shown_value("HEADRACE_NATS_PASSWORD", "") == "(empty)"
+    assert shown_value("HEADRACE_KEYS_FILE", "/a/keys.json") == "/a/keys.json"
+    assert shown_value("HEADRACE_NATS_URL", "nats://u:p@a:4222,nats://u:p@b:4222").count("(hidden)@") == 2
+    assert "secret" not in page(
+        list(setting_findings({"HEADRACE_REDIS_URL": "redis://:secret@h/0", "HF_TOKEN": "secret"}))
+    )
+
+
+@pytest.mark.parametrize(
+    "role", [pytest.param("gateway", marks=pytest.mark.slow), "worker", pytest.param("admin", marks=pytest.mark.slow)]
+)
+async def test_rights_of_each_role_are_tried(secured: NatsServer, role: str) -> None:
+    login = NatsLogin(secured.url, role, role, PASSWORDS[role])  # type: ignore[arg-type]
+    assert [one for one in await nats_findings(login) if one.level is Level.PROBLEM] == []
+    other = "worker" if role == "gateway" else "gateway"
+    (refused,) = [
+        one
+        for one in await nats_findings(dataclasses.replace(login, role=other))  # type: ignore[arg-type]
+        if one.topic == "nats rights"
+    ]
+    assert refused.level is Level.PROBLEM
+    assert f"the user `{other}`" in refused.remedy
+
+
+async def test_wrong_password_is_a_problem_without_the_password(secured: NatsServer) -> None:
+    (finding,) = await nats_findings(NatsLogin(secured.url, "worker", "worker", "not-this"))
+    assert finding.level is Level.PROBLEM
+    assert "refuses the user or password" in finding.text
+    assert "not-this" not in finding.text
+
+
+@pytest.mark.parametrize(("skew", "level"), [(0.01, Level.FINE), (1.0, Level.WARNING), (-60.0, Level.PROBLEM)])
+def test_clocks_that_are_apart_are_told(skew: float, level: Level) -> None:
+    finding = clock_finding("2026-01-02T03:04:05.123456789Z", 1767323045.123456789 + skew)
+    assert finding is not None
+    assert (finding.level, finding.text.split()[2]) == (level, "ahead" if skew > 0 else "behind")
+    assert clock_finding("", 0.0) is None
+
+
+async def test_redis_that_refuses_the_password_is_a_warning(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, ("--requirepass", "right"))
+    server.start()
+    try:
+        url = f"redis://:right@127.0.0.1:{server.port}/0"
+        assert (await redis_finding(url)).level is Level.FINE
+        refused = await redis_finding(url.replace("right", "wrong-one"))
+    finally:
+        server.kill()
+    assert refused.level is Level.WARNING
+    assert "invalid username-password" in refused.text
+    assert "wrong-one" not in refused.text
+
+
+def test_verdict_counts() -> None:
+    text = page([problem("a", "is bad", "mend it"), warning("bb", "is so-so")])
+    assert text.splitlines() == [
+        "FAIL  a   is bad",
+        "          -> mend it",
+        "warn  bb  is so-so",
+        "",
+        "1 problem, 1 warning.",
+    ]
+
+
+def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: str) -> None:
+    options = ["--model", str(DEMO_MODEL), "--nats-url", nats_url, "--served-model-name", "checked"]
+    done = headrace("worker", "--check", *options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    for topic in ("model", "device", "weights", "nats rights", "revision"):
+        assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "topic", "words"),
+    [
+        (["--model", "/nowhere"], "model", "/nowhere is no directory of a model"),
+        pytest.param(
+            *(["--model", str(DEMO_MODEL), "--device", "cuda"], "device", "cuda is asked for"), marks=pytest.mark.slow
+        ),
+        ([], "model", "none is named"),
+    ],
+)
+def test_worker_that_could_not_serve_fails_its_check(options: list[str], topic: str, words: str, nats_url: str) -> None:
+    done = headrace("worker", "--check", "--nats-url", nats_url, *options)
+    assert done.returncode == 1
+    assert re.search(rf"^FAIL +{topic} +.*{re.escape(words)}", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.slow
+def test_check_finds_another_revision_in_the_fleet(cli_system: System) -> None:
+    options = ["--model", str(DEMO_MODEL), "--served-model-name", "headrace-demo"]
+    done = headrace("worker", "--check", *options, "--nats-url", _worker_url(cli_system))
+    assert done.returncode == 1
+    assert "serves another revision of 'headrace-demo'" in done.stdout
+
+
+def _worker_url(cli_system: System) -> str:
+    (pid,) = cli_system.info["pids"]["worker"]
+    environ = dict(
+        entry.split("=", 1) for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in entry
+    )
+    password = environ["HEADRACE_NATS_PASSWORD"]
+    return environ["HEADRACE_NATS_URL"].replace("://", f"://worker:{password}@")
