@@ -42,6 +42,9 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "quantized_linear_scratch": (_INT64, [_POINTER, _INT32, _INT64]),
         "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),
         "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
+        "route": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
+        "experts": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
+        "experts_scratch": (_INT64, [_POINTER, *[_INT32] * 3]),
         "draft_chain": (_INT32, [*[_POINTER] * 7, _INT32]),
         "draft_chain_scratch": (_INT64, [*[_POINTER] * 2, *[_INT64] * 2]),
         "sample_tokens": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 4]),
@@ -69,6 +72,9 @@ class CpuLibrary:
     quantized_linear_scratch: Callable[..., int]
     decoder_stack: Callable[..., int]
     decoder_stack_scratch: Callable[..., int]
+    route: Callable[..., None]
+    experts: Callable[..., None]
+    experts_scratch: Callable[..., int]
     draft_chain: Callable[..., int]
     draft_chain_scratch: Callable[..., int]
     sample_tokens: Callable[..., None]

@@ -180,6 +180,40 @@ class RotationStructure(ctypes.Structure):
     )
 
 
+class RoutingStructure(ctypes.Structure):
+    """`Routing` of moe/routing.h."""
+
+    _fields_ = (
+        ("bias", _POINTER),
+        ("num_experts", _INT32),
+        ("top_k", _INT32),
+        ("score", _INT32),
+        ("is_renormalized", _INT32),
+        ("num_groups", _INT32),
+        ("top_k_groups", _INT32),
+        ("num_best", _INT32),
+        ("scale", _FLOAT),
+    )
+
+
+class MixtureStructure(ctypes.Structure):
+    """`Mixture` of moe/mixture.h."""
+
+    _fields_ = (
+        ("gate_up", _POINTER),
+        ("down", _POINTER),
+        ("tokens_per_expert", _POINTER),
+        ("num_experts", _INT32),
+        ("first_expert", _INT32),
+        ("hidden_size", _INT32),
+        ("intermediate_size", _INT32),
+        ("slope", _FLOAT),
+        ("cubic", _FLOAT),
+        ("limit", _FLOAT),
+        ("up_shift", _FLOAT),
+    )
+
+
 STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
     {
         "Matrix": MatrixStructure,
@@ -190,6 +224,8 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "QuantizedLinear": QuantizedStructure,
         "AttentionArguments": AttentionStructure,
         "RotationArguments": RotationStructure,
+        "Routing": RoutingStructure,
+        "Mixture": MixtureStructure,
     }
 )
 """By the names that `EXPORT_STRUCTURE` has for them."""

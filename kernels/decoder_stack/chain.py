@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu_structures import ChainRequestStructure
-from kernels.decoder_stack.cpu import CpuDecoderStack, StackStep, check_fault, matrix_structure
-from kernels.linear.panels import PanelMatrix
+from kernels.decoder_stack.cpu import CpuDecoderStack, StackStep, check_fault
+from kernels.linear.panels import PanelMatrix, matrix_structure
 
 MAX_CANDIDATES = 8
 

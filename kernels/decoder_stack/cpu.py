@@ -21,8 +21,7 @@ from kernels.cpu_structures import (
     StepStructure,
 )
 from kernels.layer_cache import LayerCache
-from kernels.linear.cpu import QuantizedPanels
-from kernels.linear.panels import PanelMatrix
+from kernels.linear.panels import PanelMatrix, matrix_structure
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
@@ -256,12 +255,3 @@ def _layer_structure(layer: StackLayer) -> LayerStructure:
         num_qkv=len(layer.qkv),
         num_gate_up=len(layer.gate_up),
     )
-
-
-def matrix_structure(packed: PanelMatrix) -> MatrixStructure:
-    """Describe a matrix to the kernel; the structure holds addresses only."""
-    if isinstance(packed, QuantizedPanels):
-        return MatrixStructure(quantized=ctypes.addressof(packed.structure))
-    bias = None if packed.bias is None else packed.bias.data_ptr()
-    dtype = DTYPE_NUMBERS[packed.weight.dtype]
-    return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs, dtype)

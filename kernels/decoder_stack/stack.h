@@ -7,9 +7,8 @@
 
 #include <new>
 
-#include "../linear/dense/packed.h"
+#include "../linear/matrix.h"
 #include "../paged_attention/attention.h"
-#include "../linear/cpu/multiply.h"
 #include "../rope_kv_write/token.h"
 #include "../silu_mul/rows.h"
 
@@ -19,14 +18,6 @@ constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where ea
 constexpr int kMaxParts = 3;
 constexpr int kOperationsPerLayer = 17;  // At most: in parts, and quantized throughout.
 constexpr int kOperationsBeside = 4;     // Before and behind the layers, at most.
-
-struct Matrix {
-  PackedLinear dense;
-  const QuantizedLinear* quantized;  // In place of the dense one; null otherwise.
-
-  bool is_given() const { return quantized || dense.weight; }
-  int num_outputs() const { return quantized ? quantized->num_outputs : dense.num_outputs; }
-};
 
 struct Layer {
   const float* attention_norm;  // Null, as is the stack's last one, where the stream is taken as it is.
@@ -81,10 +72,7 @@ enum Fault : int32_t { kNone = 0, kTokenId = 1, kPosition = 2 };
 template <typename T>
 int64_t prepared_bytes(const Stack& stack, int64_t num_tokens) {
   int64_t bytes = 0;
-  const auto include = [&](const Matrix& matrix) {
-    if (!matrix.quantized) return;
-    bytes = std::max(bytes, Rows(*matrix.quantized, inputs_of<T>(*matrix.quantized), num_tokens, nullptr).bytes);
-  };
+  const auto include = [&](const Matrix& matrix) { bytes = std::max(bytes, matrix.prepared_bytes<T>(num_tokens)); };
   include(stack.join);
   for (int i = 0; i < stack.num_layers; ++i) {
     const Layer& layer = stack.layers[i];
@@ -95,19 +83,6 @@ int64_t prepared_bytes(const Stack& stack, int64_t num_tokens) {
   }
   return bytes;
 }
-
-// Cuts memory into pieces; without memory, counts how much they take.
-struct Pieces {
-  char* memory;
-  int64_t bytes = 0;
-
-  template <typename T>
-  T* take(int64_t count) {
-    char* piece = memory + bytes;
-    bytes += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return reinterpret_cast<T*>(piece);
-  }
-};
 
 // The memory between operations.
 template <typename T>

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
-from kernels.cpu_library import CpuLibrary
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import MatrixStructure
 from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized, pack_quantized
 from kernels.linear.dense.cpu import DensePanels, can_widen, pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
@@ -37,3 +40,12 @@ def pack_panels(
     if not isinstance(form, SplitWeight) and can_pack_quantized(form):
         return pack_quantized(library, form, bias, is_gated=is_gated)
     return pack(library, form.dequantize().to(dtype), bias, is_gated=is_gated)
+
+
+def matrix_structure(packed: PanelMatrix) -> MatrixStructure:
+    """Describe a matrix to the kernel; the structure holds addresses only."""
+    if isinstance(packed, QuantizedPanels):
+        return MatrixStructure(quantized=ctypes.addressof(packed.structure))
+    bias = None if packed.bias is None else packed.bias.data_ptr()
+    dtype = DTYPE_NUMBERS[packed.weight.dtype]
+    return MatrixStructure(packed.weight.data_ptr(), bias, packed.num_inputs, packed.num_outputs, dtype)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu_library import cpu_library
+from kernels.moe.cpu import can_route, route_cpu
 from kernels.moe.reference import route_reference
 from kernels.moe.routing_rule import RoutingRule
 
@@ -22,4 +24,7 @@ def route(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.
         ids: `[num_tokens, top_k]` int32, by falling score
         weights: `[num_tokens, top_k]` float32
     """
+    assert rule.top_k <= logits.shape[1] // rule.num_groups * rule.top_k_groups
+    if can_route(logits) and (library := cpu_library()) is not None:
+        return route_cpu(library, logits, rule)
     return route_reference(logits, rule)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kernels.cpu_library import cpu_library
 from kernels.linear import LinearFactory
 from kernels.moe.activation import GatedActivation
+from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.layers import ExpertLayers, Experts, LinearExperts
 
@@ -25,6 +27,9 @@ def make_experts(
         activation: Of all experts.
         first_expert: The number that routing knows the first of these experts by; others are on other ranks.
     """
+    if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:
+        packed = pack_experts(library, gate_up, is_gated=True), pack_experts(library, down, is_gated=False)
+        return CpuExperts(library, *packed, activation, first_expert)
     layers = [
         ExpertLayers(
             factory.make(gate_up.forms[expert], gate_up.bias_of(expert)),

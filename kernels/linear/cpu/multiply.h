@@ -49,23 +49,30 @@ inline void multiply_quantized_some(int count, const QuantizedLinear& linear, co
   }
 }
 
+// Multiplies the prepared rows from `row` to `end` by a panel; `finish` gets each row and its sums.
+template <typename Finisher>
+inline void multiply_quantized_rows(const QuantizedLinear& linear, const Rows& rows, int panel, int row, int end,
+                                    Finisher finish) {
+  for (int tiles = (end - row + kTileRows - 1) / kTileRows; row < end; --tiles) {
+    const int count = (end - row + tiles - 1) / tiles;
+    Floats sums[kTileRows][kPanelVectors];
+    multiply_quantized_some(count, linear, rows, row, panel, sums);
+    for (int r = 0; r < count; ++r) finish(row + r, sums[r]);
+    row += count;
+  }
+}
+
 // Multiplies prepared rows; every thread of the team calls it.
 template <typename T, Finish kFinish>
 void multiply_quantized(const QuantizedLinear& linear, const Rows& rows, void* target, int64_t target_stride,
                         int num_rows, Operation& operation) {
   const int panels = linear.num_panels(), parts = (num_rows + kItemRows - 1) / kItemRows;
   share(operation, int64_t{panels} * parts, [&](int64_t item) {
-    const int panel = static_cast<int>(item / parts);
-    int row = static_cast<int>(item % parts) * kItemRows;
-    const int end = std::min(row + kItemRows, num_rows);
-    for (int tiles = (end - row + kTileRows - 1) / kTileRows; row < end; --tiles) {
-      const int count = (end - row + tiles - 1) / tiles;
-      Floats sums[kTileRows][kPanelVectors];
-      multiply_quantized_some(count, linear, rows, row, panel, sums);
-      for (int r = 0; r < count; ++r)
-        finish_row<T, kFinish>(target, (row + r) * target_stride, panel, linear.num_outputs, sums[r]);
-      row += count;
-    }
+    const int panel = static_cast<int>(item / parts), row = static_cast<int>(item % parts) * kItemRows;
+    multiply_quantized_rows(linear, rows, panel, row, std::min(row + kItemRows, num_rows),
+                            [&](int64_t of, Floats* sums) {
+                              finish_row<T, kFinish>(target, of * target_stride, panel, linear.num_outputs, sums);
+                            });
   });
 }
 

@@ -70,15 +70,13 @@ inline void finish_row(void* target, int64_t row_start, int panel, int num_outpu
   }
 }
 
-// A panel to multiply rows by, and where the rows and their results lie.
+// A panel to multiply rows by, and where the rows lie.
 template <typename T>
 struct PanelProduct {
   const PackedLinear& linear;
   int panel;
   const T* x;
   int64_t x_stride;
-  void* target;
-  int64_t target_stride;
 };
 
 // Multiplies R rows by a panel and adds its bias, if there is one. Not inlined: side by side in one function, some of the
@@ -110,9 +108,9 @@ inline void multiply_some_by_panel(int count, Floats (*result)[kPanelVectors], c
   }
 }
 
-// Multiplies `count` rows, at most a full tile, from `row` on.
-template <typename W, typename T, Finish kFinish, typename Ahead>
-inline void multiply_tile(int count, const PanelProduct<T>& product, int row, Ahead ahead) {
+// Multiplies `count` rows, at most a full tile, from `row` on; `finish` gets each row and its sums.
+template <typename W, typename T, typename Finisher, typename Ahead>
+inline void multiply_tile(int count, const PanelProduct<T>& product, int row, Ahead ahead, Finisher finish) {
   const PackedLinear& linear = product.linear;
   const int words = linear.num_inputs / kPerWord<W>;
   const auto* weights = static_cast<const int32_t*>(linear.weight) + int64_t{product.panel} * kPanel * words;
@@ -120,29 +118,27 @@ inline void multiply_tile(int count, const PanelProduct<T>& product, int row, Ah
   Floats sums[kTileRows][kPanelVectors];
   multiply_some_by_panel<W, T>(count, sums, bias, weights, words, product.x + row * product.x_stride, product.x_stride,
                                ahead);
-  for (int r = 0; r < count; ++r)
-    finish_row<T, kFinish>(product.target, (row + r) * product.target_stride, product.panel, linear.num_outputs,
-                           sums[r]);
+  for (int r = 0; r < count; ++r) finish(row + r, sums[r]);
 }
 
 // Multiplies the rows from `row` to `end` in tiles of about equal height, which keep the arithmetic units busy where a
 // last tile of one row would not. The first tile takes the panel from memory, the others find it in the cache: while
 // they compute, memory is asked for the panel at `next`, unless that is null. A single tile asks for what it reads itself
 // a little before; a single row leaves that to the processor, which does it better when it is not disturbed.
-template <typename W, typename T, Finish kFinish>
-inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next) {
+template <typename W, typename T, typename Finisher>
+inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next, Finisher finish) {
   constexpr int kPieces = kPanel * 4 / kLine;  // Lines of a word: each tile asks for so much of the panel.
   const int64_t piece_bytes = product.linear.panel_bytes(sizeof(W)) / kPieces;
   int tiles = (end - row + kTileRows - 1) / kTileRows;
-  if (end - row == 1) return multiply_tile<W, T, kFinish>(1, product, row, NothingAhead{});
-  if (tiles == 1) return multiply_tile<W, T, kFinish>(end - row, product, row, PagesAhead{});
+  if (end - row == 1) return multiply_tile<W>(1, product, row, NothingAhead{}, finish);
+  if (tiles == 1) return multiply_tile<W>(end - row, product, row, PagesAhead{}, finish);
   int asked = next ? 0 : kPieces;
   for (; row < end; --tiles) {
     const int count = (end - row + tiles - 1) / tiles;
     if (asked < kPieces)
-      multiply_tile<W, T, kFinish>(count, product, row, LinesAhead{next + asked++ * piece_bytes});
+      multiply_tile<W>(count, product, row, LinesAhead{next + asked++ * piece_bytes}, finish);
     else
-      multiply_tile<W, T, kFinish>(count, product, row, NothingAhead{});
+      multiply_tile<W>(count, product, row, NothingAhead{}, finish);
     row += count;
   }
 }
@@ -158,8 +154,11 @@ void multiply_by(const PackedLinear& linear, const T* x, int64_t x_stride, void*
     const int64_t next = (item + num_threads) / parts;  // Likely this thread's, when all are equally fast.
     const char* next_panel = static_cast<const char*>(linear.weight) + next * linear.panel_bytes(sizeof(W));
     const bool can_ask = next != panel && next < panels;
-    multiply_rows<W, T, kFinish>({linear, panel, x, x_stride, target, target_stride}, row,
-                                 std::min(row + kItemRows, num_rows), can_ask ? next_panel : nullptr);
+    const PanelProduct<T> product{linear, panel, x, x_stride};
+    multiply_rows<W>(product, row, std::min(row + kItemRows, num_rows), can_ask ? next_panel : nullptr,
+                     [&](int64_t of, Floats* sums) {
+                       finish_row<T, kFinish>(target, of * target_stride, panel, linear.num_outputs, sums);
+                     });
   });
 }
 

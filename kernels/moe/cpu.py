@@ -1,0 +1,169 @@
+"""Routing and experts by the compiled CPU kernels (`cpu.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure
+from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized
+from kernels.linear.dense.cpu import can_pack
+from kernels.linear.forms import DenseWeight, ScaledWeight, SplitWeight, WeightForm
+from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
+from kernels.moe.activation import GatedActivation
+from kernels.moe.expert_weights import ExpertWeights
+from kernels.moe.routing_rule import RoutingRule
+
+MAX_EXPERTS = 1024
+_SCORES = {"softmax": 0, "sigmoid": 1, "softmax_after_topk": 2}
+_NUM_BEST = {"max": 1, "top2": 2}
+
+
+def can_route(logits: torch.Tensor) -> bool:
+    """Return True where the kernel supports the logits."""
+    return logits.is_cpu and logits.dtype is torch.float32 and logits.shape[1] <= MAX_EXPERTS
+
+
+def route_cpu(library: CpuLibrary, logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `kernels.moe.route` promises."""
+    logits = logits.contiguous()
+    num_tokens, num_experts = logits.shape
+    ids = torch.empty(num_tokens, rule.top_k, dtype=torch.int32)
+    weights = torch.empty(num_tokens, rule.top_k)
+    structure = routing_structure(rule, num_experts)
+    library.route(
+        ctypes.byref(structure),
+        logits.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        num_tokens,
+        torch.get_num_threads(),
+    )
+    return ids, weights
+
+
+def routing_structure(rule: RoutingRule, num_experts: int) -> RoutingStructure:
+    """Describe a rule to the kernel; the structure holds the address of its bias."""
+    return RoutingStructure(
+        None if rule.bias is None else rule.bias.data_ptr(),
+        num_experts,
+        rule.top_k,
+        _SCORES[rule.score],
+        rule.renormalize,
+        rule.num_groups,
+        rule.top_k_groups,
+        _NUM_BEST[rule.group_score],
+        rule.scale,
+    )
+
+
+def can_pack_experts(weights: ExpertWeights) -> bool:
+    """Return True where the kernel supports the matrices, which are all of one form."""
+    return len({_layout(form) for form in weights.forms}) == 1 and _layout(weights.forms[0]) is not None
+
+
+def _layout(form: WeightForm) -> tuple[object, ...] | None:
+    """Return what the layout of inputs depends on, or None where the kernel does not support the matrix."""
+    if isinstance(form, DenseWeight):
+        return (form.weight.dtype,) if can_pack(form.weight) else None
+    if isinstance(form, SplitWeight) or not can_pack_quantized(form):
+        return None
+    if isinstance(form, ScaledWeight):
+        return form.values.dtype, form.has_row_scales, form.activation
+    return form.number, form.group_size
+
+
+class CpuExperts:
+    """Experts on packed weights. Owns the memory between operations: one thread calls it at a time."""
+
+    __slots__ = (
+        "_library",
+        "_matrices",
+        "_packed",
+        "_scratch",
+        "_structure",
+        "_takes_bfloat16",
+        "tokens_per_expert",
+    )
+
+    def __init__(
+        self,
+        library: CpuLibrary,
+        gate_up: tuple[PanelMatrix, ...],
+        down: tuple[PanelMatrix, ...],
+        activation: GatedActivation,
+        first_expert: int,
+    ) -> None:
+        """Hold matrices that `pack_experts` made, the first projections' with `is_gated`."""
+        self._library = library
+        self._packed = (gate_up, down)
+        num_experts = len(gate_up)
+        self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64)
+        matrices = [(MatrixStructure * num_experts)(*map(matrix_structure, parts)) for parts in (gate_up, down)]
+        self._matrices = matrices
+        self._structure = MixtureStructure(
+            ctypes.addressof(matrices[0]),
+            ctypes.addressof(matrices[1]),
+            self.tokens_per_expert.data_ptr(),
+            num_experts,
+            first_expert,
+            down[0].num_outputs,
+            down[0].num_inputs,
+            activation.slope,
+            activation.cubic,
+            activation.limit,
+            activation.up_shift,
+        )
+        self._takes_bfloat16 = all(
+            isinstance(parts[0], QuantizedPanels) or parts[0].weight.dtype is torch.bfloat16
+            for parts in (gate_up, down)
+        )
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Do what `kernels.moe.Experts` promises."""
+        dtype = x.dtype
+        if dtype is not torch.float32 and not (dtype is torch.bfloat16 and self._takes_bfloat16):
+            x = x.float()
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_tokens, top_k = ids.shape
+        ids, weights = ids.contiguous(), weights.contiguous()
+        number = DTYPE_NUMBERS[x.dtype]
+        structure = ctypes.byref(self._structure)
+        scratch = self._memory(self._library.experts_scratch(structure, number, num_tokens, top_k))
+        result = torch.empty(x.shape, dtype=x.dtype)
+        self._library.experts(
+            structure,
+            x.data_ptr(),
+            ids.data_ptr(),
+            weights.data_ptr(),
+            result.data_ptr(),
+            x.stride(0),
+            number,
+            num_tokens,
+            top_k,
+            scratch,
+            torch.get_num_threads(),
+        )
+        return result.to(dtype)
+
+    def _memory(self, num_bytes: int) -> int:
+        if len(self._scratch) < num_bytes:
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._scratch.data_ptr()
+
+
+def pack_experts(library: CpuLibrary, weights: ExpertWeights, *, is_gated: bool) -> tuple[PanelMatrix, ...]:
+    """Pack the matrices of all experts; the plain ones can be freed afterwards."""
+
+    def dtype_of(form: WeightForm) -> torch.dtype:
+        """Return the type that a dense matrix keeps."""
+        return form.weight.dtype if isinstance(form, DenseWeight) else torch.float32
+
+    return tuple(
+        pack_panels(library, form, dtype_of(form), weights.bias_of(expert), is_gated=is_gated)
+        for expert, form in enumerate(weights.forms)
+    )

@@ -1,0 +1,257 @@
+// The experts of a layer for the tokens of a step. Tokens are sorted by expert, so the weights of each chosen expert are
+// read once; a panel of an expert is an item that threads share, whichever expert it belongs to. A row's bits depend
+// neither on the tokens beside it nor on the number of threads.
+#pragma once
+
+#include <new>
+
+#include "../linear/matrix.h"
+
+namespace headrace {
+
+struct Mixture {
+  const Matrix* gate_up;  // Of each expert, in panels of gates and what they are for; all of one form.
+  const Matrix* down;
+  int64_t* tokens_per_expert;  // Counts all steps.
+  int32_t num_experts, first_expert, hidden_size, intermediate_size;
+  float slope, cubic, limit, up_shift;  // As GatedActivation has them.
+};
+
+// The experts of each token and their weights; those that are not among the mixture's contribute nothing.
+struct Chosen {
+  const int32_t* ids;
+  const float* weights;
+  int32_t num_tokens, top_k;
+
+  int64_t num_pairs() const { return int64_t{num_tokens} * top_k; }
+};
+
+constexpr int kMixtureOperations = 6;
+
+// The memory between operations. A row is a pair of a token and an expert, and rows are sorted by expert.
+template <typename T>
+struct MixtureScratch {
+  int32_t *starts, *experts, *tokens;  // First row of each expert, and of each row its expert and token.
+  int32_t* row_of;                     // Of each pair; below zero where its expert is not here.
+  int32_t *active, *parts_before;      // Experts with rows, and how many items a panel has for those before.
+  int32_t* num_active;
+  T *gathered, *gated;
+  float* outputs;
+  char* prepared;
+  int64_t bytes;
+
+  MixtureScratch(const Mixture& mixture, int64_t num_tokens, int64_t top_k, char* memory) {
+    const int64_t rows = num_tokens * top_k;
+    Pieces pieces{memory};
+    starts = pieces.take<int32_t>(mixture.num_experts + 1);
+    active = pieces.take<int32_t>(mixture.num_experts);
+    parts_before = pieces.take<int32_t>(mixture.num_experts + 1);
+    num_active = pieces.take<int32_t>(1);
+    experts = pieces.take<int32_t>(rows);
+    tokens = pieces.take<int32_t>(rows);
+    row_of = pieces.take<int32_t>(rows);
+    gathered = pieces.take<T>(mixture.gate_up->quantized || num_tokens == 1 ? 0 : rows * mixture.hidden_size);
+    gated = pieces.take<T>(rows * mixture.intermediate_size);
+    outputs = pieces.take<float>(rows * mixture.hidden_size);
+    prepared = pieces.take<char>(
+        std::max(mixture.gate_up->prepared_bytes<T>(rows), mixture.down->prepared_bytes<T>(rows)));
+    bytes = pieces.bytes;
+  }
+
+  int num_rows(const Mixture& mixture) const { return starts[mixture.num_experts]; }
+};
+
+template <typename T>
+void sort_by_expert(const Mixture& mixture, const Chosen& chosen, const MixtureScratch<T>& scratch) {
+  const int count = mixture.num_experts;
+  const auto local = [&](int64_t pair) {
+    const int expert = chosen.ids[pair] - mixture.first_expert;
+    return expert >= 0 && expert < count ? expert : -1;
+  };
+  std::fill(scratch.starts, scratch.starts + count + 1, 0);
+  for (int64_t pair = 0; pair < chosen.num_pairs(); ++pair)
+    if (const int expert = local(pair); expert >= 0) ++scratch.starts[expert + 1];
+  int& active = *scratch.num_active = 0;
+  scratch.parts_before[0] = 0;
+  for (int expert = 0; expert < count; ++expert) {
+    const int rows = scratch.starts[expert + 1];
+    mixture.tokens_per_expert[expert] += rows;
+    scratch.starts[expert + 1] += scratch.starts[expert];
+    if (rows == 0) continue;
+    scratch.active[active] = expert;
+    scratch.parts_before[active + 1] = scratch.parts_before[active] + (rows + kItemRows - 1) / kItemRows;
+    ++active;
+  }
+  // Each expert's start moves to its end while its rows are put down, and then back.
+  for (int64_t pair = 0; pair < chosen.num_pairs(); ++pair) {
+    const int expert = local(pair);
+    scratch.row_of[pair] = expert < 0 ? -1 : scratch.starts[expert]++;
+    if (expert < 0) continue;
+    scratch.experts[scratch.row_of[pair]] = expert;
+    scratch.tokens[scratch.row_of[pair]] = static_cast<int32_t>(pair / chosen.top_k);
+  }
+  std::copy_backward(scratch.starts, scratch.starts + count, scratch.starts + count + 1);
+  scratch.starts[0] = 0;
+}
+
+inline Floats gated_activation(const Mixture& mixture, Floats gate, Floats up) {
+  const float limit = mixture.limit;
+  gate = gate > limit ? splat(limit) : gate;
+  up = up > limit ? splat(limit) : up;
+  up = up < -limit ? splat(-limit) : up;
+  const Floats exponent = gate * (mixture.slope + mixture.cubic * gate * gate);
+  const Floats e = exp_nonpositive(exponent < 0.0f ? exponent : -exponent);
+  return gate * (exponent < 0.0f ? e : splat(1.0f)) / (1.0f + e) * (up + mixture.up_shift);
+}
+
+// One thread's walk through the operations; all threads of the team make it together.
+template <typename T>
+struct MixtureWalk {
+  const Mixture& mixture;
+  const Chosen& chosen;
+  const MixtureScratch<T>& scratch;
+  const T* x;
+  int64_t x_stride;
+  Operation* operation;  // The next one.
+
+  template <typename Function>
+  void each_row(Function function) {
+    constexpr int kTogether = 4;
+    const int count = scratch.num_rows(mixture);
+    share(*operation++, (count + kTogether - 1) / kTogether, [&](int64_t item) {
+      const int end = std::min<int>((item + 1) * kTogether, count);
+      for (int row = item * kTogether; row < end; ++row) function(row);
+    });
+  }
+
+  // A panel of an expert and the rows that are multiplied by it.
+  struct Item {
+    int expert, panel, row, end;
+  };
+
+  Item item_at(int64_t index, int panels) const {
+    const int32_t* parts = scratch.parts_before;
+    const int64_t before = index / panels;
+    const int place = std::upper_bound(parts, parts + *scratch.num_active, before) - parts - 1;
+    const int count = parts[place + 1] - parts[place], expert = scratch.active[place];
+    const int64_t inside = index - int64_t{parts[place]} * panels;
+    const int row = scratch.starts[expert] + static_cast<int>(inside % count) * kItemRows;
+    return {expert, static_cast<int>(inside / count), row, std::min(row + kItemRows, scratch.starts[expert + 1])};
+  }
+
+  template <typename W, typename Finisher>
+  void multiply_dense(const Matrix* matrices, const T* rows, int64_t stride, Finisher finish) {
+    const int panels = matrices->num_panels(), num_threads = omp_get_num_threads();
+    const int64_t count = int64_t{scratch.parts_before[*scratch.num_active]} * panels;
+    const auto weights_of = [&](const Item& item) {
+      const PackedLinear& linear = matrices[item.expert].dense;
+      return static_cast<const char*>(linear.weight) + item.panel * linear.panel_bytes(sizeof(W));
+    };
+    share(*operation++, count, [&](int64_t index) {
+      const Item item = item_at(index, panels);
+      const char* next = nullptr;  // Likely this thread's, when all are equally fast.
+      if (item.end - item.row > kTileRows && index + num_threads < count)
+        next = weights_of(item_at(index + num_threads, panels));
+      if (next == weights_of(item)) next = nullptr;
+      multiply_rows<W>(PanelProduct<T>{matrices[item.expert].dense, item.panel, rows, stride}, item.row, item.end, next,
+                       [&](int64_t row, Floats* sums) { finish(item.panel, row, sums); });
+    });
+  }
+
+  template <typename Finisher>
+  void multiply_prepared(const Matrix* matrices, Finisher finish) {
+    const int panels = matrices->num_panels();
+    const Rows rows = rows_of(*matrices);
+    share(*operation++, int64_t{scratch.parts_before[*scratch.num_active]} * panels, [&](int64_t index) {
+      const Item item = item_at(index, panels);
+      multiply_quantized_rows(*matrices[item.expert].quantized, rows, item.panel, item.row, item.end,
+                              [&](int64_t row, Floats* sums) { finish(item.panel, row, sums); });
+    });
+  }
+
+  Rows rows_of(const Matrix& matrix) const {
+    return Rows(*matrix.quantized, inputs_of<T>(*matrix.quantized), chosen.num_pairs(), scratch.prepared);
+  }
+
+  // Multiplies rows by the matrix of their expert; `finish` gets each panel, row and its sums.
+  template <typename Finisher>
+  void multiply(const Matrix* matrices, const T* rows, int64_t stride, Finisher finish) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (matrices->dense.dtype == kBFloat16) return multiply_dense<bfloat16>(matrices, rows, stride, finish);
+      if (matrices->dense.dtype == kFloat16) return multiply_dense<_Float16>(matrices, rows, stride, finish);
+    }
+    multiply_dense<T>(matrices, rows, stride, finish);
+  }
+
+  void gate_up() {
+    const int size = mixture.intermediate_size;
+    const auto finish = [&](int panel, int64_t row, Floats* sums) {
+      for (int v = 0; v < kHalf; ++v) sums[v] = gated_activation(mixture, sums[v], sums[v + kHalf]);
+      const int first = panel * kPanel / 2;
+      put<kHalf>(scratch.gated + row * size + first, sums, std::min(kPanel / 2, size - first));
+    };
+    const Matrix* matrices = mixture.gate_up;
+    if (matrices->quantized) {
+      const Rows rows = rows_of(*matrices);
+      each_row([&](int row) {
+        prepare_row(*matrices[scratch.experts[row]].quantized, rows, x + scratch.tokens[row] * x_stride, row);
+      });
+      return multiply_prepared(matrices, finish);
+    }
+    if (chosen.num_tokens == 1) return multiply(matrices, x, 0, finish);
+    const int64_t columns = mixture.hidden_size;
+    each_row([&](int row) {
+      std::memcpy(scratch.gathered + row * columns, x + scratch.tokens[row] * x_stride, columns * sizeof(T));
+    });
+    multiply(matrices, scratch.gathered, columns, finish);
+  }
+
+  void down() {
+    const int size = mixture.hidden_size;
+    const int64_t columns = mixture.intermediate_size;
+    const auto finish = [&](int panel, int64_t row, Floats* sums) {
+      const int first = panel * kPanel;
+      put<kPanelVectors>(scratch.outputs + row * size + first, sums, std::min(kPanel, size - first));
+    };
+    const Matrix* matrices = mixture.down;
+    if (!matrices->quantized) return multiply(matrices, scratch.gated, columns, finish);
+    const Rows rows = rows_of(*matrices);
+    each_row([&](int row) {
+      prepare_row(*matrices[scratch.experts[row]].quantized, rows, scratch.gated + row * columns, row);
+    });
+    multiply_prepared(matrices, finish);
+  }
+
+  // Adds up the weighted results of each token, in the order in which it has its experts.
+  template <typename Finisher>
+  void combine(Finisher finish) {
+    const int size = mixture.hidden_size;
+    share(*operation++, chosen.num_tokens, [&](int64_t token) {
+      const int32_t* rows = scratch.row_of + token * chosen.top_k;
+      const float* weights = chosen.weights + token * chosen.top_k;
+      for (int column = 0; column < size; column += kLanes) {
+        const int count = std::min(kLanes, size - column);
+        Floats sum{};
+        for (int place = 0; place < chosen.top_k; ++place) {
+          if (rows[place] < 0) continue;
+          const float* output = scratch.outputs + int64_t{rows[place]} * size + column;
+          alignas(64) float last[kLanes];
+          if (count < kLanes) widen(output, last, count, kLanes);
+          sum += weights[place] * load(count < kLanes ? last : output);
+        }
+        finish(token, column, count, sum);
+      }
+    });
+  }
+
+  // Calls `finish` with each token, column, number of columns and their results.
+  template <typename Finisher>
+  void run(Finisher finish) {
+    share(*operation++, 1, [&](int64_t) { sort_by_expert(mixture, chosen, scratch); });
+    gate_up();
+    down();
+    combine(finish);
+  }
+};
+
+}  // namespace headrace

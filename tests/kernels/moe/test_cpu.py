@@ -1,0 +1,177 @@
+"""The compiled kernels of routing and experts against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.cpu_library import cpu_library
+from kernels.linear import LinearFactory
+from kernels.linear.forms import FLOAT4, INT4, INT8, GroupQuantizedWeight, Number, ScaledWeight, WeightForm
+from kernels.moe import SILU, ExpertWeights, RoutingRule, experts_reference, make_experts, route
+from kernels.moe.cpu import CpuExperts
+from kernels.moe.layers import LinearExperts
+from kernels.moe.reference import route_reference
+from tests.kernels.moe.mixture_cases import ACTIVATIONS, MIXTURES, RULES, Mixture, Tensors, random_logits
+from tests.kernels.poisoned_memory import poisoned_memory
+
+# Of the result's norm. Activations are rounded to the type; with quantized weights, those in bfloat16 to eight bits.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+ROUNDED = 1.5e-2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> None:
+    assert cpu_library() is not None, "the tests need g++"
+
+
+@pytest.mark.parametrize("options", RULES, ids=str)
+def test_routing_equals_the_reference(options: dict[str, Any]) -> None:
+    rule = RoutingRule(**options)
+    for num_tokens in (1, 900):
+        logits = random_logits(num_tokens, 12)
+        ids, weights = route(logits, rule)
+        expected_ids, expected = route_reference(logits, rule)
+        assert torch.equal(ids, expected_ids)
+        torch.testing.assert_close(weights, expected, rtol=2e-6, atol=1e-8)
+
+
+def test_equal_scores_choose_the_lower_expert() -> None:
+    rule = RoutingRule(3, num_groups=3, top_k_groups=2, group_score="top2")
+    assert route(torch.zeros(2, 12), rule)[0].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("options", RULES, ids=str)
+def test_logits_that_are_not_numbers_choose_experts_that_there_are(options: dict[str, Any]) -> None:
+    logits = random_logits(4, 12)
+    logits[1] = torch.nan
+    logits[2, 5] = torch.nan
+    ids, weights = route(logits, RoutingRule(**options))
+    assert ((ids >= 0) & (ids < 12)).all()
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
+    assert weights[1].isnan().any()
+    assert weights[[0, 3]].isfinite().all()
+
+
+def check(case: Tensors, name: str, tolerance: float, kind: type = CpuExperts) -> None:
+    activation = ACTIVATIONS[name][0]
+    experts = make_experts(LinearFactory(lambda: 0), case.gate_up, case.down, activation)
+    assert type(experts) is kind
+    expected = experts_reference(case.x, case.ids, case.weights, case.gate_up, case.down, activation).double()
+    for _ in range(2):
+        with poisoned_memory():
+            result = experts(case.x, case.ids, case.weights)
+        assert result.dtype is case.x.dtype
+        assert (result.double() - expected).norm() <= tolerance * expected.norm()
+    counts = torch.bincount(case.ids.flatten(), minlength=case.gate_up.num_experts)
+    assert torch.equal(experts.tokens_per_expert, 2 * counts)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_dense_experts_equal_the_reference(mixture: Mixture, dtype: torch.dtype) -> None:
+    check(mixture.tensors(dtype), "silu", TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_equal_the_reference(name: str, dtype: torch.dtype) -> None:
+    check(Mixture(9, 4, 2).tensors(dtype), name, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_of_16_bits_are_widened_for_float32_inputs(stored: torch.dtype) -> None:
+    case = Mixture(9, 4, 2).tensors(stored)
+    check(replace(case, x=case.x.float()), "silu", TOLERANCE[torch.float32])
+
+
+def grouped(number: Number, rows: int, columns: int, seed: int) -> WeightForm:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(2**number.bits, (rows, columns), generator=generator).to(torch.uint8)
+    shape = (rows, columns // 32)
+    if number is FLOAT4:
+        scales = torch.randint(121, 125, shape, generator=generator).to(torch.uint8).view(torch.float8_e8m0fnu)
+        return GroupQuantizedWeight(number.pack(codes), number, 32, scales)
+    scales = torch.rand(shape, generator=generator) * 0.05
+    return GroupQuantizedWeight(number.pack(codes), number, 32, scales, -number.centre * scales)
+
+
+def scaled(dtype: torch.dtype, rows: int, columns: int, seed: int) -> WeightForm:
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 30
+    scales = torch.rand(rows, 1, generator=torch.Generator().manual_seed(seed)) * 0.01
+    return ScaledWeight(values.clamp(-127, 127).to(dtype), scales, "dynamic")
+
+
+def ordered(rows: int, columns: int, seed: int) -> WeightForm:
+    """Codes whose columns are in an order of the expert's own."""
+    form = grouped(INT4, rows, columns, seed)
+    assert isinstance(form, GroupQuantizedWeight)
+    return replace(form, input_order=torch.randperm(columns, generator=torch.Generator().manual_seed(seed)))
+
+
+FORMS = {
+    "int4": lambda *shape: grouped(INT4, *shape),
+    "fp4": lambda *shape: grouped(FLOAT4, *shape),
+    "int4 in an order": ordered,
+    "int8 with rounded inputs": lambda *shape: scaled(torch.int8, *shape),
+    "fp8 with rounded inputs": lambda *shape: scaled(torch.float8_e4m3fn, *shape),
+}
+
+
+def quantized(form: str, num_tokens: int, dtype: torch.dtype) -> Tensors:
+    case = Mixture(num_tokens, 5, 2, hidden_size=96, intermediate_size=64).tensors(dtype)
+    gate_up = tuple(FORMS[form](128, 96, expert) for expert in range(5))
+    down = tuple(FORMS[form](96, 64, 9 + expert) for expert in range(5))
+    return replace(case, gate_up=replace(case.gate_up, forms=gate_up), down=replace(case.down, forms=down))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 23])
+@pytest.mark.parametrize("form", FORMS)
+def test_quantized_experts_equal_the_reference(form: str, num_tokens: int, dtype: torch.dtype) -> None:
+    tolerance = ROUNDED if dtype is torch.bfloat16 or "rounded" in form else TOLERANCE[dtype]
+    check(quantized(form, num_tokens, dtype), "gpt_oss", tolerance)
+
+
+def test_experts_of_different_forms_are_linear_layers() -> None:
+    case = quantized("int4", 6, torch.float32)
+    forms = (grouped(INT8, 128, 96, 7), *case.gate_up.forms[1:])
+    check(replace(case, gate_up=replace(case.gate_up, forms=forms)), "silu", 1e-5, LinearExperts)
+
+
+def test_row_does_not_depend_on_batch_or_threads() -> None:
+    for case in (Mixture(101, 4, 2, 64, 96).tensors(torch.bfloat16), quantized("int4", 101, torch.bfloat16)):
+        experts = make_experts(LinearFactory(lambda: 0), case.gate_up, case.down, SILU)
+        together = experts(case.x, case.ids, case.weights)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            assert torch.equal(experts(case.x, case.ids, case.weights), together)
+        finally:
+            torch.set_num_threads(num_threads)
+        for rows in (slice(0, 1), slice(96, 97), slice(5, 11)):
+            assert torch.equal(experts(case.x[rows], case.ids[rows], case.weights[rows]), together[rows])
+
+
+def test_experts_of_other_ranks_contribute_nothing_and_are_not_counted() -> None:
+    case = Mixture(9, 8, 3).tensors(torch.float32)
+    whole = make_experts(LinearFactory(lambda: 0), case.gate_up, case.down, SILU)(case.x, case.ids, case.weights)
+    parts, counts = [], []
+    for first, end in ((0, 3), (3, 8)):
+        gate_up, down = (_part(weights, first, end) for weights in (case.gate_up, case.down))
+        experts = make_experts(LinearFactory(lambda: 0), gate_up, down, SILU, first)
+        assert isinstance(experts, CpuExperts)
+        parts.append(experts(case.x, case.ids, case.weights))
+        counts += experts.tokens_per_expert.tolist()
+        none_here = torch.full_like(case.ids, -1)
+        assert not experts(case.x, none_here, case.weights).any()
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-5)
+    assert counts == torch.bincount(case.ids.flatten(), minlength=8).tolist()
+
+
+def _part(weights: ExpertWeights, first: int, end: int) -> ExpertWeights:
+    assert weights.bias is not None
+    return ExpertWeights(weights.forms[first:end], weights.bias[first:end])
