@@ -2,71 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.layer_traits import HeadNorm
+from gpu_worker.layers.layer_weights import AttentionWeights
 from kernels.linear import Linear
 from kernels.paged_attention import paged_attention
-from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The sizes of an attention layer; `sliding_window` counts the tokens a query sees, itself included."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    sliding_window: int | None = None
+from kernels.rms_norm import rms_norm
+from kernels.rope_kv_write import rope_kv_write
 
 
 class Attention:
-    """Grouped-query attention, optionally with normalised query and key heads."""
+    """Grouped-query attention, with what `AttentionShape` says."""
 
-    __slots__ = ("_head_norm", "_index", "_output", "_qkv", "_scale", "_shape")
+    __slots__ = ("_cos_sin", "_index", "_output", "_qkv", "_scale", "_shape", "_weights")
 
     def __init__(
-        self, index: int, shape: AttentionShape, qkv: Linear, output: Linear, head_norm: HeadNormWeights | None = None
+        self, index: int, weights: AttentionWeights, qkv: Linear, output: Linear, cos_sin: torch.Tensor
     ) -> None:
         """Hold the projections; `qkv` yields the query heads, then the key heads, then the value heads.
 
         Args:
             index: Layer number, which chooses the layer's KV cache.
-            shape: The sizes.
-            qkv: Projection to `(num_heads + 2 * num_kv_heads) * head_dim` features.
+            weights: Those of the projections are not read.
+            qkv: Projection to `(num_heads + 2 * num_kv_heads) * head_dim` features, and those of the gates.
             output: Projection from `num_heads * head_dim` features back.
-            head_norm: Applied to query and key heads before the rotation, in families that have it.
+            cos_sin: `[max_positions, head_dim]` float32, rotations.
         """
         self._index = index
-        self._shape = shape
+        self._weights = weights
+        self._shape = weights.shape
         self._qkv = qkv
         self._output = output
-        self._head_norm = head_norm
-        self._scale = shape.head_dim**-0.5
+        self._cos_sin = cos_sin
+        self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
 
-    def __call__(
-        self, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, context: AttentionContext
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the keys and values of `x` into the cache, and attend from `x` to the cache.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
             positions: `[num_tokens]`
-            cos_sin: `[max_positions, head_dim]`
         """
-        num_tokens, shape = x.shape[0], self._shape
-        heads = self._qkv(x).view(num_tokens, -1, shape.head_dim)
+        num_tokens, shape, weights = x.shape[0], self._shape, self._weights
+        qkv, gate = self._split_gate(self._qkv(x))
+        if shape.head_norm is HeadNorm.WHOLE:
+            self._normalise_whole(qkv)
         cache = context.caches[self._index]
         query = rope_kv_write(
-            heads,
+            qkv.view(num_tokens, -1, shape.head_dim),
             positions,
-            cos_sin,
+            self._cos_sin,
             cache.keys,
             cache.values,
             context.slot_mapping,
-            self._head_norm,
+            weights.head_norm if shape.head_norm is HeadNorm.HEADS else None,
             cache.scales,
         )
         attended = paged_attention(
@@ -80,7 +71,29 @@ class Attention:
             context.max_context_len,
             self._scale,
             shape.sliding_window,
+            shape.soft_cap,
             kv_scales=cache.scales,
             tree_masks=context.tree_masks,
-        )
-        return self._output(attended.view(num_tokens, -1))
+            sinks=weights.sinks,
+            chunk_size=shape.chunk_size,
+        ).view(num_tokens, -1)
+        return self._output(attended if gate is None else attended * torch.sigmoid(gate))
+
+    def _split_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the queries, keys and values side by side, and the gates, `[num_tokens, num_heads * head_dim]`."""
+        if not self._shape.output_gate:
+            return qkv, None
+        num_tokens, dim = qkv.shape[0], self._shape.head_dim
+        num_features = self._shape.num_heads * dim
+        pairs = qkv[:, : 2 * num_features].view(num_tokens, -1, 2, dim)
+        query, gate = (part.reshape(num_tokens, num_features) for part in pairs.unbind(2))
+        return torch.cat((query, qkv[:, 2 * num_features :]), dim=1), gate
+
+    def _normalise_whole(self, qkv: torch.Tensor) -> None:
+        """Normalise all query heads as one vector, and all key heads as one, in place."""
+        norm, dim = self._weights.head_norm, self._shape.head_dim
+        assert norm is not None
+        num_query, num_key = self._shape.num_heads * dim, self._shape.num_kv_heads * dim
+        query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
+        query.copy_(rms_norm(query, norm.query, norm.eps))
+        key.copy_(rms_norm(key, norm.key, norm.eps))

@@ -6,11 +6,29 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits
+from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, NormWeights, Projection
+from kernels.activation import Activation
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackLayer
 from kernels.linear.forms import SplitWeight
 from kernels.linear.panels import PanelMatrix, pack_panels
+
+
+def can_pack(traits: LayerTraits) -> bool:
+    """Say whether the fused kernels compute such a layer: rotated attention, and a gated block with SiLU."""
+    mixer, feed_forward = traits.mixer, traits.feed_forward
+    if not (isinstance(mixer, AttentionShape) and isinstance(feed_forward, GatedShape)):
+        return False
+    return (
+        mixer.scale is None
+        and mixer.chunk_size is None
+        and mixer.soft_cap is None
+        and mixer.rotary is not None
+        and mixer.head_norm is not HeadNorm.WHOLE
+        and not (mixer.has_sinks or mixer.output_gate)
+        and feed_forward.activation is Activation.SILU
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +39,23 @@ class LayerPacking:
     dtype: torch.dtype
 
     def pack(self, weights: LayerWeights) -> StackLayer:
-        """Pack a layer's matrices, and make the others float32."""
-        head_norm = weights.head_norm
+        """Pack the matrices of a layer that `can_pack` lets pass, and make the others float32."""
+        mixer, feed_forward = weights.mixer, weights.feed_forward
+        assert isinstance(mixer, AttentionWeights)
+        assert isinstance(feed_forward, GatedWeights)
+        before_feed_forward = _plain(weights.norms.before_feed_forward)
+        assert before_feed_forward is not None
+        head_norm = mixer.head_norm
         return StackLayer(
-            attention_norm=None if weights.attention_norm is None else weights.attention_norm.float(),
-            qkv=self._parts(weights.qkv),
-            output=self.matrix(weights.output),
-            mlp_norm=weights.mlp_norm.float(),
-            gate_up=self._parts(weights.gate_up, is_gated=True),
-            down=self.matrix(weights.down),
+            attention_norm=_plain(weights.norms.before_mixer),
+            qkv=self._parts(mixer.qkv),
+            output=self.matrix(mixer.output),
+            mlp_norm=before_feed_forward,
+            gate_up=self._parts(feed_forward.gate_up, is_gated=True),
+            down=self.matrix(feed_forward.down),
             query_norm=None if head_norm is None else head_norm.query.float(),
             key_norm=None if head_norm is None else head_norm.key.float(),
-            sliding_window=weights.shape.sliding_window,
+            sliding_window=mixer.shape.sliding_window,
         )
 
     def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PanelMatrix]:
@@ -46,3 +69,10 @@ class LayerPacking:
     def matrix(self, projection: Projection, *, is_gated: bool = False) -> PanelMatrix:
         """Pack one matrix."""
         return pack_panels(self.library, projection.weight, self.dtype, projection.bias, is_gated=is_gated)
+
+
+def _plain(norm: NormWeights | None) -> torch.Tensor | None:
+    if norm is None:
+        return None
+    assert norm.is_plain
+    return norm.weight.float()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.layer_traits import AttentionShape
+from kernels.activation import Activation
 from kernels.linear.forms import WeightForm
 from kernels.moe import ExpertWeights, GatedActivation, RoutingRule
 from kernels.rope_kv_write import HeadNormWeights
@@ -21,28 +22,79 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Everything that distinguishes a layer.
+class NormWeights:
+    """A normalisation of vectors.
 
     Attributes:
-        shape: The sizes of its attention.
-        attention_norm: `[hidden_size]`, or None where attention takes the stream as it is.
-        qkv: Yields the query heads, then the key heads, then the value heads.
-        head_norm: Of query and key heads, in families that have it.
+        weight: `[size]`.
+        eps: Added to the mean square, or to the variance.
+        bias: `[size]`, added last.
+        is_centered: The mean is subtracted first (LayerNorm).
+    """
+
+    weight: torch.Tensor
+    eps: float
+    bias: torch.Tensor | None = None
+    is_centered: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is RMS normalisation, which every kernel computes."""
+        return self.bias is None and not self.is_centered
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """The normalisations around a layer's two blocks; None where there is none.
+
+    Attributes:
+        before_mixer, before_feed_forward: Of what the blocks read of the residual stream.
+        after_mixer, after_feed_forward: Of what they add to it.
+    """
+
+    before_mixer: NormWeights | None = None
+    after_mixer: NormWeights | None = None
+    before_feed_forward: NormWeights | None = None
+    after_feed_forward: NormWeights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Self-attention.
+
+    Attributes:
+        shape: Its sizes and options.
+        qkv: Yields the query heads, then the key heads, then the value heads. The dimensions of query and key heads
+            are in the order of `rotary_order.head_order`.
         output: From the heads back to the residual stream.
-        mlp_norm: `[hidden_size]`.
-        gate_up: Yields the gate's features, then the up projection's.
-        down: From those back to the residual stream.
+        head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
+            `[num_kv_heads * head_dim]`, as the shape says.
+        sinks: `[num_heads]` float32, where the shape says so.
     """
 
     shape: AttentionShape
-    attention_norm: torch.Tensor | None
     qkv: Projection
-    head_norm: HeadNormWeights | None
     output: Projection
-    mlp_norm: torch.Tensor
+    head_norm: HeadNormWeights | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedWeights:
+    """A gated feed-forward block; `gate_up` yields the gate's features, then the up projection's."""
+
     gate_up: Projection
     down: Projection
+    activation: Activation = Activation.SILU
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeights:
+    """A feed-forward block without a gate."""
+
+    up: Projection
+    down: Projection
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +130,29 @@ class MixtureWeights:
     activation: GatedActivation
     shared: SharedExpertWeights | None = None
     weighs_inputs: bool = False
+
+
+Mixer = AttentionWeights
+"""What a layer mixes tokens by."""
+
+FeedForward = GatedWeights | PlainWeights | MixtureWeights
+"""What a layer does to each token alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Everything that distinguishes a layer.
+
+    Attributes:
+        mixer: None where the layer has none.
+        feed_forward: None where the layer has none.
+        norms: Around both.
+        is_parallel: The feed-forward block reads what the mixer reads, rather than what the mixer has added to.
+        residual_scale: What both blocks add is multiplied by this.
+    """
+
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
+    norms: LayerNorms
+    is_parallel: bool = False
+    residual_scale: float = 1.0

@@ -1,41 +1,39 @@
-"""The decoder operation by operation: a stack of attention and gated feed-forward blocks over one residual stream."""
+"""The decoder operation by operation: a stack of layers, each a mixer and a feed-forward block, over one stream."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.gated_mlp import GatedMLP
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.rms_norm import RMSNorm
-from kernels.linear import Linear, LinearFactory
+from gpu_worker.layers.layer_norm import make_norm
+from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_weights import LayerWeights, NormWeights
 
 
 class DecoderLayer:
-    """Attention and feed-forward block of one layer, each with its normalisation before it."""
+    """The blocks of one layer, with the normalisations before and after each."""
 
-    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
+    __slots__ = ("_feed_forward", "_is_parallel", "_mixer", "_norms", "_residual_scale")
 
-    def __init__(self, index: int, weights: LayerWeights, eps: float, linear: Callable[[Projection], Linear]) -> None:
-        """Take the layer's weights; `index` chooses its KV cache, `linear` makes the form of its matrices."""
-        norm = weights.attention_norm
-        self._attention_norm = None if norm is None else RMSNorm(norm, eps)
-        qkv, output = linear(weights.qkv), linear(weights.output)
-        self._attention = Attention(index, weights.shape, qkv, output, weights.head_norm)
-        self._mlp_norm = RMSNorm(weights.mlp_norm, eps)
-        self._mlp = GatedMLP(linear(weights.gate_up), linear(weights.down))
+    def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
+        """Take the layer's weights; `index` chooses its KV cache, `parts` makes its blocks."""
+        norms = weights.norms
+        self._norms = [
+            None if norm is None else make_norm(norm)
+            for norm in (norms.before_mixer, norms.after_mixer, norms.before_feed_forward, norms.after_feed_forward)
+        ]
+        self._mixer = None if weights.mixer is None else parts.mixer(index, weights.mixer)
+        self._feed_forward = None if weights.feed_forward is None else parts.feed_forward(weights.feed_forward)
+        assert self._mixer is not None or self._feed_forward is not None, "a layer has a block"
+        self._is_parallel = weights.is_parallel
+        self._residual_scale = weights.residual_scale
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        context: AttentionContext,
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: AttentionContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's last contribution, not added yet, and the residual stream before it.
 
@@ -43,75 +41,90 @@ class DecoderLayer:
             x: The previous layer's contribution, or the embeddings.
             residual: The stream to add it to, in place; None at the first layer, where `x` becomes the stream.
             positions: Of the step's tokens.
-            cos_sin: Rotations of all positions.
             context: The step's batch.
 
         Shapes:
             x, residual, both results: `[num_tokens, hidden_size]`
         """
-        norm = self._attention_norm
+        norm = self._norms[0] if self._mixer is not None else self._norms[2]
         if residual is None:
             residual = x
             x = x if norm is None else norm(x)
         else:
             x = residual.add_(x) if norm is None else norm.add(x, residual)
-        return self.add_to(residual, x, positions, cos_sin, context), residual
+        return self.add_to(residual, x, positions, context), residual
 
     def add_to(
-        self,
-        residual: torch.Tensor,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        cos_sin: torch.Tensor,
-        context: AttentionContext,
+        self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        """Add what attention makes of `x` to the stream, in place; return the layer's last contribution."""
-        x = self._attention(x, positions, cos_sin, context)
-        return self._mlp(self._mlp_norm.add(x, residual))
+        """Add what the first block makes of `x` to the stream, in place; return the layer's last contribution."""
+        _, after_mixer, before_feed_forward, after_feed_forward = self._norms
+        if self._mixer is not None:
+            mixed = self._mixer(x, positions, context)
+            mixed = self._scaled(mixed if after_mixer is None else after_mixer(mixed))
+            if self._feed_forward is None:
+                return mixed
+            if self._is_parallel:
+                residual.add_(mixed)
+            elif before_feed_forward is None:
+                x = residual.add_(mixed)
+            else:
+                x = before_feed_forward.add(mixed, residual)
+        assert self._feed_forward is not None
+        x = self._feed_forward(x)
+        return self._scaled(x if after_feed_forward is None else after_feed_forward(x))
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._residual_scale == 1 else x.mul_(self._residual_scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """From tokens to the residual stream.
+
+    Attributes:
+        weight: `[vocab_size, hidden_size]`.
+        dtype: Of the stream.
+        scale: What the rows are multiplied by, rounded to `dtype`.
+    """
+
+    weight: torch.Tensor
+    dtype: torch.dtype
+    scale: float = 1.0
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return `[num_tokens, hidden_size]`."""
+        rows = torch.embedding(self.weight, token_ids).to(self.dtype)
+        return rows if self.scale == 1 else rows * torch.tensor(self.scale, dtype=self.dtype, device=rows.device)
 
 
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
-    __slots__ = ("_cos_sin", "_dtype", "_embedding", "_layers", "_norm", "_tapped_layers")
+    __slots__ = ("_embedding", "_layers", "_norm", "_tapped_layers")
 
     def __init__(
         self,
-        dtype: torch.dtype,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         layers: Iterable[LayerWeights],
-        final_norm: torch.Tensor,
-        cos_sin: torch.Tensor,
-        eps: float,
-        linears: LinearFactory,
+        final_norm: NormWeights,
+        parts: LayerParts,
         tapped_layers: Sequence[int] = (),
     ) -> None:
-        """Make the layers, which compute in `dtype`; the streams before those that are tapped are returned too.
-
-        Shapes:
-            embedding: `[vocab_size, hidden_size]`
-            final_norm: `[hidden_size]`
-            cos_sin: `[max_positions, head_dim]` float32
-        """
-
-        def linear(projection: Projection) -> Linear:
-            return linears.make(projection.weight, projection.bias)
-
-        self._dtype = dtype
+        """Make the layers by `parts`; the streams before those that are tapped are returned too."""
         self._embedding = embedding
-        self._layers = [DecoderLayer(index, weights, eps, linear) for index, weights in enumerate(layers)]
-        self._norm = RMSNorm(final_norm, eps)
-        self._cos_sin = cos_sin
+        self._layers = [DecoderLayer(index, weights, parts) for index, weights in enumerate(layers)]
+        self._norm = make_norm(final_norm)
         self._tapped_layers = tapped_layers
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
-        x, residual = torch.embedding(self._embedding, token_ids).to(self._dtype), None
+        x, residual = self._embedding(token_ids), None
         streams: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             if index in self._tapped_layers:
                 streams[index] = x.clone() if residual is None else x + residual
-            x, residual = layer(x, residual, positions, self._cos_sin, context)
+            x, residual = layer(x, residual, positions, context)
         result = self._norm(x) if residual is None else self._norm.add(x, residual)
         return torch.cat((result, *(streams[index] for index in self._tapped_layers)), 1) if streams else result
 

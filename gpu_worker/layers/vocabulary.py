@@ -13,19 +13,38 @@ from kernels.linear.panels import PanelMatrix
 class LMHead:
     """Scores every token of the vocabulary for each hidden vector."""
 
-    __slots__ = ("_dtype", "_projection")
+    __slots__ = ("_dtype", "_projection", "_scale", "_soft_cap")
 
-    def __init__(self, projection: Linear, dtype: torch.dtype) -> None:
-        """Hold the projection from `hidden_size` to `vocab_size`, which takes vectors of this type."""
+    def __init__(
+        self, projection: Linear, dtype: torch.dtype, scale: float = 1.0, soft_cap: float | None = None
+    ) -> None:
+        """Hold the projection from `hidden_size` to `vocab_size`.
+
+        Args:
+            projection: Takes vectors of type `dtype`.
+            dtype: That type.
+            scale: What scores are multiplied by.
+            soft_cap: Scores `s` then become `soft_cap * tanh(s / soft_cap)`; None leaves them.
+        """
         self._projection = projection
         self._dtype = dtype
+        self._scale = scale
+        self._soft_cap = soft_cap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`."""
-        return self._projection.to_float32(hidden.to(self._dtype))
+        logits = self._projection.to_float32(hidden.to(self._dtype))
+        if self._scale != 1:
+            logits.mul_(self._scale)
+        if self._soft_cap is not None:
+            logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        return logits
 
     def packed_for(self, dtype: torch.dtype) -> PanelMatrix | None:
-        """Return the matrix as the CPU kernels take it, to multiply vectors of this type; None when there is none."""
+        """Return the matrix as the CPU kernels take it, to multiply vectors of this type; None when there is none.
+
+        Its products are not scaled or bounded: the likeliest token is the same.
+        """
         if dtype is self._dtype and isinstance(self._projection, KernelLinear | KernelQuantizedLinear):
             return self._projection.packed
         return None

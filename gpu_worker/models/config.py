@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.layer_traits import AttentionShape, FeedForwardShape, GatedShape, LayerTraits, PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters
+from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.rope_config import max_model_len, read_rope
+from gpu_worker.models.rope_config import max_model_len, read_rope, read_rotary_dim
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.quantization.quantization_method import QuantizationMethod
+from kernels.activation import Activation
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +56,18 @@ class ModelConfig:
 
     Attributes:
         architecture: Name of the family's class in `architectures`.
+        intermediate_size: Inner features of the feed-forward blocks; the largest, where they differ.
+        num_heads: Query heads of attention; the most, where layers differ.
+        num_kv_heads: Key and value heads; the most.
+        head_dim: Size of a head; the largest.
+        rms_norm_eps: Of all normalisations.
+        rope: The rotation of positions, or the first of several.
         max_model_len: Tokens that a sequence may have, prompt and output together.
-        layer_windows: Per layer, how many tokens a query sees (itself included); None sees all.
-        qkv_bias: The query, key and value projections have a bias.
-        output_bias: The attention's output projection has one.
-        mlp_bias: The projections of the feed-forward block have one.
-        qk_norm: Query and key heads are normalised before the rotation.
+        layers: What each layer consists of; none in an encoder.
         eos_token_ids: Tokens that end a sequence, from `config.json` and `generation_config.json`.
         dtype: What the checkpoint's weights are stored in, those that are not quantized.
+        block: How layers are put together, and what the checkpoint calls their tensors.
+        more_ropes: The other rotations, where layers differ: `AttentionShape.rotary` counts them from 1.
         quantization: How the checkpoint's linear layers are quantized, if they are.
         tapped_layers: Layers before which the residual stream is reported, behind the hidden vectors that the head
             reads, to a proposer of drafts.
@@ -70,23 +87,42 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeParameters
     max_model_len: int
-    layer_windows: tuple[int | None, ...]
+    layers: tuple[LayerTraits, ...]
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     dtype: torch.dtype
+    block: BlockTraits = field(default_factory=BlockTraits)
+    more_ropes: tuple[RopeParameters, ...] = ()
     quantization: QuantizationMethod | None = None
     tapped_layers: tuple[int, ...] = ()
     num_classes: int = 0
     encoder: EncoderTraits | None = None
 
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Per layer, how many tokens a query sees (itself included); None sees all."""
+        mixers = [layer.mixer for layer in self.layers]
+        return tuple(mixer.sliding_window if isinstance(mixer, AttentionShape) else None for mixer in mixers)
+
+    @property
+    def ropes(self) -> tuple[RopeParameters, ...]:
+        """All rotations, as `AttentionShape.rotary` counts them."""
+        return (self.rope, *self.more_ropes)
+
+    def layer(self, index: int) -> LayerTraits:
+        """What one layer consists of."""
+        return self.layers[index]
+
     def attention_shape(self, layer: int) -> AttentionShape:
-        """Sizes of one layer's attention."""
-        return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.layer_windows[layer])
+        """Sizes of one layer's attention, which it must have."""
+        mixer = self.layers[layer].mixer
+        assert isinstance(mixer, AttentionShape), f"layer {layer} has no attention"
+        return mixer
+
+    def first(self, num_layers: int) -> ModelConfig:
+        """Return the model that ends after its first layers."""
+        return replace(self, num_layers=num_layers, layers=self.layers[:num_layers], tapped_layers=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +131,26 @@ class FamilyTraits:
 
     Attributes:
         head_dim: What an absent `head_dim` means; None is `hidden_size / num_attention_heads`.
+        attention: What all attention layers have; its numbers of heads, their size, and its window are not read.
         layer_windows: Sliding window per layer, absent when no layer has one.
+        is_gated: The feed-forward block has a gate.
+        mlp_bias: Its projections have a bias.
+        block: How layers are put together.
+        activation: Of the feed-forward block; None reads `hidden_act`.
+        norm_eps: The field of the normalisations' small addend, and what its absence means.
+        is_tied: What an absent `tie_word_embeddings` means.
     """
 
     architecture: str
     head_dim: int | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
+    attention: AttentionShape = field(default_factory=AttentionShape)
     layer_windows: tuple[int | None, ...] | None = None
+    is_gated: bool = True
+    mlp_bias: bool = False
+    block: BlockTraits = field(default_factory=BlockTraits)
+    activation: Activation | None = None
+    norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
+    is_tied: bool = False
 
 
 def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
@@ -113,37 +159,59 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
     Raises:
         CheckpointError: A field is missing, of the wrong type, or not supported.
     """
-    _refuse_unsupported(file)
     num_layers = file.integer("num_hidden_layers", maximum=1024)
     num_heads = file.integer("num_attention_heads", maximum=1024)
     num_kv_heads = file.integer("num_key_value_heads", num_heads, maximum=1024)
     if num_heads % num_kv_heads:
         raise file.error("num_key_value_heads", f"is {num_kv_heads}; it must divide num_attention_heads ({num_heads})")
+    head_dim = _head_dim(file, num_heads, traits.head_dim)
+    inner_size = file.integer("intermediate_size")
+    attention = replace(
+        traits.attention,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rotary_dim=traits.attention.rotary_dim or read_rotary_dim(file, head_dim),
+    )
+    activation = traits.activation or read_activation(file)
+    feed_forward = (GatedShape if traits.is_gated else PlainShape)(inner_size, activation, traits.mlp_bias)
     rope = read_rope(file)
     generation = _generation_config(file.path.parent)
     return ModelConfig(
         architecture=traits.architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
-        intermediate_size=file.integer("intermediate_size"),
+        intermediate_size=inner_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(file, num_heads, traits.head_dim),
-        rms_norm_eps=file.number("rms_norm_eps", 1e-6),
+        head_dim=head_dim,
+        rms_norm_eps=file.number(*traits.norm_eps),
         rope=rope,
         max_model_len=max_model_len(file, rope),
-        layer_windows=traits.layer_windows or (None,) * num_layers,
-        tie_word_embeddings=file.boolean("tie_word_embeddings", False),
-        qkv_bias=traits.qkv_bias,
-        output_bias=traits.output_bias,
-        mlp_bias=traits.mlp_bias,
-        qk_norm=traits.qk_norm,
+        layers=windowed(attention, feed_forward, traits.layer_windows or (None,) * num_layers),
+        tie_word_embeddings=file.boolean("tie_word_embeddings", traits.is_tied),
         eos_token_ids=frozenset(file.token_ids("eos_token_id") + generation.token_ids("eos_token_id")),
         bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
         dtype=read_dtype(file),
+        block=traits.block,
         quantization=_quantization(file),
     )
+
+
+def windowed(
+    attention: AttentionShape, feed_forward: FeedForwardShape, windows: Sequence[int | None]
+) -> tuple[LayerTraits, ...]:
+    """Return layers that are alike but for their sliding windows."""
+    return tuple(LayerTraits(replace(attention, sliding_window=window), feed_forward) for window in windows)
+
+
+def read_activation(file: JsonFile, field: str = "hidden_act") -> Activation:
+    """Read which function a feed-forward block has."""
+    name = file.text(field, "silu")
+    if name not in _ACTIVATIONS:
+        raise file.error(field, f"is {name[:80]!r}; supported: {', '.join(map(repr, _ACTIVATIONS))}")
+    return _ACTIVATIONS[name]
 
 
 def read_layer_windows(file: JsonFile) -> tuple[int | None, ...] | None:
@@ -164,12 +232,6 @@ def read_layer_windows(file: JsonFile) -> tuple[int | None, ...] | None:
         problem = "must name full_attention or sliding_attention for each of the num_hidden_layers layers"
         raise file.error("layer_types", problem)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def _refuse_unsupported(file: JsonFile) -> None:
-    activation = file.text("hidden_act", "silu")
-    if activation != "silu":
-        raise file.error("hidden_act", f"is {activation[:80]!r}; supported: 'silu'")
 
 
 def _quantization(file: JsonFile) -> QuantizationMethod | None:

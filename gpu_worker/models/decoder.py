@@ -10,19 +10,21 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
-from gpu_worker.layers.layer_weights import LayerWeights
-from gpu_worker.layers.layered_decoder import LayeredDecoder
-from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.layer_packing import can_pack
+from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_weights import Projection
+from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
+from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.encoder import UNUSED, WORDS, take_encoder
+from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
 from kernels.decoder_stack import StackShape
-from kernels.linear import LinearFactory
+from kernels.linear import Linear, LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
-from kernels.rope_kv_write import HeadNormWeights
 
 
 class CausalLM:
@@ -69,7 +71,7 @@ class CausalLM:
             head: WeightForm = DenseWeight(vocabulary)
         else:
             head = projections.take(["lm_head"], [config.vocab_size], config.hidden_size).weight
-        self._head = LMHead(linears.make(head), dtype)
+        self._head = self._lm_head(head, dtype)
         self._classes = take_class_head(config, checkpoint)
         if config.encoder is not None:
             checkpoint.discard(UNUSED)
@@ -91,11 +93,8 @@ class CausalLM:
 
         Either may be called by the thread that calls the other.
         """
-        config = self.config
         short = copy.copy(self)
-        short.config = dataclasses.replace(
-            config, num_layers=num_layers, layer_windows=config.layer_windows[:num_layers], tapped_layers=()
-        )
+        short.config = self.config.first(num_layers)
         short._decoder = self._decoder.first(num_layers)
         return short
 
@@ -103,7 +102,11 @@ class CausalLM:
         """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""
         if dtype is self.dtype or not self.config.tie_word_embeddings:
             return self._head
-        return LMHead(self.linears.make(self.embedding.to(dtype)), dtype)
+        return self._lm_head(DenseWeight(self.embedding.to(dtype)), dtype)
+
+    def _lm_head(self, weight: WeightForm, dtype: torch.dtype) -> LMHead:
+        block = self.config.block
+        return LMHead(self.linears.make(weight), dtype, block.logit_scale, block.logit_soft_cap)
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the classes of a model that has any.
@@ -136,16 +139,33 @@ def _decoder(
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     if config.encoder is not None:
         return take_encoder(config, config.encoder, checkpoint, embedding, linears)
-    shape = stack_shape(config)
+    source = LayerSource(config, checkpoint, projections)
     # One after another, so that only one layer has both its plain and its packed weights.
-    layers = (take_layer(config, checkpoint, projections, index) for index in range(config.num_layers))
-    final_norm = checkpoint.take("model.norm.weight", config.hidden_size)
-    cos_sin = rotary_table(config.rope, config.head_dim, config.max_model_len, embedding.device)
-    library = fusing_library(shape, dtype, embedding.device)
+    layers = map(source.take, range(config.num_layers))
+    final_norm = source.norm("model.norm")
+    rotations = Rotations(config.ropes, config.max_model_len, embedding.device)
+    shape = stack_shape(config)
+    library = fusing_library(shape, dtype, embedding.device) if is_fusable(config) else None
     if library is not None:
-        return FusedDecoder(library, shape, dtype, embedding, layers, final_norm, cos_sin, config.tapped_layers)
-    eps, tapped_layers = config.rms_norm_eps, config.tapped_layers
-    return LayeredDecoder(dtype, embedding, layers, final_norm, cos_sin, eps, linears, tapped_layers)
+        cos_sin = rotations.of(config.attention_shape(0))
+        taps = config.tapped_layers
+        return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
+
+    def linear(projection: Projection) -> Linear:
+        return linears.make(projection.weight, projection.bias)
+
+    embed = Embedding(embedding, dtype, config.block.embedding_scale)
+    return LayeredDecoder(embed, layers, final_norm, LayerParts(linear, rotations), config.tapped_layers)
+
+
+def is_fusable(config: ModelConfig) -> bool:
+    """Say whether the fused kernels of a CPU compute such a decoder: layers that are alike, but for their windows."""
+    if not config.block.is_fusable or not all(can_pack(layer) for layer in config.layers):
+        return False
+    kinds = {
+        (dataclasses.replace(config.attention_shape(index), sliding_window=None)) for index in range(config.num_layers)
+    }
+    return len(kinds) == 1 and len({layer.feed_forward for layer in config.layers}) == 1
 
 
 def stack_shape(config: ModelConfig) -> StackShape:
@@ -158,29 +178,3 @@ def stack_shape(config: ModelConfig) -> StackShape:
         config.head_dim,
         config.rms_norm_eps,
     )
-
-
-def take_layer(config: ModelConfig, checkpoint: WeightSource, projections: Projections, index: int) -> LayerWeights:
-    """Take the weights of one layer."""
-    size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    name = f"model.layers.{index}"
-    parts = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
-    gate_up = [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]
-    return LayerWeights(
-        shape=config.attention_shape(index),
-        attention_norm=checkpoint.take(f"{name}.input_layernorm.weight", size),
-        qkv=projections.take(parts, heads, size, has_bias=config.qkv_bias),
-        head_norm=_head_norm(config, checkpoint, f"{name}.self_attn"),
-        output=projections.take([f"{name}.self_attn.o_proj"], [size], heads[0], has_bias=config.output_bias),
-        mlp_norm=checkpoint.take(f"{name}.post_attention_layernorm.weight", size),
-        gate_up=projections.take(gate_up, [inner, inner], size, has_bias=config.mlp_bias),
-        down=projections.take([f"{name}.mlp.down_proj"], [size], inner, has_bias=config.mlp_bias),
-    )
-
-
-def _head_norm(config: ModelConfig, checkpoint: WeightSource, name: str) -> HeadNormWeights | None:
-    if not config.qk_norm:
-        return None
-    query, key = (checkpoint.take(f"{name}.{part}_norm.weight", config.head_dim) for part in "qk")
-    return HeadNormWeights(query, key, config.rms_norm_eps)

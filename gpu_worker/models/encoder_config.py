@@ -50,12 +50,8 @@ def read_encoder(file: JsonFile, architecture: str, *, skips_padding: bool) -> M
         # Positions are learned: nothing is rotated.
         rope=RopeParameters(RopeType.DEFAULT, 10_000.0, num_positions),
         max_model_len=num_positions - first,
-        layer_windows=(None,) * num_layers,
+        layers=(),
         tie_word_embeddings=True,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        qk_norm=False,
         eos_token_ids=frozenset(),
         bos_token_id=None,
         dtype=read_dtype(file),

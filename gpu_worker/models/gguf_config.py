@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm
 from gpu_worker.layers.rope_scaling import RopeParameters
-from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.config import ModelConfig, windowed
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -43,11 +44,21 @@ def _read(file: GGUFFile) -> ModelConfig:
     head_dim = _head_dim(file, prefix, hidden_size, num_heads)
     rope = read_gguf_rope(file, prefix, head_dim, facts.context_length)
     first = file.tensors.get("blk.0.attn_q.weight")
+    inner_size = metadata.integer(f"{prefix}.feed_forward_length")
+    attention = AttentionShape(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        head_norm=HeadNorm.HEADS if "blk.0.attn_q_norm.weight" in file.tensors else HeadNorm.NONE,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+    )
+    feed_forward = GatedShape(inner_size, has_bias="blk.0.ffn_up.bias" in file.tensors)
     return ModelConfig(
         architecture=ARCHITECTURES[prefix],
         vocab_size=facts.vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=metadata.integer(f"{prefix}.feed_forward_length"),
+        intermediate_size=inner_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -55,12 +66,8 @@ def _read(file: GGUFFile) -> ModelConfig:
         rms_norm_eps=metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         rope=rope,
         max_model_len=_max_model_len(file, prefix, rope, facts.context_length),
-        layer_windows=(_window(file, prefix),) * num_layers,
+        layers=windowed(attention, feed_forward, (_window(file, prefix),) * num_layers),
         tie_word_embeddings="output.weight" not in file.tensors,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         eos_token_ids=end_token_ids(metadata),
         bos_token_id=token_id(metadata, "bos"),
         dtype=torch.bfloat16 if first is None else _DTYPES.get(first.type, torch.bfloat16),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.models.weight_source import WeightSource
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from gpu_worker.quantization.tensor_source import TensorSource
-from kernels.linear.forms import DenseWeight, WeightForm, concatenate
+from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,15 @@ class Projections:
     source: WeightSource
     quantized: QuantizedLayers | None = None
 
-    def take(self, names: Sequence[str], rows: Sequence[int], columns: int, *, has_bias: bool = False) -> Projection:
+    def take(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        *,
+        has_bias: bool = False,
+        order: torch.Tensor | None = None,
+    ) -> Projection:
         """Take layers of the same input as one, their features one after another.
 
         Args:
@@ -50,10 +60,14 @@ class Projections:
             rows: Their output features.
             columns: Their input features.
             has_bias: Each has a bias.
+            order: `[sum(rows)]` int64, which of all these features each result is; None is in order.
         """
         weight = self._weight(names, rows, columns)
+        if order is not None:
+            weight = reorder_rows(weight, order)
         if has_bias:
-            return Projection(weight, self.source.take_rows([f"{name}.bias" for name in names], [(n,) for n in rows]))
+            bias = self.source.take_rows([f"{name}.bias" for name in names], [(n,) for n in rows])
+            return Projection(weight, bias if order is None else bias[order.to(bias.device)])
         if self.quantized is not None:
             self.quantized.drop_empty_biases(names)
         return Projection(weight)

@@ -17,9 +17,6 @@ def read_rope(file: JsonFile) -> RopeParameters:
     """
     fields = _rope_fields(file)
     rope_type = _rope_type(fields)
-    for holder in (file, fields):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.error("partial_rotary_factor", "is not supported unless it is 1")
     theta = fields.optional_number("rope_theta") or file.number("rope_theta", 10000.0)
     if theta <= 1:
         raise file.error("rope_theta", f"is {theta:g}; it must be above 1")
@@ -45,6 +42,18 @@ def read_rope(file: JsonFile) -> RopeParameters:
         mscale_all_dim=fields.optional_number("mscale_all_dim"),
         truncate=fields.boolean("truncate", True),
     )
+
+
+def read_rotary_dim(file: JsonFile, head_dim: int) -> int | None:
+    """Read how many dimensions of a head turn; None is all."""
+    fields = _rope_fields(file)
+    holder = file if "partial_rotary_factor" in file.names() else fields
+    factor = holder.number("partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * factor)
+    if factor > 1 or rotary_dim < 2 or rotary_dim % 2:
+        problem = f"is {factor:g}; of heads of {head_dim} it must choose an even number of dimensions, at least 2"
+        raise holder.error("partial_rotary_factor", problem)
+    return None if rotary_dim == head_dim else rotary_dim
 
 
 def max_model_len(file: JsonFile, rope: RopeParameters) -> int:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_weights import LayerWeights, NormWeights, Projection
 from kernels.linear.forms import DenseWeight
 from ops.quantize.awq import search_scales
 from ops.quantize.layer_inputs import InputMoments, LayerInputs
+from ops.quantize.layer_tensors import blocks, with_matrices
 
 
 def rescale_layer(
@@ -25,19 +26,25 @@ def rescale_layer(
         magnitudes = moments.magnitudes / moments.num_tokens
         return search_scales([projection.weight.dequantize()], moments.gram, magnitudes, bits, group_size)
 
-    qkv, gate_up = scales(weights.qkv, inputs.qkv), scales(weights.gate_up, inputs.gate_up)
-    down, shape = scales(weights.down, inputs.down), weights.shape
+    (mixer, feed_forward), norms = blocks(weights), weights.norms
+    qkv, gate_up = scales(mixer.qkv, inputs.qkv), scales(feed_forward.gate_up, inputs.gate_up)
+    down, shape = scales(feed_forward.down, inputs.down), mixer.shape
     has_own_values = shape.num_heads == shape.num_kv_heads
-    output = scales(weights.output, inputs.output) if has_own_values else None
+    output = scales(mixer.output, inputs.output) if has_own_values else None
     value_rows = shape.num_kv_heads * shape.head_dim
-    assert weights.attention_norm is not None
     rescaled = replace(
         weights,
-        attention_norm=weights.attention_norm / qkv,
-        qkv=_with_inputs(weights.qkv, qkv),
-        mlp_norm=weights.mlp_norm / gate_up,
-        gate_up=_with_last_rows(_with_inputs(weights.gate_up, gate_up), down),
-        down=_with_inputs(weights.down, down),
+        mixer=replace(mixer, qkv=_with_inputs(mixer.qkv, qkv)),
+        feed_forward=replace(
+            feed_forward,
+            gate_up=_with_last_rows(_with_inputs(feed_forward.gate_up, gate_up), down),
+            down=_with_inputs(feed_forward.down, down),
+        ),
+        norms=replace(
+            norms,
+            before_mixer=_divided(norms.before_mixer, qkv),
+            before_feed_forward=_divided(norms.before_feed_forward, gate_up),
+        ),
     )
     moments = LayerInputs(
         inputs.qkv.scaled(1 / qkv), inputs.output, inputs.gate_up.scaled(1 / gate_up), inputs.down.scaled(1 / down)
@@ -45,8 +52,13 @@ def rescale_layer(
     if output is None:
         return rescaled, moments
     assert len(output) == value_rows
-    rescaled = replace(rescaled, qkv=_with_last_rows(rescaled.qkv, output), output=_with_inputs(weights.output, output))
-    return rescaled, replace(moments, output=inputs.output.scaled(1 / output))
+    matrices = {"qkv": _with_last_rows(blocks(rescaled)[0].qkv, output), "output": _with_inputs(mixer.output, output)}
+    return with_matrices(rescaled, matrices), replace(moments, output=inputs.output.scaled(1 / output))
+
+
+def _divided(norm: NormWeights | None, scales: torch.Tensor) -> NormWeights:
+    assert norm is not None
+    return replace(norm, weight=norm.weight / scales)
 
 
 def _with_inputs(projection: Projection, scales: torch.Tensor) -> Projection:

@@ -14,9 +14,11 @@ import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import take_layer
+from gpu_worker.models.decoder import is_fusable
+from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.gguf.model_file import find_gguf
@@ -28,7 +30,7 @@ from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
 from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass, check_stream_fits
-from ops.quantize.layer_tensors import MATRICES, dense_tensors, other_tensors, with_matrices
+from ops.quantize.layer_tensors import MATRICES, blocks, dense_tensors, matrix_of, other_tensors, with_matrices
 from ops.quantize.methods import HEAD, Method, make_method
 from shared.errors import ConfigError
 
@@ -87,7 +89,7 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
                     layer_pass.advance(_finished_layer(job, config, method, folder, index))
                 yield Advance(done + len(MATRICES), total, f"layer {index}, done before")
                 continue
-            weights = take_layer(config, checkpoint, Projections(checkpoint), index)
+            weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(index)
             rounding = _LayerRounding(method, weights, None if layer_pass is None else layer_pass.observe(weights))
             for count, name in enumerate(MATRICES, 1):
                 rounding.round(name)
@@ -116,10 +118,10 @@ class _LayerRounding:
 
     def round(self, name: str) -> None:
         """Round one of the layer's matrices."""
-        projection: Projection = getattr(self.weights, name)
+        projection = matrix_of(self.weights, name)
         moments = None if self._inputs is None else getattr(self._inputs, name)
         matrix = self._method.round(name, projection.weight.dequantize(), moments)
-        parts = MATRICES[name].split(self.weights.shape, projection.weight.shape[0], matrix)
+        parts = MATRICES[name].split(blocks(self.weights)[0].shape, projection.weight.shape[0], matrix)
         for part, rows in parts.items():
             self._tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in self._method.tensors(rows).items()}
         rounded = Projection(DenseWeight(matrix.dequantize()), projection.bias)
@@ -160,8 +162,8 @@ def _finished_layer(
     reader = read_method({"quantization_config": method.config(has_head=job.lm_head)})
     assert reader is not None
     with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device)) as source:
-        stored = take_layer(config, source, Projections(source, QuantizedLayers(reader, source)), index)
-    return with_matrices(stored, {name: _dense(getattr(stored, name)) for name in MATRICES})
+        stored = LayerSource(config, source, Projections(source, QuantizedLayers(reader, source))).take(index)
+    return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in MATRICES})
 
 
 def _dense(projection: Projection) -> Projection:
@@ -176,6 +178,11 @@ def _check(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
     """
     if config.quantization is not None:
         raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
+    if not is_fusable(config) or config.block != BlockTraits():
+        problem = (
+            f"{job.model} has layers of its own kind ({config.architecture}); supported: those of Llama, Qwen2, Qwen3"
+        )
+        raise ConfigError("HEADRACE_MODEL", f"{problem} and their like")
     if method.needs_inputs and job.calibration is None:
         problem = f"is required by {job.method}: a text like those that the model will work on"
         raise ConfigError("HEADRACE_CALIBRATION", problem)

@@ -12,13 +12,15 @@ import torch
 from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
-from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import allocate_layer_cache
 from kernels.linear import Linear, LinearFactory
 from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
+from ops.quantize.layer_tensors import MATRICES, matrix_of
 from shared.errors import ConfigError
 
 _BLOCK_SIZE = 16
@@ -54,12 +56,11 @@ class LayerPass:
         Shapes:
             embedded: `[num_windows, length, hidden_size]` float32; kept where it is
         """
-        self._config = config
         self._linears = LinearFactory(free_host_bytes)
         self._device = device
         self.hidden = embedded
         length = embedded.shape[1]
-        self._cos_sin = rotary_table(config.rope, config.head_dim, length, device)
+        self._rotations = Rotations(config.ropes, length, device)
         self._positions = torch.arange(length, device=device)
         self._context = _one_window(config, length, device)
 
@@ -71,15 +72,14 @@ class LayerPass:
             moments[id(projection)] = InputMoments.none(projection.weight.shape[1], self._device)
             return RecordingLinear(self._linear(projection), moments[id(projection)])
 
-        layer = DecoderLayer(0, weights, self._config.rms_norm_eps, record)
+        layer = DecoderLayer(0, weights, LayerParts(record, self._rotations))
         for window in self.hidden:
             self._run(layer, window)
-        parts = (weights.qkv, weights.output, weights.gate_up, weights.down)
-        return LayerInputs(*(moments[id(projection)] for projection in parts))
+        return LayerInputs(*(moments[id(matrix_of(weights, name))] for name in MATRICES))
 
     def advance(self, weights: LayerWeights) -> None:
         """Move the stream through the layer."""
-        layer = DecoderLayer(0, weights, self._config.rms_norm_eps, self._linear)
+        layer = DecoderLayer(0, weights, LayerParts(self._linear, self._rotations))
         for window in self.hidden:
             window.copy_(self._run(layer, window))
 
@@ -87,7 +87,7 @@ class LayerPass:
         return self._linears.make(projection.weight, projection.bias)
 
     def _run(self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor) -> torch.Tensor:
-        added, stream = layer(window.to(self._device, copy=True), None, self._positions, self._cos_sin, self._context)
+        added, stream = layer(window.to(self._device, copy=True), None, self._positions, self._context)
         return stream + added
 
 

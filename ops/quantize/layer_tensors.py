@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, Projection
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 
@@ -56,25 +56,41 @@ MATRICES: Mapping[str, FusedMatrix] = MappingProxyType(
 def with_matrices(weights: LayerWeights, matrices: Mapping[str, Projection]) -> LayerWeights:
     """Return a layer with other matrices in place of those of the same names."""
     changes: dict[str, Any] = dict(matrices)
-    return replace(weights, **changes)
+    of_mixer = {name: changes.pop(name) for name in ("qkv", "output") if name in changes}
+    mixer, feed_forward = blocks(weights)
+    return replace(weights, mixer=replace(mixer, **of_mixer), feed_forward=replace(feed_forward, **changes))
+
+
+def matrix_of(weights: LayerWeights, name: str) -> Projection:
+    """Return a matrix by its name in `MATRICES`."""
+    mixer, feed_forward = blocks(weights)
+    projection: Projection = getattr(mixer if name in ("qkv", "output") else feed_forward, name)
+    return projection
+
+
+def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
+    """Return the blocks of a layer that the job has let pass."""
+    mixer, feed_forward = weights.mixer, weights.feed_forward
+    assert isinstance(mixer, AttentionWeights)
+    assert isinstance(feed_forward, GatedWeights)
+    return mixer, feed_forward
 
 
 def other_tensors(weights: LayerWeights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a layer's norms and biases, which stay as they are, by their names within the layer."""
-    assert weights.attention_norm is not None
+    mixer, norms = blocks(weights)[0], weights.norms
+    assert norms.before_mixer is not None
+    assert norms.before_feed_forward is not None
     tensors = {
-        "input_layernorm.weight": weights.attention_norm,
-        "post_attention_layernorm.weight": weights.mlp_norm,
+        "input_layernorm.weight": norms.before_mixer.weight,
+        "post_attention_layernorm.weight": norms.before_feed_forward.weight,
     }
-    if weights.head_norm is not None:
-        tensors |= {
-            "self_attn.q_norm.weight": weights.head_norm.query,
-            "self_attn.k_norm.weight": weights.head_norm.key,
-        }
+    if mixer.head_norm is not None:
+        tensors |= {"self_attn.q_norm.weight": mixer.head_norm.query, "self_attn.k_norm.weight": mixer.head_norm.key}
     for name, matrix in MATRICES.items():
-        bias = getattr(weights, name).bias
+        bias = matrix_of(weights, name).bias
         if bias is not None:
-            parts = bias.split_with_sizes(matrix.rows(weights.shape, len(bias)))
+            parts = bias.split_with_sizes(matrix.rows(mixer.shape, len(bias)))
             tensors |= {f"{module}.bias": part for module, part in zip(matrix.modules, parts, strict=True)}
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 
@@ -13,8 +14,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     attention_bias = file.boolean("attention_bias", False)
     traits = FamilyTraits(
         ARCHITECTURE,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        attention=AttentionShape(qkv_bias=attention_bias, output_bias=attention_bias),
         mlp_bias=file.boolean("mlp_bias", False),
     )
     return read_decoder(file, traits)

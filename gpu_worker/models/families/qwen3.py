@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder, read_layer_windows
 from gpu_worker.models.json_file import JsonFile
 
@@ -14,9 +15,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     traits = FamilyTraits(
         ARCHITECTURE,
         head_dim=128,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        qk_norm=True,
+        attention=AttentionShape(qkv_bias=attention_bias, output_bias=attention_bias, head_norm=HeadNorm.HEADS),
         layer_windows=read_layer_windows(file),
     )
     return read_decoder(file, traits)

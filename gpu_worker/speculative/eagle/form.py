@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 
 Candidates = tuple[list[int], list[float]]
@@ -55,7 +56,7 @@ class EagleWeights:
         layer: The rest of the layer.
         head: What tokens are drafted by.
         eps: Of its normalisations.
-        cos_sin: `[max_positions, head_dim]` float32, rotations.
+        rotations: Its rotary table.
     """
 
     embedding: torch.Tensor
@@ -63,7 +64,7 @@ class EagleWeights:
     layer: LayerWeights
     head: EagleHead
     eps: float
-    cos_sin: torch.Tensor
+    rotations: Rotations
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ and drafts are verified, so they need not be exact.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from gpu_worker.layers.fused_decoder import stack_step
 from gpu_worker.layers.layer_packing import LayerPacking
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, Projection
 from gpu_worker.quantization.scaled_rows import int8_rows
 from gpu_worker.speculative.eagle.form import Candidates, EagleHead, EagleStep, EagleWeights, PairNorms
 from kernels.cpu_library import CpuLibrary
@@ -38,8 +37,11 @@ class FusedEagle:
         """Pack the weights; the head must be one that `can_fuse` lets pass."""
         dtype = weights.embedding.dtype
         packing = _Packing(LayerPacking(library, dtype), is_rounded=dtype is torch.bfloat16)
+        mixer = weights.layer.mixer
+        assert isinstance(mixer, AttentionWeights)
+        cos_sin = weights.rotations.of(mixer.shape)
         layers, inputs = [packing.layer(weights.layer)], packing.inputs(weights.embedding, weights.inputs)
-        self._stack = CpuDecoderStack(library, shape, inputs, layers, None, weights.cos_sin)
+        self._stack = CpuDecoderStack(library, shape, inputs, layers, None, cos_sin)
         self._chain = CpuDraftChain(self._stack, packing.head(weights.head, dtype))
 
     def __call__(self, step: EagleStep) -> torch.Tensor:
@@ -75,8 +77,13 @@ class _Packing:
     is_rounded: bool
 
     def layer(self, weights: LayerWeights) -> StackLayer:
-        qkv, output, gate_up, down = map(self._rounded, (weights.qkv, weights.output, weights.gate_up, weights.down))
-        return self.packing.pack(dataclasses.replace(weights, qkv=qkv, output=output, gate_up=gate_up, down=down))
+        mixer, feed_forward = weights.mixer, weights.feed_forward
+        assert isinstance(mixer, AttentionWeights)
+        assert isinstance(feed_forward, GatedWeights)
+        mixer = replace(mixer, qkv=self._rounded(mixer.qkv), output=self._rounded(mixer.output))
+        gate_up, down = self._rounded(feed_forward.gate_up), self._rounded(feed_forward.down)
+        feed_forward = replace(feed_forward, gate_up=gate_up, down=down)
+        return self.packing.pack(replace(weights, mixer=mixer, feed_forward=feed_forward))
 
     def inputs(self, embedding: torch.Tensor, inputs: Projection | PairNorms) -> StackInputs:
         if isinstance(inputs, Projection):

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 
 from gpu_worker.execution.batch.transfers import Downloads
+from gpu_worker.layers.layer_norm import Norm, make_norm
+from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rms_norm import RMSNorm
@@ -26,7 +28,7 @@ class _Inputs(Protocol):
 class _Joined:
     """EAGLE and EAGLE-2."""
 
-    def __init__(self, join: Linear, norm: RMSNorm | None) -> None:
+    def __init__(self, join: Linear, norm: Norm | None) -> None:
         self._join = join
         self._norm = norm
 
@@ -59,15 +61,14 @@ class LayeredEagle:
             return linears.make(projection.weight, projection.bias)
 
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
-        norm = weights.layer.attention_norm
+        norm = weights.layer.norms.before_mixer
         if isinstance(inputs, PairNorms):
             self._inputs: _Inputs = _Paired(inputs, eps)
         else:
             join = linear(inputs)
-            self._inputs = _Joined(join, None if norm is None else RMSNorm(norm, eps))
+            self._inputs = _Joined(join, None if norm is None else make_norm(norm))
         self._embedding = weights.embedding
-        self._layer = DecoderLayer(0, weights.layer, eps, linear)
-        self._cos_sin = weights.cos_sin
+        self._layer = DecoderLayer(0, weights.layer, LayerParts(linear, weights.rotations))
         self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
         self._head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
         self._token_ids = head.token_ids
@@ -77,7 +78,7 @@ class LayeredEagle:
         """Do what `EagleForm` promises."""
         embedded = torch.embedding(self._embedding, step.token_ids)
         x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
-        return stream.add_(self._layer.add_to(stream, x, step.positions, self._cos_sin, step.context))
+        return stream.add_(self._layer.add_to(stream, x, step.positions, step.context))
 
     def draft(
         self, step: EagleStep, limits: Sequence[int], num_candidates: int, least_score: float

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    GatedWeights,
+    LayerNorms,
+    LayerWeights,
+    NormWeights,
+    Projection,
+)
+from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
@@ -35,17 +42,17 @@ def take_eagle_weights(
         embedding = model.embedding.to(dtype)
     inputs: Projection | PairNorms
     norm, hidden_norm = f"{prefix}.input_layernorm.weight", f"{prefix}.hidden_norm.weight"
-    attention_norm = None
+    eps, attention_norm = layer.rms_norm_eps, None
     if is_third:
         norms = checkpoint.take(norm, size), checkpoint.take(hidden_norm, size)
         inputs = PairNorms(*norms, config.is_stream_normed)
     else:
         inputs = take_projection(checkpoint, ["fc"], [size], 2 * size)
-        attention_norm = checkpoint.take(norm, size) if checkpoint.has(norm) else None
+        attention_norm = NormWeights(checkpoint.take(norm, size), eps) if checkpoint.has(norm) else None
     taken = _take_layer(layer, checkpoint, prefix, attention_norm, 2 * size if is_third else size)
-    cos_sin = rotary_table(layer.rope, layer.head_dim, layer.max_model_len, model.device)
+    rotations = Rotations(layer.ropes, layer.max_model_len, model.device)
     head = _take_head(config, checkpoint) if is_third else EagleHead(_model_head(model, dtype))
-    return EagleWeights(embedding, inputs, taken, head, layer.rms_norm_eps, cos_sin)
+    return EagleWeights(embedding, inputs, taken, head, eps, rotations)
 
 
 def take_projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Projection:
@@ -58,21 +65,22 @@ def take_projection(checkpoint: Checkpoint, names: list[str], rows: list[int], c
 
 
 def _take_layer(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, attention_norm: torch.Tensor | None, num_inputs: int
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, attention_norm: NormWeights | None, num_inputs: int
 ) -> LayerWeights:
     size, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     heads = [count * dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    return LayerWeights(
+    mixer = AttentionWeights(
         shape=config.attention_shape(0),
-        attention_norm=attention_norm,
         qkv=take_projection(checkpoint, [f"{attention}.{part}_proj" for part in "qkv"], heads, num_inputs),
-        head_norm=None,
         output=take_projection(checkpoint, [f"{attention}.o_proj"], [size], heads[0]),
-        mlp_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", size),
+    )
+    feed_forward = GatedWeights(
         gate_up=take_projection(checkpoint, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], size),
         down=take_projection(checkpoint, [f"{mlp}.down_proj"], [size], inner),
     )
+    mlp_norm = NormWeights(checkpoint.take(f"{prefix}.post_attention_layernorm.weight", size), config.rms_norm_eps)
+    return LayerWeights(mixer, feed_forward, LayerNorms(attention_norm, before_feed_forward=mlp_norm))
 
 
 def _model_head(model: CausalLM, dtype: torch.dtype) -> Projection | LMHead:

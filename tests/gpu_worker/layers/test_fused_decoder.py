@@ -9,14 +9,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.layers.layered_decoder import LayeredDecoder
+from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    GatedWeights,
+    LayerNorms,
+    LayerWeights,
+    NormWeights,
+    Projection,
+)
+from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
-from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.rotations import Rotations
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import (
@@ -110,30 +118,37 @@ def random_layers(variant: Variant, dtype: torch.dtype) -> list[LayerWeights]:
 
     size, inner, dim = SHAPE.hidden_size, SHAPE.intermediate_size, SHAPE.head_dim
     norm = HeadNormWeights(vector(dim), vector(dim), 1e-5) if variant.normalises_heads else None
-    return [
-        LayerWeights(
-            AttentionShape(SHAPE.num_heads, SHAPE.num_kv_heads, dim, variant.sliding_window),
-            vector(size),
-            projection((SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * dim, size),
-            norm,
-            projection(size, SHAPE.num_heads * dim),
-            vector(size),
-            projection(2 * inner, size),
-            projection(size, inner),
-        )
-        for _ in range(NUM_LAYERS)
-    ]
+    shape = AttentionShape(
+        SHAPE.num_heads,
+        SHAPE.num_kv_heads,
+        dim,
+        variant.sliding_window,
+        head_norm=HeadNorm.HEADS if variant.normalises_heads else HeadNorm.NONE,
+    )
+    layers = []
+    for _ in range(NUM_LAYERS):
+        before_mixer = NormWeights(vector(size), SHAPE.eps)
+        qkv = projection((SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * dim, size)
+        mixer = AttentionWeights(shape, qkv, projection(size, SHAPE.num_heads * dim), norm)
+        before_feed_forward = NormWeights(vector(size), SHAPE.eps)
+        feed_forward = GatedWeights(projection(2 * inner, size), projection(size, inner))
+        norms = LayerNorms(before_mixer, before_feed_forward=before_feed_forward)
+        layers.append(LayerWeights(mixer, feed_forward, norms))
+    return layers
 
 
 def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, LayeredDecoder]:
     layers = random_layers(variant, dtype)
     embedding = torch.randn(VOCABULARY, SHAPE.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     norm = torch.linspace(0.5, 1.5, SHAPE.hidden_size).to(dtype)
-    table = rotary_table(RopeParameters(RopeType.DEFAULT, 1e4, 64), SHAPE.head_dim, 64, CPU)
+    rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], 64, CPU)
+    table = rotations.of(AttentionShape(SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.head_dim))
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
     fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table)
-    return fused, LayeredDecoder(dtype, embedding, layers, norm, table, SHAPE.eps, LinearFactory(free_host_bytes))
+    linears = LinearFactory(free_host_bytes)
+    parts = LayerParts(lambda projection: linears.make(projection.weight, projection.bias), rotations)
+    return fused, LayeredDecoder(Embedding(embedding, dtype), layers, NormWeights(norm, SHAPE.eps), parts)
 
 
 def two_prompts(

@@ -5,13 +5,14 @@ import torch
 
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.decoder import take_layer
+from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.registry import read_model_config
 from ops.quantize import awq
 from ops.quantize.awq import clip, rounded, search_scales
 from ops.quantize.awq_layer import rescale_layer
 from ops.quantize.layer_pass import LayerPass
+from ops.quantize.layer_tensors import matrix_of
 from tests.ops.quantize.layer_models import SIZES, correlated_inputs, save_model
 
 
@@ -92,7 +93,7 @@ def test_a_rescaled_layer_computes_the_same(tmp_path, kv_heads: int, has_biases:
     save_model(tmp_path, num_key_value_heads=kv_heads, attention_bias=has_biases, mlp_bias=has_biases)
     config = read_model_config(tmp_path)
     with Checkpoint(tmp_path, torch.float32, torch.device("cpu")) as checkpoint, torch.inference_mode():
-        weights = take_layer(config, checkpoint, Projections(checkpoint), 1)
+        weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(1)
     hidden = torch.randn(3, 20, SIZES["hidden_size"], generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         before = LayerPass(config, hidden.clone(), torch.device("cpu"))
@@ -116,4 +117,4 @@ def scaled_matrices(before: LayerWeights, after: LayerWeights) -> set[str]:
         return not torch.allclose(ratio, ratio[0], rtol=1e-3)
 
     names = ("qkv", "output", "gate_up", "down")
-    return {name for name in names if inputs_differ(getattr(before, name), getattr(after, name))}
+    return {name for name in names if inputs_differ(matrix_of(before, name), matrix_of(after, name))}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
@@ -78,6 +79,8 @@ def random_model(
 
 def model_config(shape: ModelShape, max_model_len: int) -> ModelConfig:
     """Return the configuration that a checkpoint of this shape has, with its rotary positions unscaled."""
+    head_norm = HeadNorm.HEADS if shape.has_qk_norm else HeadNorm.NONE
+    attention = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, head_norm=head_norm)
     return ModelConfig(
         architecture=qwen3.ARCHITECTURE if shape.has_qk_norm else llama.ARCHITECTURE,
         vocab_size=shape.vocab_size,
@@ -90,12 +93,8 @@ def model_config(shape: ModelShape, max_model_len: int) -> ModelConfig:
         rms_norm_eps=shape.rms_norm_eps,
         rope=RopeParameters(RopeType.DEFAULT, shape.rope_theta, max_model_len),
         max_model_len=max_model_len,
-        layer_windows=(None,) * shape.num_layers,
+        layers=(LayerTraits(attention, GatedShape(shape.intermediate_size)),) * shape.num_layers,
         tie_word_embeddings=shape.ties_embeddings,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=shape.has_qk_norm,
         eos_token_ids=frozenset(),
         bos_token_id=None,
         dtype=torch.bfloat16,

@@ -7,13 +7,20 @@ import itertools
 import pytest
 import torch
 
-from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import fusing_library
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    GatedWeights,
+    LayerNorms,
+    LayerWeights,
+    NormWeights,
+    Projection,
+)
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
-from gpu_worker.layers.rotary_embedding import rotary_table
+from gpu_worker.layers.rotations import Rotations
 from gpu_worker.speculative.eagle.form import Candidates, EagleForm, EagleHead, EagleStep, EagleWeights, PairNorms
 from gpu_worker.speculative.eagle.fused import FusedEagle
 from gpu_worker.speculative.eagle.layered import LayeredEagle
@@ -46,24 +53,26 @@ def forms(
         return Projection(weight, random(1, rows)[0] if bias else None)
 
     size, inner, dim, num_heads, num_kv_heads = 48, 74, SHAPE.head_dim, SHAPE.num_heads, SHAPE.num_kv_heads
-    layer = LayerWeights(
+
+    def normalisation() -> NormWeights:
+        return NormWeights((torch.rand(size, generator=generator) + 0.5).to(dtype), 1e-5)
+
+    before_mixer = normalisation() if has_norm else None
+    mixer = AttentionWeights(
         AttentionShape(num_heads, num_kv_heads, dim),
-        (torch.rand(size, generator=generator) + 0.5).to(dtype) if has_norm else None,
         projection((num_heads + 2 * num_kv_heads) * dim, size if pairs is None else 2 * size),
-        None,
         projection(size, num_heads * dim),
-        (torch.rand(size, generator=generator) + 0.5).to(dtype),
-        projection(2 * inner, size),
-        projection(size, inner),
     )
-    cos_sin = rotary_table(RopeParameters(RopeType.DEFAULT, 1e4, 64), dim, MAX_BLOCKS * BLOCK, CPU)
+    norms = LayerNorms(before_mixer, before_feed_forward=normalisation())
+    layer = LayerWeights(mixer, GatedWeights(projection(2 * inner, size), projection(size, inner)), norms)
+    rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], MAX_BLOCKS * BLOCK, CPU)
     inputs = projection(size, 2 * size, bias=True) if pairs is None else pairs
     head = EagleHead(Projection(DenseWeight(random(VOCABULARY, size) * 6)))
     if pairs is not None:
         token_ids = torch.randperm(VOCABULARY, generator=generator)[:60].sort().values.int()
         norm = (torch.rand(size, generator=generator) + 0.5).to(dtype)
         head = EagleHead(Projection(DenseWeight(random(60, size) * 3)), norm, token_ids)
-    weights = EagleWeights(random(VOCABULARY, size) * 4, inputs, layer, head, 1e-5, cos_sin)
+    weights = EagleWeights(random(VOCABULARY, size) * 4, inputs, layer, head, 1e-5, rotations)
     library = fusing_library(SHAPE, dtype, CPU)
     if library is None:
         pytest.skip("no compiler")

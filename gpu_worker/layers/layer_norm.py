@@ -1,0 +1,54 @@
+"""Normalisation of hidden vectors to mean zero and variance one, and the choice between it and RMS normalisation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from gpu_worker.layers.layer_weights import NormWeights
+from gpu_worker.layers.rms_norm import RMSNorm
+
+
+class Norm(Protocol):
+    """A normalisation of rows."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise `x: [num_tokens, size]`."""
+        ...
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add `x` to `residual` in place, and return the normalised sum."""
+        ...
+
+
+class LayerNorm:
+    """Subtracts the mean, scales to a variance of one, then by a learned weight, and adds a bias where there is one.
+
+    Source: Ba et al., arXiv 1607.06450, equation 4. Computed in float32, rounded once.
+    """
+
+    __slots__ = ("_bias", "_eps", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        """Hold the weights, `[size]` each."""
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise `x: [num_tokens, size]`."""
+        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add `x` to `residual` in place, and return the normalised sum."""
+        return self(residual.add_(x))
+
+
+def make_norm(weights: NormWeights) -> Norm:
+    """Make the normalisation that the weights are of."""
+    if weights.is_plain:
+        return RMSNorm(weights.weight, weights.eps)
+    assert weights.is_centered, "a bias stands beside a subtracted mean only"
+    return LayerNorm(weights.weight, weights.bias, weights.eps)

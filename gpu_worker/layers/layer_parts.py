@@ -1,0 +1,84 @@
+"""From the weights of a layer's blocks to the blocks: one line a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from gpu_worker.layers.attention import Attention
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.gated_mlp import GatedMLP
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    FeedForward,
+    GatedWeights,
+    Mixer,
+    PlainWeights,
+    Projection,
+)
+from gpu_worker.layers.plain_mlp import PlainMLP
+from gpu_worker.layers.rotations import Rotations
+from kernels.linear import Linear
+
+
+class MixerBlock(Protocol):
+    """What mixes the tokens of a sequence: attention, or a recurrence."""
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Read `x: [num_tokens, hidden_size]`, keep what later tokens need, and return what is to be added."""
+        ...
+
+
+class FeedForwardBlock(Protocol):
+    """What transforms each token by itself."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform `x: [num_tokens, hidden_size]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What the blocks of a layer are made with.
+
+    Attributes:
+        linear: Makes the form of a matrix.
+        rotations: The model's rotary tables.
+    """
+
+    linear: Callable[[Projection], Linear]
+    rotations: Rotations
+
+    def mixer(self, index: int, weights: Mixer) -> MixerBlock:
+        """Make a layer's mixer; `index` is the layer's number, by which it finds its cache."""
+        block: MixerBlock = _MIXERS[type(weights)](self, index, weights)
+        return block
+
+    def feed_forward(self, weights: FeedForward) -> FeedForwardBlock:
+        """Make a layer's feed-forward block."""
+        block: FeedForwardBlock = _FEED_FORWARDS[type(weights)](self, weights)
+        return block
+
+
+def _attention(parts: LayerParts, index: int, weights: AttentionWeights) -> Attention:
+    qkv, output = parts.linear(weights.qkv), parts.linear(weights.output)
+    return Attention(index, weights, qkv, output, parts.rotations.of(weights.shape))
+
+
+def _gated(parts: LayerParts, weights: GatedWeights) -> GatedMLP:
+    return GatedMLP(parts.linear(weights.gate_up), parts.linear(weights.down), weights.activation)
+
+
+def _plain(parts: LayerParts, weights: PlainWeights) -> PlainMLP:
+    return PlainMLP(parts.linear(weights.up), parts.linear(weights.down), weights.activation)
+
+
+_MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {AttentionWeights: _attention}
+
+_FEED_FORWARDS: dict[type, Callable[[LayerParts, Any], FeedForwardBlock]] = {
+    GatedWeights: _gated,
+    PlainWeights: _plain,
+}

@@ -1,0 +1,89 @@
+"""What a layer of a decoder consists of: its sizes and options, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kernels.activation import Activation
+
+
+class HeadNorm(Enum):
+    """How queries and keys are normalised before the rotation."""
+
+    NONE = "none"
+    HEADS = "heads"
+    """Each head by itself, all with the same weights."""
+    WHOLE = "whole"
+    """All query heads as one vector, and all key heads as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes and options of an attention layer.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: Zero in the traits of a family, whose checkpoints have their own.
+        sliding_window: Tokens that a query sees, itself included; None sees all.
+        chunk_size: Tokens of the stretches, counted from a sequence's first token, within which tokens see one another.
+        scale: What scores are multiplied by; None is `head_dim ** -0.5`.
+        soft_cap: Scores are bent to stay between minus this and this, if given.
+        rotary: Which of the model's rotations turns queries and keys; None turns none.
+        rotary_dim: Dimensions of a head that turn, the first ones; None is all.
+        interleaved: The checkpoint pairs a dimension with the next, not with the one half of `rotary_dim` further on.
+        head_norm: How queries and keys are normalised.
+        qkv_bias: The query, key and value projections have a bias.
+        output_bias: The output projection has one.
+        has_sinks: Each query head has a learned score of seeing nothing.
+        output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
+            attended values are multiplied by.
+    """
+
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    rotary: int | None = 0
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    head_norm: HeadNorm = HeadNorm.NONE
+    qkv_bias: bool = False
+    output_bias: bool = False
+    has_sinks: bool = False
+    output_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GatedShape:
+    """A feed-forward block `down(activation(gate(x)) * up(x))`; with `has_bias`, all three matrices have one."""
+
+    inner_size: int
+    activation: Activation = Activation.SILU
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlainShape:
+    """A feed-forward block `down(activation(up(x)))`; with `has_bias`, both matrices have one."""
+
+    inner_size: int
+    activation: Activation
+    has_bias: bool = False
+
+
+MixerShape = AttentionShape
+"""What a layer mixes tokens by."""
+
+FeedForwardShape = GatedShape | PlainShape
+"""What a layer does to each token alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraits:
+    """One layer. Either part may be absent, in models whose layers have one block each."""
+
+    mixer: MixerShape | None
+    feed_forward: FeedForwardShape | None

@@ -1,0 +1,81 @@
+"""How the blocks of a family's layers are put together, and what its checkpoints call their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class NormKind:
+    """How vectors are normalised.
+
+    Attributes:
+        is_centered: The mean is subtracted (LayerNorm).
+        has_bias: A bias is added.
+        is_offset: The checkpoint stores weights less one.
+    """
+
+    is_centered: bool = False
+    has_bias: bool = False
+    is_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names within a layer. A normalisation without a name does not exist; several names are matrices as one.
+
+    Attributes:
+        before_mixer, before_feed_forward: Normalisations of what the blocks read.
+        after_mixer, after_feed_forward: Normalisations of what they add to the stream.
+        qkv: Three, or one where the checkpoint has one matrix.
+        gate_up: Two, or one.
+        up, down: Of the feed-forward block; `up` where it has no gate.
+        renamed: Patterns of whole names, and what they are replaced by, where the checkpoint differs otherwise.
+        unused: Patterns of tensors, after renaming, that a decoder of text has no use for, such as a vision tower's.
+    """
+
+    before_mixer: str | None = "input_layernorm"
+    after_mixer: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    up: str = "up_proj"
+    down: str = "down_proj"
+    renamed: tuple[tuple[str, str], ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTraits:
+    """What all layers of a model have in common, apart from sizes.
+
+    Attributes:
+        norm: Kind of all normalisations but those of heads without weights.
+        names: Of tensors, and which normalisations there are.
+        is_parallel: Both blocks of a layer read the same normalised stream.
+        residual_scale: What blocks add to the stream is multiplied by this.
+        embedding_scale: What the tokens' embeddings are multiplied by.
+        logit_scale: What the scores of the vocabulary are multiplied by.
+        logit_soft_cap: What then bounds them, smoothly.
+    """
+
+    norm: NormKind = field(default_factory=NormKind)
+    names: TensorNames = field(default_factory=TensorNames)
+    is_parallel: bool = False
+    residual_scale: float = 1.0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
+
+    @property
+    def is_fusable(self) -> bool:
+        """Whether the fused kernels of a CPU put layers together so: what is outside of layers does not count."""
+        names = self.names
+        return (
+            not (self.norm.is_centered or self.norm.has_bias or self.is_parallel)
+            and (names.after_mixer, names.after_feed_forward) == (None, None)
+            and None not in (names.before_mixer, names.before_feed_forward)
+            and self.residual_scale == self.embedding_scale == 1
+        )

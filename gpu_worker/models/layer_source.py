@@ -1,0 +1,137 @@
+"""Takes the weights of a layer from a checkpoint, by what its traits say it consists of: one line a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, PlainShape
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    FeedForward,
+    GatedWeights,
+    LayerNorms,
+    LayerWeights,
+    Mixer,
+    NormWeights,
+    PlainWeights,
+)
+from gpu_worker.layers.rotary_order import head_order, head_rows
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.projections import Projections
+from gpu_worker.models.weight_source import WeightSource
+from kernels.rope_kv_write import HeadNormWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSource:
+    """Where the weights of layers come from.
+
+    Attributes:
+        config: Of the whole model.
+        checkpoint: Holds what is no linear layer.
+        projections: Where linear layers come from.
+    """
+
+    config: ModelConfig
+    checkpoint: WeightSource
+    projections: Projections
+
+    def take(self, index: int) -> LayerWeights:
+        """Take the weights of one layer."""
+        traits, block, names = self.config.layer(index), self.config.block, self.config.block.names
+        prefix = f"model.layers.{index}"
+
+        def norm(name: str | None) -> NormWeights | None:
+            return None if name is None else self.norm(f"{prefix}.{name}")
+
+        norms = LayerNorms(
+            norm(names.before_mixer),
+            norm(names.after_mixer),
+            norm(names.before_feed_forward),
+            norm(names.after_feed_forward),
+        )
+        mixer, feed_forward = traits.mixer, traits.feed_forward
+        return LayerWeights(
+            None if mixer is None else _MIXERS[type(mixer)](self, prefix, mixer),
+            None if feed_forward is None else _FEED_FORWARDS[type(feed_forward)](self, prefix, feed_forward),
+            norms,
+            block.is_parallel,
+            block.residual_scale,
+        )
+
+    def norm(self, name: str, size: int | None = None) -> NormWeights:
+        """Take a normalisation of the model's kind, of vectors of `size`, by default those of the stream."""
+        kind, size = self.config.block.norm, size or self.config.hidden_size
+        weight = self.checkpoint.take(f"{name}.weight", size)
+        bias = self.checkpoint.take(f"{name}.bias", size) if kind.has_bias else None
+        return NormWeights(weight + 1 if kind.is_offset else weight, self.config.rms_norm_eps, bias, kind.is_centered)
+
+
+def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> AttentionWeights:
+    name, names, size = f"{prefix}.self_attn", source.config.block.names, source.config.hidden_size
+    dim, gates = shape.head_dim, 2 if shape.output_gate else 1
+    rows = [shape.num_heads * dim * gates, shape.num_kv_heads * dim, shape.num_kv_heads * dim]
+    qkv = source.projections.take(
+        [f"{name}.{part}" for part in names.qkv],
+        rows if len(names.qkv) == 3 else [sum(rows)],
+        size,
+        has_bias=shape.qkv_bias,
+        order=_qkv_order(shape),
+    )
+    output = source.projections.take(
+        [f"{name}.{names.output}"], [size], shape.num_heads * dim, has_bias=shape.output_bias
+    )
+    sinks = source.checkpoint.take(f"{name}.sinks", shape.num_heads).float() if shape.has_sinks else None
+    return AttentionWeights(shape, qkv, output, _take_head_norm(source, name, shape), sinks)
+
+
+def _qkv_order(shape: AttentionShape) -> torch.Tensor | None:
+    """Return the order of the rows of queries, keys and values; None where it is the checkpoint's."""
+    order = head_order(shape)
+    if order is None:
+        return None
+    assert not shape.output_gate, "gates lie between the rows of queries"
+    num_rotated = shape.num_heads + shape.num_kv_heads
+    values = torch.arange(shape.num_kv_heads * shape.head_dim) + num_rotated * shape.head_dim
+    return torch.cat((head_rows(order, num_rotated), values))
+
+
+def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> HeadNormWeights | None:
+    if shape.head_norm is HeadNorm.NONE:
+        return None
+    is_whole, order = shape.head_norm is HeadNorm.WHOLE, head_order(shape)
+
+    def take(part: str, num_heads: int) -> torch.Tensor:
+        count = num_heads if is_whole else 1
+        weight = source.norm(f"{name}.{part}_norm", count * shape.head_dim).weight
+        return weight if order is None else weight[head_rows(order, count).to(weight.device)]
+
+    return HeadNormWeights(take("q", shape.num_heads), take("k", shape.num_kv_heads), source.config.rms_norm_eps)
+
+
+def _take_gated(source: LayerSource, prefix: str, shape: GatedShape) -> GatedWeights:
+    name, names, size, inner = f"{prefix}.mlp", source.config.block.names, source.config.hidden_size, shape.inner_size
+    parts = [f"{name}.{part}" for part in names.gate_up]
+    rows = [inner, inner] if len(parts) == 2 else [2 * inner]
+    gate_up = source.projections.take(parts, rows, size, has_bias=shape.has_bias)
+    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias)
+    return GatedWeights(gate_up, down, shape.activation)
+
+
+def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWeights:
+    name, names, size, inner = f"{prefix}.mlp", source.config.block.names, source.config.hidden_size, shape.inner_size
+    up = source.projections.take([f"{name}.{names.up}"], [inner], size, has_bias=shape.has_bias)
+    down = source.projections.take([f"{name}.{names.down}"], [size], inner, has_bias=shape.has_bias)
+    return PlainWeights(up, down, shape.activation)
+
+
+_MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {AttentionShape: _take_attention}
+
+_FEED_FORWARDS: dict[type, Callable[[LayerSource, str, Any], FeedForward]] = {
+    GatedShape: _take_gated,
+    PlainShape: _take_plain,
+}

@@ -1,0 +1,29 @@
+"""Activations in plain torch: the oracle of kernels, and what runs where there is none."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.activation.kind import Activation
+
+
+def activate_reference(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Apply a function to every number of `x`."""
+    match activation:
+        case Activation.SILU:
+            return functional.silu(x)
+        case Activation.GELU:
+            return functional.gelu(x)
+        case Activation.GELU_TANH:
+            return functional.gelu(x, approximate="tanh")
+        case Activation.RELU:
+            return torch.relu(x)
+        case Activation.RELU_SQUARED:
+            return torch.relu(x).square_()
+
+
+def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Compute what `kernels.activation.gated` promises; 16-bit types are rounded once more, after the function."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activate_reference(gate, activation).mul_(up)
