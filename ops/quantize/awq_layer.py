@@ -9,8 +9,8 @@ import torch
 from gpu_worker.layers.layer_weights import LayerWeights, NormWeights, Projection
 from kernels.linear.forms import DenseWeight
 from ops.quantize.awq import search_scales
+from ops.quantize.layer_blocks import blocks, with_matrices
 from ops.quantize.layer_inputs import InputMoments, LayerInputs
-from ops.quantize.layer_tensors import blocks, with_matrices
 
 
 def rescale_layer(

@@ -28,9 +28,10 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.linear.forms import DenseWeight
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
+from ops.quantize.layer_blocks import blocks, matrix_of, with_matrices
 from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass, check_stream_fits
-from ops.quantize.layer_tensors import MATRICES, blocks, dense_tensors, matrix_of, other_tensors, with_matrices
+from ops.quantize.layer_tensors import MATRICES, dense_tensors, other_tensors
 from ops.quantize.methods import HEAD, Method, make_method
 from shared.errors import ConfigError
 

@@ -19,8 +19,9 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import allocate_layer_cache
 from kernels.linear import Linear, LinearFactory
+from ops.quantize.layer_blocks import matrix_of
 from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
-from ops.quantize.layer_tensors import MATRICES, matrix_of
+from ops.quantize.layer_tensors import MATRICES
 from shared.errors import ConfigError
 
 _BLOCK_SIZE = 16

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from gpu_worker.layers.layer_traits import AttentionShape
-from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, Projection
+from gpu_worker.layers.layer_weights import LayerWeights
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
+from ops.quantize.layer_blocks import blocks, matrix_of
 
 if TYPE_CHECKING:
     from ops.quantize.methods import Rounded
@@ -51,29 +52,6 @@ MATRICES: Mapping[str, FusedMatrix] = MappingProxyType(
     }
 )
 """By their names in `LayerWeights`."""
-
-
-def with_matrices(weights: LayerWeights, matrices: Mapping[str, Projection]) -> LayerWeights:
-    """Return a layer with other matrices in place of those of the same names."""
-    changes: dict[str, Any] = dict(matrices)
-    of_mixer = {name: changes.pop(name) for name in ("qkv", "output") if name in changes}
-    mixer, feed_forward = blocks(weights)
-    return replace(weights, mixer=replace(mixer, **of_mixer), feed_forward=replace(feed_forward, **changes))
-
-
-def matrix_of(weights: LayerWeights, name: str) -> Projection:
-    """Return a matrix by its name in `MATRICES`."""
-    mixer, feed_forward = blocks(weights)
-    projection: Projection = getattr(mixer if name in ("qkv", "output") else feed_forward, name)
-    return projection
-
-
-def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
-    """Return the blocks of a layer that the job has let pass."""
-    mixer, feed_forward = weights.mixer, weights.feed_forward
-    assert isinstance(mixer, AttentionWeights)
-    assert isinstance(feed_forward, GatedWeights)
-    return mixer, feed_forward
 
 
 def other_tensors(weights: LayerWeights, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -11,8 +11,8 @@ from gpu_worker.models.registry import read_model_config
 from ops.quantize import awq
 from ops.quantize.awq import clip, rounded, search_scales
 from ops.quantize.awq_layer import rescale_layer
+from ops.quantize.layer_blocks import matrix_of
 from ops.quantize.layer_pass import LayerPass
-from ops.quantize.layer_tensors import matrix_of
 from tests.ops.quantize.layer_models import SIZES, correlated_inputs, save_model
 
 
