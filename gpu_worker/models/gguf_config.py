@@ -45,15 +45,8 @@ def _read(file: GGUFFile) -> ModelConfig:
     rope = read_gguf_rope(file, prefix, head_dim, facts.context_length)
     first = file.tensors.get("blk.0.attn_q.weight")
     inner_size = metadata.integer(f"{prefix}.feed_forward_length")
-    attention = AttentionShape(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        head_norm=HeadNorm.HEADS if "blk.0.attn_q_norm.weight" in file.tensors else HeadNorm.NONE,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-    )
     feed_forward = GatedShape(inner_size, has_bias="blk.0.ffn_up.bias" in file.tensors)
+    attention = _attention(file, num_heads, num_kv_heads, head_dim)
     return ModelConfig(
         architecture=ARCHITECTURES[prefix],
         vocab_size=facts.vocab_size,
@@ -72,6 +65,17 @@ def _read(file: GGUFFile) -> ModelConfig:
         bos_token_id=token_id(metadata, "bos"),
         dtype=torch.bfloat16 if first is None else _DTYPES.get(first.type, torch.bfloat16),
         quantization=read_gguf_method(file),
+    )
+
+
+def _attention(file: GGUFFile, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionShape:
+    return AttentionShape(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        head_norm=HeadNorm.HEADS if "blk.0.attn_q_norm.weight" in file.tensors else HeadNorm.NONE,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
     )
 
 
