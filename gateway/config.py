@@ -24,6 +24,14 @@ class GatewayConfig(NatsFiles):
     operator_key: str | None = setting(None, "Key of the operator's port, shown as a bearer token.", secret=True)
     operator_without_key: bool = setting(False, "Ask for no key on the operator's port; allowed on loopback only.")
 
+    tls_cert_file: Path | None = setting(
+        None, "Certificate (PEM, with its chain) of both ports, which then speak HTTPS alone."
+    )
+    tls_key_file: Path | None = setting(None, "Key (PEM) of that certificate, unless it is in the same file.")
+    tls_client_ca_file: Path | None = setting(
+        None, "Authorities (PEM) that a client's certificate must come from; clients without one are refused."
+    )
+
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
     nats_user: str | None = setting(None, "NATS user of the gateway role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)

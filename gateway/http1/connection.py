@@ -314,6 +314,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             has_unsent = self.transport.get_write_buffer_size() > 0
             self._set_deadline(self._limits.send_timeout_s if has_unsent else self._limits.linger_s)
+            if not self.transport.can_write_eof():  # TLS knows no half-closed connection
+                self.transport.close()
+                return
             self.transport.write_eof()
             self._read_while(True)
             self._table.note_waiting(self)

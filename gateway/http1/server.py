@@ -6,8 +6,11 @@ A drain stops accepting, lets what runs finish, tells and cuts what takes too lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import SWEEP_INTERVAL_S, ConnectionLimits, ConnectionTable
@@ -37,6 +40,7 @@ class HttpServer:
         exempt_paths: frozenset[str] = frozenset(),
         on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
         tasks: TaskSupervisor | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Answer with `handler`.
 
@@ -46,7 +50,12 @@ class HttpServer:
             exempt_paths: Answered on connections beyond the limit, too.
             on_sweep: Called twice a second, to count connections.
             tasks: Runs the loops of the server.
+            tls: Connections speak TLS with this, and nothing else.
         """
+        # A handshake has the time of a head. It is not counted among the connections before it is done.
+        self._handshake: dict[str, Any] = (
+            {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_timeout_s}
+        )
         self._tasks = tasks or TaskSupervisor()
         self._loop = asyncio.get_running_loop()
         self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
@@ -59,7 +68,9 @@ class HttpServer:
 
     async def start(self, bound: socket.socket, others: Iterable[socket.socket] = ()) -> None:
         """Accept connections to a bound socket, and what the owners of `others` leave unaccepted for a moment."""
-        self._server = await self._loop.create_server(self._new_connection, sock=bound, backlog=BACKLOG)
+        self._server = await self._loop.create_server(
+            self._new_connection, sock=bound, backlog=BACKLOG, **self._handshake
+        )
         self._sweeping = self._tasks.start(self._sweep_forever(), "sweep of connections")
         self._rescuing = self._tasks.start(self._rescue_forever([*others]), "rescue of unaccepted connections")
 
@@ -123,7 +134,9 @@ class HttpServer:
                 # Nothing waits there, or it does not listen now.
                 return
             # Ours from here on, also if a drain ends the rescuing meanwhile.
-            await asyncio.shield(self._loop.connect_accepted_socket(self._new_connection, accepted))
+            accepting = self._loop.connect_accepted_socket(self._new_connection, accepted, **self._handshake)
+            with contextlib.suppress(OSError):  # a handshake that failed
+                await asyncio.shield(accepting)
 
     async def _stop(self, task: asyncio.Task[None] | None) -> None:
         if task is not None:

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
@@ -43,6 +44,7 @@ from gateway.fleet.fleet_metrics import FleetCollector
 from gateway.http1.asgi import AsgiHandler
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.server import HttpServer
+from gateway.http1.tls import server_tls
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.listeners import Listeners, bind_listeners, url_of
 from gateway.process.parent_link import ParentLink, ProcessState
@@ -77,6 +79,7 @@ def main(config: GatewayConfig) -> int:
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
     check_operator_settings(config)
+    _tls(config)
     check_auth_settings(asks_for_key=config.auth, host=config.host)
     if config.processes == 1:
         _configure_logging()
@@ -161,7 +164,7 @@ async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]
 
 def _announce(listeners: Listeners, link: ParentLink | None) -> None:
     if listeners.operator is not None:
-        _logger.info("operator's port", extra={"url": url_of(listeners.operator)})
+        _logger.info("operator's port", extra={"url": url_of(listeners.operator, listeners.scheme)})
     _logger.info("serving", extra={"url": listeners.url, "pid": os.getpid()})
     if link is not None:
         link.enter(ProcessState.SERVING)
@@ -207,17 +210,27 @@ async def _assemble(
     responses = ResponseStore(ResponseLog(nats), JobQueue(nats))
     stack.push_async_callback(responses.log.close)
     entrance = public_handler(service, services, responses)
-    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks)
+    tls = _tls(config)
+    public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks, tls)
     registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
     registry.register(FleetCollector(fleet))
     operator_app = create_operator_app(
         OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry),
     )
-    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits(), tasks=tasks)
+    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), ConnectionLimits(), tasks=tasks, tls=tls)
     await stack.enter_async_context(_running(tasks, service.tick_forever(), "ticks of streams"))
     await stack.enter_async_context(_running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, fleet)
     return public, operator, partial(_cut, dispatcher, responses)
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Read the certificates.
+
+    Raises:
+        ConfigError: One cannot be used.
+    """
+    return server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
 
 
 def _cut(dispatcher: Dispatcher, responses: ResponseStore) -> None:

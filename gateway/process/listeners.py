@@ -24,6 +24,7 @@ class Listeners:
 
     public: tuple[socket.socket, ...]
     operator: socket.socket | None
+    scheme: str = "http"
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -33,7 +34,7 @@ class Listeners:
     @property
     def url(self) -> str:
         """URL of the public port, on this machine."""
-        return url_of(self.public[0])
+        return url_of(self.public[0], self.scheme)
 
     def listen(self) -> None:
         """Let the kernel queue connections; the processes that share a socket accept them."""
@@ -61,13 +62,13 @@ def bind_listeners(config: GatewayConfig) -> Listeners:
     operator = None
     if config.operator_port is not None:
         [operator] = _bind("HEADRACE_OPERATOR_PORT", config.operator_host, config.operator_port, 1)
-    return Listeners(public, operator)
+    return Listeners(public, operator, "http" if config.tls_cert_file is None else "https")
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """Return the URL at which a socket of this machine is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _bind(variable: str, host: str, port: int, count: int) -> tuple[socket.socket, ...]:

@@ -12,7 +12,12 @@ DEFAULT_STATE_DIR = Path(".headrace")
 DEFAULT_AUDIT_FILE = DEFAULT_STATE_DIR / "audit.jsonl"
 # Settings of the parts that `headrace up` chooses itself: it runs on loopback, and `gateways` says how many; it watches
 # its workers itself, and several could not share one port.
-CHOSEN_SETTINGS = frozenset({"host", "processes", "operator_host", "health_host", "health_port"})
+CHOSEN_SETTINGS = frozenset(
+    {
+        *("host", "processes", "operator_host", "health_host", "health_port"),
+        *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
+    }
+)
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
 
 

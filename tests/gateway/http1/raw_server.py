@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -43,10 +44,11 @@ async def served(
     limits: ConnectionLimits | None = None,
     exempt_paths: frozenset[str] = frozenset(),
     on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Served]:
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = HttpServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep)
+    server = HttpServer(handler, limits or ConnectionLimits(), exempt_paths, on_sweep, tls=tls)
     await server.start(bound)
     try:
         yield Served(server, bound.getsockname()[1])

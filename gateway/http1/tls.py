@@ -1,0 +1,48 @@
+"""TLS on the gateway's own ports: a certificate, and if wanted an authority that clients' certificates must come from.
+
+Files are read once at start; a new certificate comes into force when the processes are replaced (SIGUSR1 with several).
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+CERT_VARIABLE = "HEADRACE_TLS_CERT_FILE"
+CLIENT_CA_VARIABLE = "HEADRACE_TLS_CLIENT_CA_FILE"
+
+
+def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
+    """Return the context of a server with this certificate; None where no file is given.
+
+    Args:
+        cert: Certificate and its chain, PEM.
+        key: Its key; in the same file if None.
+        client_ca: Authorities; clients without a certificate of theirs are refused in the handshake.
+
+    Raises:
+        ConfigError: A file cannot be used, or a key or authority is given without a certificate.
+    """
+    if cert is None:
+        if key is not None or client_ca is not None:
+            raise ConfigError(CERT_VARIABLE, "is required with HEADRACE_TLS_KEY_FILE or HEADRACE_TLS_CLIENT_CA_FILE")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # A key that asks for a password would ask on the terminal.
+        context.load_cert_chain(cert, key, password=lambda: b"")
+    except OSError as error:
+        reason = "hold no certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(CERT_VARIABLE, f"{cert} and {key or 'the key in it'}: {reason}") from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(cafile=client_ca)
+        except OSError as error:
+            reason = "holds no certificates in PEM form" if isinstance(error, ssl.SSLError) else error.strerror
+            raise ConfigError(CLIENT_CA_VARIABLE, f"{client_ca}: {reason}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
