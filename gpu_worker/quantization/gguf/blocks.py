@@ -16,10 +16,13 @@ import torch
 
 from gpu_worker.quantization.gguf import tensor_types
 from gpu_worker.quantization.gguf.tensor_types import TensorType
-from kernels.linear.forms import GroupQuantizedWeight, integers
+from kernels.linear.forms import FLOAT4, GroupQuantizedWeight, integers
 
 # So much of a tensor is unpacked at once, which caches hold: memory besides the result stays within a few times this.
 _CHUNK_BYTES = 1 << 20
+
+# The exponent of MXFP4 that stands for no number.
+_NOT_A_NUMBER = 255
 
 _LOW_BIT = 0x0101010101010101
 _LOW_PAIR = 0x0303030303030303
@@ -55,6 +58,8 @@ def unpack(raw: torch.Tensor, kind: TensorType) -> GroupQuantizedWeight:
         NonFiniteScaleError: A scale or an offset is not a finite number.
     """
     assert kind.bits is not None
+    if kind is tensor_types.MXFP4:
+        return _unpack_mxfp4(raw)
     num_rows, columns = raw.shape[0], raw.shape[1] // kind.block_bytes * kind.block_size
     values = raw.new_empty(num_rows, columns * kind.bits // 8)
     scales = raw.new_empty(num_rows, columns // kind.group_size, dtype=torch.float32)
@@ -69,6 +74,20 @@ def unpack(raw: torch.Tensor, kind: TensorType) -> GroupQuantizedWeight:
     if not (scales.isfinite().all() and offsets.isfinite().all()):
         raise NonFiniteScaleError
     return GroupQuantizedWeight(values, integers(kind.bits), kind.group_size, scales, offsets)
+
+
+def _unpack_mxfp4(raw: torch.Tensor) -> GroupQuantizedWeight:
+    """Unpack blocks of an exponent and 16 bytes, whose low halves are the first 16 numbers and high halves the others.
+
+    Raises:
+        NonFiniteScaleError: An exponent says that the block's numbers are none.
+    """
+    blocks = raw.view(raw.shape[0], -1, tensor_types.MXFP4.block_bytes)
+    exponents = blocks[..., 0].contiguous()
+    if (exponents == _NOT_A_NUMBER).any():
+        raise NonFiniteScaleError
+    codes = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), dim=2).flatten(1)
+    return GroupQuantizedWeight(FLOAT4.pack(codes), FLOAT4, 32, exponents.view(torch.float8_e8m0fnu))
 
 
 def _half(blocks: torch.Tensor, begin: int) -> torch.Tensor:

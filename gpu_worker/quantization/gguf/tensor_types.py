@@ -40,9 +40,10 @@ Q8_0 = TensorType("Q8_0", 8, 32, 34, bits=8, group_size=32)
 Q4_K = TensorType("Q4_K", 12, 256, 144, bits=4, group_size=32)
 Q5_K = TensorType("Q5_K", 13, 256, 176, bits=8, group_size=32)
 Q6_K = TensorType("Q6_K", 14, 256, 210, bits=8, group_size=16)
+MXFP4 = TensorType("MXFP4", 39, 32, 17, bits=4, group_size=32)
 
 TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
-    {kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K)}
+    {kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)}
 )
 _OTHER_NAMES: Mapping[int, str] = MappingProxyType(
     {
@@ -67,7 +68,6 @@ _OTHER_NAMES: Mapping[int, str] = MappingProxyType(
         29: "IQ1_M",
         34: "TQ1_0",
         35: "TQ2_0",
-        39: "MXFP4",
     }
 )
 

@@ -6,8 +6,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 QUANTIZED = TYPES[3:]
+SCALED_BY_HALVES = QUANTIZED[:-1]
 # Bytes of a block that hold float16 numbers, and how large these make weights of about 1: the first scales values of
 # such a spread, the second (where there is one) is the offset of the block's mean.
 _HALVES: dict[str, tuple[tuple[int, float], ...]] = {
@@ -31,6 +32,10 @@ def random_rows(kind: str, rows: int, columns: int, spread: float, seed: int) ->
         return gguf.quants.quantize(weights, gguf.GGMLQuantizationType[kind]).view(np.uint8)
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = generator.integers(0, 256, (rows, columns // block_size, block_bytes), dtype=np.uint8)
+    if kind == "MXFP4":
+        # An exponent of 127 is a scale of one, for numbers of about three.
+        blocks[..., 0] = 126 + round(np.log2(spread)) - generator.integers(0, 2, blocks.shape[:2])
+        return blocks.reshape(rows, -1)
     for offset, size in _HALVES[kind]:
         halves = size * spread * generator.uniform(0.7, 1.3, blocks.shape[:2])
         blocks[..., offset : offset + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
