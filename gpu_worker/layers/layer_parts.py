@@ -16,12 +16,15 @@ from gpu_worker.layers.layer_weights import (
     FeedForward,
     GatedWeights,
     Mixer,
+    MixtureWeights,
     PlainWeights,
     Projection,
 )
+from gpu_worker.layers.mixture import Mixture, SharedExpert
 from gpu_worker.layers.plain_mlp import PlainMLP
 from gpu_worker.layers.rotations import Rotations
-from kernels.linear import Linear
+from kernels.linear import Linear, LinearFactory
+from kernels.moe import Experts, make_experts
 
 
 class MixerBlock(Protocol):
@@ -46,11 +49,25 @@ class LayerParts:
 
     Attributes:
         linear: Makes the form of a matrix.
+        experts: Makes those of a mixture.
         rotations: The model's rotary tables.
     """
 
     linear: Callable[[Projection], Linear]
+    experts: Callable[[MixtureWeights], Experts]
     rotations: Rotations
+
+    @classmethod
+    def made_by(cls, linears: LinearFactory, rotations: Rotations) -> LayerParts:
+        """Make the fastest forms of matrices and experts, by `linears`."""
+
+        def linear(projection: Projection) -> Linear:
+            return linears.make(projection.weight, projection.bias)
+
+        def experts(weights: MixtureWeights) -> Experts:
+            return make_experts(linears, weights.gate_up, weights.down, weights.activation)
+
+        return cls(linear, experts, rotations)
 
     def mixer(self, index: int, weights: Mixer) -> MixerBlock:
         """Make a layer's mixer; `index` is the layer's number, by which it finds its cache."""
@@ -76,9 +93,20 @@ def _plain(parts: LayerParts, weights: PlainWeights) -> PlainMLP:
     return PlainMLP(parts.linear(weights.up), parts.linear(weights.down), weights.activation)
 
 
+def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
+    shared = None
+    if weights.shared is not None:
+        gate = None if weights.shared.gate is None else parts.linear(weights.shared.gate)
+        block = GatedMLP(parts.linear(weights.shared.gate_up), parts.linear(weights.shared.down))
+        shared = SharedExpert(block, gate)
+    router = parts.linear(weights.router)
+    return Mixture(router, weights.rule, parts.experts(weights), shared, weighs_inputs=weights.weighs_inputs)
+
+
 _MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {AttentionWeights: _attention}
 
 _FEED_FORWARDS: dict[type, Callable[[LayerParts, Any], FeedForwardBlock]] = {
     GatedWeights: _gated,
     PlainWeights: _plain,
+    MixtureWeights: _mixture,
 }

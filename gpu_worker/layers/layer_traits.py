@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gpu_worker.layers.mixture_shape import MixtureShape
 from kernels.activation import Activation
 
 
@@ -77,7 +78,7 @@ class PlainShape:
 MixerShape = AttentionShape
 """What a layer mixes tokens by."""
 
-FeedForwardShape = GatedShape | PlainShape
+FeedForwardShape = GatedShape | PlainShape | MixtureShape
 """What a layer does to each token alone."""
 
 

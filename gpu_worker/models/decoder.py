@@ -12,7 +12,6 @@ from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
-from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
@@ -23,7 +22,7 @@ from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
 from kernels.decoder_stack import StackShape
-from kernels.linear import Linear, LinearFactory
+from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
 
 
@@ -150,12 +149,9 @@ def _decoder(
         cos_sin = rotations.of(config.attention_shape(0))
         taps = config.tapped_layers
         return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
-
-    def linear(projection: Projection) -> Linear:
-        return linears.make(projection.weight, projection.bias)
-
     embed = Embedding(embedding, dtype, config.block.embedding_scale)
-    return LayeredDecoder(embed, layers, final_norm, LayerParts(linear, rotations), config.tapped_layers)
+    parts = LayerParts.made_by(linears, rotations)
+    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers)
 
 
 def is_fusable(config: ModelConfig) -> bool:

@@ -16,11 +16,14 @@ from gpu_worker.layers.layer_weights import (
     LayerNorms,
     LayerWeights,
     Mixer,
+    MixtureWeights,
     NormWeights,
     PlainWeights,
 )
+from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rotary_order import head_order, head_rows
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.mixture_source import take_mixture
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource
 from kernels.rope_kv_write import HeadNormWeights
@@ -131,7 +134,13 @@ def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWei
 
 _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {AttentionShape: _take_attention}
 
+
+def _take_mixture(source: LayerSource, prefix: str, shape: MixtureShape) -> MixtureWeights:
+    return take_mixture(source.projections, prefix, shape, source.config.hidden_size)
+
+
 _FEED_FORWARDS: dict[type, Callable[[LayerSource, str, Any], FeedForward]] = {
     GatedShape: _take_gated,
     PlainShape: _take_plain,
+    MixtureShape: _take_mixture,
 }

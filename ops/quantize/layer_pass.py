@@ -6,6 +6,7 @@ The layer is the engine's own, with a KV cache that holds one window.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -57,11 +58,10 @@ class LayerPass:
         Shapes:
             embedded: `[num_windows, length, hidden_size]` float32; kept where it is
         """
-        self._linears = LinearFactory(free_host_bytes)
         self._device = device
         self.hidden = embedded
         length = embedded.shape[1]
-        self._rotations = Rotations(config.ropes, length, device)
+        self._parts = LayerParts.made_by(LinearFactory(free_host_bytes), Rotations(config.ropes, length, device))
         self._positions = torch.arange(length, device=device)
         self._context = _one_window(config, length, device)
 
@@ -71,21 +71,18 @@ class LayerPass:
 
         def record(projection: Projection) -> Linear:
             moments[id(projection)] = InputMoments.none(projection.weight.shape[1], self._device)
-            return RecordingLinear(self._linear(projection), moments[id(projection)])
+            return RecordingLinear(self._parts.linear(projection), moments[id(projection)])
 
-        layer = DecoderLayer(0, weights, LayerParts(record, self._rotations))
+        layer = DecoderLayer(0, weights, replace(self._parts, linear=record))
         for window in self.hidden:
             self._run(layer, window)
         return LayerInputs(*(moments[id(matrix_of(weights, name))] for name in MATRICES))
 
     def advance(self, weights: LayerWeights) -> None:
         """Move the stream through the layer."""
-        layer = DecoderLayer(0, weights, LayerParts(self._linear, self._rotations))
+        layer = DecoderLayer(0, weights, self._parts)
         for window in self.hidden:
             window.copy_(self._run(layer, window))
-
-    def _linear(self, projection: Projection) -> Linear:
-        return self._linears.make(projection.weight, projection.bias)
 
     def _run(self, layer: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: torch.Tensor) -> torch.Tensor:
         added, stream = layer(window.to(self._device, copy=True), None, self._positions, self._context)

@@ -10,7 +10,6 @@ import torch
 from gpu_worker.execution.batch.transfers import Downloads
 from gpu_worker.layers.layer_norm import Norm, make_norm
 from gpu_worker.layers.layer_parts import LayerParts
-from gpu_worker.layers.layer_weights import Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rms_norm import RMSNorm
 from gpu_worker.layers.vocabulary import LMHead
@@ -56,10 +55,8 @@ class LayeredEagle:
 
     def __init__(self, weights: EagleWeights, linears: LinearFactory) -> None:
         """Make the layer's operations."""
-
-        def linear(projection: Projection) -> Linear:
-            return linears.make(projection.weight, projection.bias)
-
+        parts = LayerParts.made_by(linears, weights.rotations)
+        linear = parts.linear
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
         norm = weights.layer.norms.before_mixer
         if isinstance(inputs, PairNorms):
@@ -68,7 +65,7 @@ class LayeredEagle:
             join = linear(inputs)
             self._inputs = _Joined(join, None if norm is None else make_norm(norm))
         self._embedding = weights.embedding
-        self._layer = DecoderLayer(0, weights.layer, LayerParts(linear, weights.rotations))
+        self._layer = DecoderLayer(0, weights.layer, parts)
         self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(linear(head.matrix), dtype)
         self._head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
         self._token_ids = head.token_ids

@@ -146,8 +146,7 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
     fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table)
-    linears = LinearFactory(free_host_bytes)
-    parts = LayerParts(lambda projection: linears.make(projection.weight, projection.bias), rotations)
+    parts = LayerParts.made_by(LinearFactory(free_host_bytes), rotations)
     return fused, LayeredDecoder(Embedding(embedding, dtype), layers, NormWeights(norm, SHAPE.eps), parts)
 
 

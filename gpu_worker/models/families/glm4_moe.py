@@ -1,0 +1,44 @@
+"""GLM-4.5 and later mixtures: routing by groups with a bias, a shared expert, half of a head's dimensions rotated."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mixture_config import (
+    all_layers,
+    grouped_sigmoid_rule,
+    later_layers,
+    read_num_experts,
+    with_mixtures,
+)
+
+ARCHITECTURE = "Glm4MoeForCausalLM"
+
+NAMES = MixtureNames(shared="mlp.shared_experts")
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration. Layers behind the last one, which draft, are not taken."""
+    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
+    inner = file.integer("moe_intermediate_size")
+    shape = MixtureShape(
+        num_experts,
+        inner,
+        grouped_sigmoid_rule(file, num_experts),
+        NAMES,
+        has_choice_bias=True,
+        shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
+    )
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(
+            qkv_bias=file.boolean("attention_bias", False),
+            head_norm=HeadNorm.HEADS if file.boolean("use_qk_norm", False) else HeadNorm.NONE,
+        ),
+        block=BlockTraits(names=TensorNames(unused=(rf"model\.layers\.{len(all_layers(file))}\..*",))),
+        norm_eps=("rms_norm_eps", 1e-5),
+    )
+    return with_mixtures(read_decoder(file, traits), shape, later_layers(file, 1))

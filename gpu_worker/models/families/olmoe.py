@@ -1,0 +1,35 @@
+"""OLMoE: many small experts, and queries and keys normalised over all heads at once."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_mixtures
+from kernels.moe import RoutingRule
+
+ARCHITECTURE = "OlmoeForCausalLM"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration.
+
+    Raises:
+        CheckpointError: Queries, keys and values are clipped, as those of no published checkpoint are.
+    """
+    if "clip_qkv" in file.names():
+        raise file.error("clip_qkv", "is set; supported: null, as in all published checkpoints")
+    bias = file.boolean("attention_bias", False)
+    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
+    shape = MixtureShape(
+        num_experts,
+        file.integer("intermediate_size"),
+        RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
+    )
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(qkv_bias=bias, output_bias=bias, head_norm=HeadNorm.WHOLE),
+        norm_eps=("rms_norm_eps", 1e-5),
+    )
+    return with_mixtures(read_decoder(file, traits), shape, all_layers(file))

@@ -1,0 +1,32 @@
+"""Qwen3-MoE: Qwen3 with small experts in place of its feed-forward blocks."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, sparse_layers, with_mixtures
+from kernels.moe import RoutingRule
+
+ARCHITECTURE = "Qwen3MoeForCausalLM"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration. A sliding window, which no published checkpoint has, is one of all layers."""
+    attention_bias = file.boolean("attention_bias", False)
+    windows = None
+    if file.boolean("use_sliding_window", False) and "sliding_window" in file.names():
+        windows = (file.integer("sliding_window"),) * len(all_layers(file))
+    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
+    shape = MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size"),
+        RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
+    )
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(qkv_bias=attention_bias, output_bias=attention_bias, head_norm=HeadNorm.HEADS),
+        layer_windows=windows,
+    )
+    return with_mixtures(read_decoder(file, traits), shape, sparse_layers(file))

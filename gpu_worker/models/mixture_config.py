@@ -1,0 +1,83 @@
+"""Reads what checkpoints' configurations say about mixtures of experts, in the ways that families share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.json_file import JsonFile
+from kernels.moe import RoutingRule
+
+_MAX_EXPERTS = 1 << 12
+
+
+def with_mixtures(config: ModelConfig, shape: MixtureShape, layers: Collection[int]) -> ModelConfig:
+    """Return a model whose feed-forward blocks are mixtures in the layers of these numbers."""
+    traits = [
+        replace(layer, feed_forward=shape) if index in layers else layer for index, layer in enumerate(config.layers)
+    ]
+    return replace(config, layers=tuple(traits))
+
+
+def read_num_experts(file: JsonFile, *names: str) -> int:
+    """Read how many experts a mixture has, from the first of these fields that is present."""
+    return file.integer(next((name for name in names if name in file.names()), names[0]), maximum=_MAX_EXPERTS)
+
+
+def read_top_k(file: JsonFile, num_experts: int, default: int | None = None) -> int:
+    """Read how many experts a token gets.
+
+    Raises:
+        CheckpointError: More than there are.
+    """
+    top_k = file.integer("num_experts_per_tok", default, maximum=_MAX_EXPERTS)
+    if top_k > num_experts:
+        raise file.error("num_experts_per_tok", f"is {top_k}; there are {num_experts} experts")
+    return top_k
+
+
+def all_layers(file: JsonFile) -> frozenset[int]:
+    """Return the numbers of all layers."""
+    return frozenset(range(file.integer("num_hidden_layers", maximum=1024)))
+
+
+def sparse_layers(file: JsonFile) -> frozenset[int]:
+    """Read which layers are mixtures where the configuration has a step between them, as Qwen's does.
+
+    `mlp_only_layers` are not, and of the others every `decoder_sparse_step`-th is.
+    """
+    step, dense = file.integer("decoder_sparse_step", 1), file.integers("mlp_only_layers")
+    return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0 and layer not in dense)
+
+
+def later_layers(file: JsonFile, default: int) -> frozenset[int]:
+    """Read which layers are mixtures where the first `first_k_dense_replace` are not."""
+    first = file.integer("first_k_dense_replace", default, minimum=0)
+    return frozenset(layer for layer in all_layers(file) if layer >= first)
+
+
+def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
+    """Read the rule of DeepSeek-V3 and GLM: sigmoids, chosen with a bias from the best groups.
+
+    Raises:
+        CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
+    """
+    top_k = read_top_k(file, num_experts, 8)
+    num_groups, top_k_groups = file.integer("n_group", 1), file.integer("topk_group", 1)
+    if num_experts % num_groups:
+        raise file.error("n_group", f"is {num_groups}; it must divide the number of experts ({num_experts})")
+    if top_k_groups > num_groups:
+        raise file.error("topk_group", f"is {top_k_groups}; there are {num_groups} groups (n_group)")
+    if top_k > (room := num_experts // num_groups * top_k_groups):
+        raise file.error("num_experts_per_tok", f"is {top_k}; the groups that a token chooses have {room} experts")
+    return RoutingRule(
+        top_k,
+        score="sigmoid",
+        renormalize=file.boolean("norm_topk_prob", True),
+        num_groups=num_groups,
+        top_k_groups=top_k_groups,
+        group_score="top2",
+        scale=file.number("routed_scaling_factor", 1.0),
+    )

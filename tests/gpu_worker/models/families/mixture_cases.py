@@ -1,0 +1,127 @@
+"""Families with mixtures of experts, each with sizes that are odd somewhere and options that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from tests.gpu_worker.models.families.random_models import Case
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+_GRANITE = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+}
+_GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+}
+# What `transformers` calls its own names for tensors, of which experts' are stacked.
+_STACKED = {"save_original_format": False}
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "mixtral": Case("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
+        "qwen2-moe": Case(
+            "Qwen2Moe",
+            {
+                "num_experts": 6,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 32,
+                "decoder_sparse_step": 2,
+            },
+        ),
+        "qwen3-moe": Case(
+            "Qwen3Moe",
+            {
+                "num_local_experts": 7,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 24,
+                "head_dim": 16,
+                "norm_topk_prob": True,
+                "mlp_only_layers": [0],
+                "tie_word_embeddings": True,
+                "num_key_value_heads": 1,
+            },
+        ),
+        "olmoe": Case("Olmoe", {"num_experts": 6, "num_experts_per_tok": 4, "num_key_value_heads": 4}),
+        "gpt-oss": Case(
+            "GptOss",
+            {
+                "num_local_experts": 6,
+                "num_experts_per_tok": 3,
+                "head_dim": 16,
+                "sliding_window": 8,
+                "rope_parameters": _YARN,
+            },
+        ),
+        "glm4-moe": Case("Glm4Moe", {**_GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}),
+        "granite-moe": Case("GraniteMoe", _GRANITE),
+        "granite-moe-shared": Case("GraniteMoeShared", {**_GRANITE, "shared_intermediate_size": 24}),
+    }
+)
+"""One of each family."""
+
+MORE_CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "mixtral-stacked": Case("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1}, saved=_STACKED),
+        "qwen2-moe-renormalised": Case(
+            "Qwen2Moe",
+            {
+                "num_experts": 9,
+                "num_experts_per_tok": 9,
+                "moe_intermediate_size": 20,
+                "shared_expert_intermediate_size": 24,
+                "norm_topk_prob": True,
+                "use_sliding_window": True,
+                "sliding_window": 7,
+                "max_window_layers": 1,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            saved=_STACKED,
+        ),
+        "qwen3-moe-bf16": Case(
+            "Qwen3Moe",
+            {
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "head_dim": 16,
+                "attention_bias": True,
+            },
+            dtype=torch.bfloat16,
+        ),
+        "olmoe-stacked-bf16": Case(
+            "Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}, dtype=torch.bfloat16, saved=_STACKED
+        ),
+        "gpt-oss-bf16": Case(
+            "GptOss",
+            {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 8, "sliding_window": 5, "swiglu_limit": 1.5},
+            dtype=torch.bfloat16,
+        ),
+        "glm4-moe-biases": Case(
+            "Glm4Moe", {**_GLM, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}
+        ),
+        "granite-moe-stacked": Case("GraniteMoe", {**_GRANITE, "tie_word_embeddings": True}, saved=_STACKED),
+        "granite-moe-no-shared": Case("GraniteMoeShared", {**_GRANITE, "shared_intermediate_size": 0}),
+    }
+)
+"""Other options, and other names and forms of what is stored."""

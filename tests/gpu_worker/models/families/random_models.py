@@ -1,0 +1,65 @@
+"""Saves small random models of any family that `transformers` has, which is the oracle."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu_worker.models.variants import randomize
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family, by the beginning of its class's name, with options of its configuration.
+
+    Attributes:
+        dtype: What is saved; the oracle computes in float32 with the same numbers.
+        saved: Options of `save_pretrained`.
+    """
+
+    family: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    saved: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_case(case: Case, directory: Path) -> Any:
+    """Save a random model, and return it."""
+    import transformers
+
+    config = getattr(transformers, f"{case.family}Config")(**{**SIZES, **case.options})
+    torch.manual_seed(len(repr(case)))
+    model = getattr(transformers, f"{case.family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        vectors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dim() == 1]
+        for vector in vectors:
+            vector.data = vector.data[None]
+        randomize(model)
+        for vector in vectors:
+            vector.data = vector.data[0]
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer.normal_(0, 0.5)
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(case.dtype))
+    # A copy, because frequencies of the rotation would be rounded with the weights.
+    copy.deepcopy(model).to(case.dtype).save_pretrained(directory, **case.saved)
+    return model
