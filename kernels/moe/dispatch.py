@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
+from kernels.gpu_config import has_kernels
 from kernels.moe.cpu import can_route, route_cpu
 from kernels.moe.reference import route_reference
 from kernels.moe.routing_rule import RoutingRule
@@ -25,6 +26,10 @@ def route(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.
         weights: `[num_tokens, top_k]` float32
     """
     assert rule.top_k <= logits.shape[1] // rule.num_groups * rule.top_k_groups
+    if has_kernels(logits.device):
+        from kernels.moe.triton_route import route_triton
+
+        return route_triton(logits, rule)
     if can_route(logits) and (library := cpu_library()) is not None:
         return route_cpu(library, logits, rule)
     return route_reference(logits, rule)

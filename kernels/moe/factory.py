@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from kernels.cpu_library import cpu_library
+from kernels.gpu_config import gpu_of, has_kernels
 from kernels.linear import LinearFactory
 from kernels.moe.activation import GatedActivation
 from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.layers import ExpertLayers, Experts, LinearExperts
+from kernels.moe.stacks import stack_experts
 
 
 def make_experts(
@@ -30,6 +32,12 @@ def make_experts(
     if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:
         packed = pack_experts(library, gate_up, is_gated=True), pack_experts(library, down, is_gated=False)
         return CpuExperts(library, *packed, activation, first_expert)
+    if has_kernels(gate_up.device):
+        stacks = stack_experts(gate_up, is_gated=True), stack_experts(down, is_gated=False)
+        if stacks[0] is not None and stacks[1] is not None:
+            from kernels.moe.gpu import GpuExperts
+
+            return GpuExperts(stacks[0], stacks[1], activation, first_expert, gpu_of(gate_up.device))
     layers = [
         ExpertLayers(
             factory.make(gate_up.forms[expert], gate_up.bias_of(expert)),

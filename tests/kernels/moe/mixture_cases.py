@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from kernels.linear.forms import FLOAT4, INT4, GroupQuantizedWeight, Number, WeightForm
 from kernels.moe import GELU_TANH, SILU, ExpertWeights, GatedActivation, clamped_swiglu
 from tests.kernels.moe import plain_mixture
 
@@ -116,3 +117,21 @@ MIXTURES = [
     Mixture(5, 3, 3, hidden_size=34, intermediate_size=66),
     Mixture(130, 4, 2, has_bias=False),
 ]
+
+
+def grouped(number: Number, rows: int, columns: int, seed: int) -> WeightForm:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(2**number.bits, (rows, columns), generator=generator).to(torch.uint8)
+    shape = (rows, columns // 32)
+    if number is FLOAT4:
+        scales = torch.randint(121, 125, shape, generator=generator).to(torch.uint8).view(torch.float8_e8m0fnu)
+        return GroupQuantizedWeight(number.pack(codes), number, 32, scales)
+    scales = torch.rand(shape, generator=generator) * 0.05
+    return GroupQuantizedWeight(number.pack(codes), number, 32, scales, -number.centre * scales)
+
+
+def ordered(rows: int, columns: int, seed: int) -> WeightForm:
+    """Codes whose columns are in an order of the expert's own."""
+    form = grouped(INT4, rows, columns, seed)
+    assert isinstance(form, GroupQuantizedWeight)
+    return replace(form, input_order=torch.randperm(columns, generator=torch.Generator().manual_seed(seed)))

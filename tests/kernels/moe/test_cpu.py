@@ -10,12 +10,21 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.linear import LinearFactory
-from kernels.linear.forms import FLOAT4, INT4, INT8, GroupQuantizedWeight, Number, ScaledWeight, WeightForm
+from kernels.linear.forms import FLOAT4, INT4, INT8, ScaledWeight, WeightForm
 from kernels.moe import SILU, ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from kernels.moe.cpu import CpuExperts
 from kernels.moe.layers import LinearExperts
 from kernels.moe.reference import route_reference
-from tests.kernels.moe.mixture_cases import ACTIVATIONS, MIXTURES, RULES, Mixture, Tensors, random_logits
+from tests.kernels.moe.mixture_cases import (
+    ACTIVATIONS,
+    MIXTURES,
+    RULES,
+    Mixture,
+    Tensors,
+    grouped,
+    ordered,
+    random_logits,
+)
 from tests.kernels.poisoned_memory import poisoned_memory
 
 # Of the result's norm. Activations are rounded to the type; with quantized weights, those in bfloat16 to eight bits.
@@ -88,28 +97,10 @@ def test_weights_of_16_bits_are_widened_for_float32_inputs(stored: torch.dtype) 
     check(replace(case, x=case.x.float()), "silu", TOLERANCE[torch.float32])
 
 
-def grouped(number: Number, rows: int, columns: int, seed: int) -> WeightForm:
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(2**number.bits, (rows, columns), generator=generator).to(torch.uint8)
-    shape = (rows, columns // 32)
-    if number is FLOAT4:
-        scales = torch.randint(121, 125, shape, generator=generator).to(torch.uint8).view(torch.float8_e8m0fnu)
-        return GroupQuantizedWeight(number.pack(codes), number, 32, scales)
-    scales = torch.rand(shape, generator=generator) * 0.05
-    return GroupQuantizedWeight(number.pack(codes), number, 32, scales, -number.centre * scales)
-
-
 def scaled(dtype: torch.dtype, rows: int, columns: int, seed: int) -> WeightForm:
     values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 30
     scales = torch.rand(rows, 1, generator=torch.Generator().manual_seed(seed)) * 0.01
     return ScaledWeight(values.clamp(-127, 127).to(dtype), scales, "dynamic")
-
-
-def ordered(rows: int, columns: int, seed: int) -> WeightForm:
-    """Codes whose columns are in an order of the expert's own."""
-    form = grouped(INT4, rows, columns, seed)
-    assert isinstance(form, GroupQuantizedWeight)
-    return replace(form, input_order=torch.randperm(columns, generator=torch.Generator().manual_seed(seed)))
 
 
 FORMS = {

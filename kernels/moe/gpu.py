@@ -1,0 +1,181 @@
+"""Experts by the Triton kernels: sort pairs by expert, multiply twice, add up. Nothing waits for the device."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+import triton
+
+from kernels.gpu_config import Gpu
+from kernels.linear.gpu_packed.matrix import TILE_ROWS
+from kernels.moe.activation import GatedActivation
+from kernels.moe.config import ExpertLaunch, expert_launch, max_blocks
+from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
+from kernels.moe.triton_combine import combine
+from kernels.moe.triton_dense import dense_experts_kernel
+from kernels.moe.triton_packed import packed_experts_kernel
+from kernels.moe.triton_sort import SortedPairs, sort_pairs
+
+
+class GpuExperts:
+    """Experts on a GPU. One stream at a time calls it."""
+
+    __slots__ = ("_activation", "_counts", "_down", "_first_expert", "_gate_up", "_gpu", "tokens_per_expert")
+
+    def __init__(
+        self, gate_up: ExpertStack, down: ExpertStack, activation: GatedActivation, first_expert: int, gpu: Gpu
+    ) -> None:
+        """Hold stacks that `stack_experts` made, the first projection's with `is_gated`."""
+        self._gate_up, self._down = gate_up, down
+        self._activation = activation
+        self._first_expert = first_expert
+        self._gpu = gpu
+        device = gate_up.words.device if isinstance(gate_up, PackedStack) else gate_up.weight.device
+        num_experts = gate_up.shape[0]
+        self._counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
+        self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, launch: ExpertLaunch | None = None
+    ) -> torch.Tensor:
+        """Do what `kernels.moe.Experts` promises; None takes what the table says.
+
+        Coded weights are multiplied by inputs of 16 bits: those in float32 are rounded to bfloat16.
+        """
+        dtype = x.dtype
+        if len(x) == 0:
+            return torch.empty_like(x)
+        is_packed = isinstance(self._gate_up, PackedStack) or isinstance(self._down, PackedStack)
+        if is_packed and dtype is torch.float32:
+            x = x.bfloat16()
+        ids, weights = ids.contiguous(), weights.contiguous()
+        num_experts = len(self._counts)
+        launch = launch or expert_launch(self._gpu.generation, ids.numel(), num_experts, is_packed=is_packed)
+        rows = sort_pairs(ids, self._counts, self.tokens_per_expert, self._first_expert, launch.block_m)
+        hidden = multiply(x, self._gate_up, rows, launch, self._activation)
+        outputs = multiply(hidden, self._down, rows, launch)
+        return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
+
+
+def multiply(
+    inputs: torch.Tensor,
+    stack: ExpertStack,
+    rows: SortedPairs,
+    launch: ExpertLaunch,
+    activation: GatedActivation | None = None,
+) -> torch.Tensor:
+    """Multiply rows by the matrix of their expert.
+
+    Args:
+        inputs: Of tokens, with an activation; else of rows.
+        stack: With gates and what they are for by turns, with an activation.
+        rows: Sorted.
+        launch: Of the product.
+        activation: Makes half as many features, which rows get in the type of the inputs; None: pairs get all, in
+            float32.
+    """
+    out_features = stack.shape[1]
+    num_pairs, is_gated = len(rows.pairs), activation is not None
+    size, dtype = (out_features // 2, inputs.dtype) if is_gated else (out_features, torch.float32)
+    outputs = torch.empty((num_pairs, size), dtype=dtype, device=inputs.device)
+    numbers = activation or GatedActivation()
+    if isinstance(stack, PackedStack):
+        _packed(inputs, stack, outputs, rows, launch, numbers, is_gated)
+    else:
+        _dense(inputs, stack, outputs, rows, launch, numbers, is_gated)
+    return outputs
+
+
+def _grid(stack: ExpertStack, rows: SortedPairs, launch: ExpertLaunch) -> tuple[int, int]:
+    num_experts, out_features, _ = stack.shape
+    return triton.cdiv(out_features, launch.block_n), max_blocks(len(rows.pairs), num_experts, launch.block_m)
+
+
+def _dense(
+    inputs: torch.Tensor,
+    stack: DenseStack,
+    outputs: torch.Tensor,
+    rows: SortedPairs,
+    launch: ExpertLaunch,
+    activation: GatedActivation,
+    is_gated: bool,
+) -> None:
+    num_experts, out_features, in_features = stack.shape
+    block_k = launch.block_k or TILE_ROWS
+    dense_experts_kernel[_grid(stack, rows, launch)](
+        inputs,
+        stack.weight,
+        stack.bias,
+        outputs,
+        rows.pairs,
+        rows.row_starts,
+        rows.block_ends,
+        num_experts,
+        out_features,
+        in_features,
+        inputs.stride(0),
+        activation.slope,
+        activation.cubic,
+        activation.limit,
+        activation.up_shift,
+        TOP_K=rows.top_k,
+        IS_GATED=is_gated,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        BLOCK_K=block_k,
+        IS_EVEN=in_features % block_k == 0,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+
+
+def _packed(
+    inputs: torch.Tensor,
+    stack: PackedStack,
+    outputs: torch.Tensor,
+    rows: SortedPairs,
+    launch: ExpertLaunch,
+    activation: GatedActivation,
+    is_gated: bool,
+) -> None:
+    num_experts, out_features, in_features = stack.shape
+    plane, planes = stack.plane, stack.num_planes
+    packed_experts_kernel[_grid(stack, rows, launch)](
+        inputs,
+        stack.words,
+        stack.scales,
+        stack.offsets,
+        stack.input_order,
+        stack.bias,
+        outputs,
+        rows.pairs,
+        rows.row_starts,
+        rows.block_ends,
+        num_experts,
+        out_features,
+        in_features,
+        inputs.stride(0),
+        stack.words.shape[2],
+        stack.scales.shape[1],
+        stack.padded_rows,
+        activation.slope,
+        activation.cubic,
+        activation.limit,
+        activation.up_shift,
+        KIND=stack.number.name,
+        PLANE=plane,
+        NUM_PLANES=planes,
+        PLANES_PER_SCALE=gcd(stack.group_size // plane, planes),
+        GROUP_SIZE=stack.group_size,
+        TILE_ROWS=TILE_ROWS,
+        TOP_K=rows.top_k,
+        IS_GATED=is_gated,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        IS_EVEN=in_features % (planes * plane) == 0,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )

@@ -1,0 +1,154 @@
+"""The matrices of all experts of a layer as a GPU's kernels read them: one tensor for each part of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.linear.forms import CodedMatrix, DenseWeight, Number, SplitWeight
+from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrix
+from kernels.linear.gpu_packed.matrix import TILE_ROWS, num_planes
+from kernels.moe.expert_weights import ExpertWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseStack:
+    """Plain matrices.
+
+    Attributes:
+        weight: `[num_experts, out_features, in_features]`, contiguous.
+        bias: `[num_experts, out_features]`, or None.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(num_experts, out_features, in_features)`."""
+        num_experts, out_features, in_features = self.weight.shape
+        return num_experts, out_features, in_features
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedStack:
+    """Packed matrices; parts are those of `kernels.linear.gpu_packed.PackedMatrix`, of all experts one after another.
+
+    Attributes:
+        words: `[num_experts, padded_rows / TILE_ROWS, num_blocks, TILE_ROWS, plane]` int16.
+        scales: `[num_experts, num_groups, padded_rows]`: uint8 exponents of two (e8m0) where scales are those, else of
+            the narrowest floating point type that holds them.
+        offsets: The same shape, float32; None where all are zero.
+        input_order: `[num_experts, in_features]` int32; None is in order.
+        bias: `[num_experts, out_features]`, or None.
+    """
+
+    number: Number
+    words: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    group_size: int
+    out_features: int
+    in_features: int
+    input_order: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(num_experts, out_features, in_features)`."""
+        return self.words.shape[0], self.out_features, self.in_features
+
+    @property
+    def plane(self) -> int:
+        """Columns of a block that are in the same bits of their words."""
+        return self.words.shape[4]
+
+    @property
+    def num_planes(self) -> int:
+        """Planes of a block."""
+        return num_planes(self.number)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of a matrix with padding."""
+        return self.words.shape[1] * TILE_ROWS
+
+
+ExpertStack = DenseStack | PackedStack
+
+
+def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack | None:
+    """Put all experts into one stack, or return None where their forms differ or no kernel knows them.
+
+    Args:
+        weights: On any device; the plain ones can be freed afterwards.
+        is_gated: The first half of the features are gates of the second half: they will alternate.
+    """
+    order = _alternating(weights.shape[1], weights.device) if is_gated else None
+    bias = weights.bias if weights.bias is None or order is None else weights.bias[:, order]
+    dense = [form.weight for form in weights.forms if isinstance(form, DenseWeight)]
+    if len(dense) == weights.num_experts:
+        if len({matrix.dtype for matrix in dense}) > 1:
+            return None
+        return DenseStack(torch.stack([matrix if order is None else matrix[order] for matrix in dense]), bias)
+    coded = [form.coded() for form in weights.forms if not isinstance(form, DenseWeight | SplitWeight)]
+    if len(coded) < weights.num_experts or len({(matrix.number, matrix.group_size) for matrix in coded}) > 1:
+        return None
+    if not can_pack(coded[0]):
+        return None
+    return _stack(coded, order, bias)
+
+
+def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:
+    """Return the order of rows in which each gate stands before what it is for."""
+    return torch.arange(num_rows, device=device).view(2, -1).t().flatten()
+
+
+def _stack(coded: Sequence[CodedMatrix], order: torch.Tensor | None, bias: torch.Tensor | None) -> PackedStack:
+    packed = [pack_matrix(matrix if order is None else _in_order(matrix, order)) for matrix in coded]
+    first = packed[0]
+    return PackedStack(
+        first.number,
+        torch.stack([matrix.words for matrix in packed]),
+        _narrow(torch.stack([matrix.scales for matrix in packed])),
+        _stack_offsets(packed),
+        first.group_size,
+        first.out_features,
+        first.in_features,
+        _stack_orders(packed),
+        None if bias is None else bias.contiguous(),
+    )
+
+
+def _in_order(matrix: CodedMatrix, order: torch.Tensor) -> CodedMatrix:
+    offsets = None if matrix.offsets is None else matrix.offsets[order]
+    return CodedMatrix(
+        matrix.number, matrix.codes[order], matrix.scales[order], offsets, matrix.group_size, matrix.input_order
+    )
+
+
+def _stack_offsets(packed: Sequence[PackedMatrix]) -> torch.Tensor | None:
+    if all(matrix.offsets is None for matrix in packed):
+        return None
+    zeros = torch.zeros_like(packed[0].scales)
+    return torch.stack([zeros if matrix.offsets is None else matrix.offsets for matrix in packed])
+
+
+def _stack_orders(packed: Sequence[PackedMatrix]) -> torch.Tensor | None:
+    if all(matrix.input_order is None for matrix in packed):
+        return None
+    plain = torch.arange(packed[0].in_features, device=packed[0].words.device)
+    return torch.stack([plain if matrix.input_order is None else matrix.input_order for matrix in packed]).int()
+
+
+def _narrow(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales in the fewest bytes that hold them: a kernel reads them with every group of codes."""
+    bits = scales.view(torch.int32)
+    if not (bits & 0x807F_FFFF).any():
+        return (bits >> 23).to(torch.uint8)
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.equal(scales.to(dtype).float(), scales):
+            return scales.to(dtype)
+    return scales

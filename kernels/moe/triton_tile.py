@@ -1,0 +1,68 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""What the products with experts have in common: the rows of a block, and what becomes of a tile's sums."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_rows(row_starts, block_ends, block, num_experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the expert of a block, its first row, and the end of the expert's rows; the block is one that there is."""
+    places = tl.arange(0, EXPERTS)
+    ends = tl.load(block_ends + places, mask=places < num_experts, other=2147483647)
+    expert = tl.sum((ends <= block).to(tl.int32))
+    first_block = tl.max(tl.where(ends <= block, ends, 0))
+    first = tl.load(row_starts + expert) + (block - first_block) * BLOCK_M
+    return expert, first, tl.load(row_starts + expert + 1)
+
+
+@triton.jit
+def store_tile(
+    sums,
+    bias,
+    outputs,
+    expert,
+    first_feature,
+    out_features,
+    targets,
+    is_row,
+    slope,
+    cubic,
+    limit,
+    up_shift,
+    IS_GATED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Add the bias and store a tile of features by rows, through the activation where gates and others alternate.
+
+    `targets` are the rows of the outputs, and `is_row` says which of them there are.
+    """
+    features = first_feature + tl.arange(0, BLOCK_N)
+    if bias is not None:
+        of_expert = bias + expert.to(tl.int64) * out_features
+        sums += tl.load(of_expert + features, mask=features < out_features, other=0.0).to(tl.float32)[:, None]
+    if IS_GATED:
+        both = tl.permute(tl.reshape(sums, [BLOCK_N // 2, 2, BLOCK_M]), [0, 2, 1])
+        gate, up = tl.split(both)
+        # Comparisons leave what is not a number as it is.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, up)
+        up = tl.where(up < -limit, -limit, up)
+        exponent = gate * (slope + cubic * gate * gate)
+        decay = tl.exp(-tl.abs(exponent))
+        results = gate * tl.where(exponent < 0, decay, 1.0) / (1.0 + decay) * (up + up_shift)
+        columns = first_feature // 2 + tl.arange(0, BLOCK_N // 2)
+        num_columns = out_features // 2
+    else:
+        results = sums
+        columns = features
+        num_columns = out_features
+    places = targets.to(tl.int64)[None, :] * num_columns + columns[:, None]
+    tl.store(
+        outputs + places,
+        results.to(outputs.dtype.element_ty),
+        mask=is_row[None, :] & (columns[:, None] < num_columns),
+    )
