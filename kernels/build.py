@@ -47,6 +47,7 @@ HEADERS = (
     "state_rows.h",
     "team.h",
     "quantized_kv.h",
+    "cache_strides.h",
     "linear/dense/packed.h",
     "linear/dense/widened.h",
     "linear/cpu/numbers.h",

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import torch
+
 _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 # Of a projection: `kMaxParts` of decoder_stack/stack.h.
@@ -131,6 +133,18 @@ class QuantizedStructure(ctypes.Structure):
     )
 
 
+class StridesStructure(ctypes.Structure):
+    """`CacheStrides` of cache_strides.h."""
+
+    _fields_ = (("block", _INT64), ("token", _INT64), ("head", _INT64))
+
+
+def strides_of(cache: torch.Tensor) -> StridesStructure:
+    """Return where the blocks, tokens and heads of a cache `[num_blocks, block_size, num_kv_heads, ...]` lie."""
+    assert cache.stride(3) == 1, "the numbers of a head must lie side by side"
+    return StridesStructure(*cache.stride()[:3])
+
+
 class AttentionStructure(ctypes.Structure):
     """`AttentionArguments` of paged_attention/attention.h."""
 
@@ -144,15 +158,21 @@ class AttentionStructure(ctypes.Structure):
         ("query_starts", _POINTER),
         ("context_lens", _POINTER),
         ("tree_masks", _POINTER),
+        ("sinks", _POINTER),
         ("query_stride", _INT64),
+        ("key_strides", StridesStructure),
+        ("value_strides", StridesStructure),
         ("num_seqs", _INT32),
         ("max_blocks", _INT32),
         ("num_heads", _INT32),
         ("num_kv_heads", _INT32),
         ("head_dim", _INT32),
+        ("value_dim", _INT32),
         ("block_size", _INT32),
         ("sliding_window", _INT32),
+        ("chunk_size", _INT32),
         ("scale", _FLOAT),
+        ("soft_cap", _FLOAT),
     )
 
 
@@ -161,6 +181,7 @@ class RotationStructure(ctypes.Structure):
 
     _fields_ = (
         ("qkv", _POINTER),
+        ("values", _POINTER),
         ("positions", _POINTER),
         ("cos_sin", _POINTER),
         ("key_cache", _POINTER),
@@ -170,10 +191,16 @@ class RotationStructure(ctypes.Structure):
         ("query_norm", _POINTER),
         ("key_norm", _POINTER),
         ("qkv_stride", _INT64),
+        ("values_stride", _INT64),
+        ("key_strides", StridesStructure),
+        ("value_strides", StridesStructure),
         ("num_heads", _INT32),
         ("num_kv_heads", _INT32),
         ("head_dim", _INT32),
         ("rotated_dim", _INT32),
+        ("first_rotated", _INT32),
+        ("is_interleaved", _INT32),
+        ("value_dim", _INT32),
         ("num_tokens", _INT32),
         ("block_size", _INT32),
         ("eps", _FLOAT),

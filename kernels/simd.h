@@ -169,6 +169,13 @@ inline Floats exp_nonpositive(Floats x) {
   return y * (Floats)((power + 127) << 23);
 }
 
+// Through exp(-2 |x|), which cannot overflow.
+inline Floats tangent(Floats x) {
+  const Floats e = exp_nonpositive((x < 0.0f ? x : -x) * 2.0f);
+  const Floats magnitude = (1.0f - e) / (1.0f + e);
+  return x < 0.0f ? -magnitude : magnitude;
+}
+
 // x / (1 + exp(-x)), through exp(-|x|), which cannot overflow.
 inline Floats silu(Floats x) {
   const Floats magnitude = x < 0.0f ? -x : x;

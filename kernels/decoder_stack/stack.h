@@ -225,16 +225,21 @@ struct Walk {
   void rotate(const Layer& layer) {
     const HeadSizes& heads = stack.heads;
     const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
+    const auto strides = CacheStrides::contiguous(step.block_size, heads.num_kv_heads, heads.head_dim);
     each_token([&](int64_t token) {
-      const TokenCache<Cache> cache(layer.key_cache, layer.value_cache, layer.kv_scales, step.slots[token], heads,
-                                    step.block_size);
-      rotate_token(scratch.qkv + token * stride, heads, stack.cos_sin + step.positions[token] * heads.rotated_dim,
-                   layer.query_norm, layer.key_norm, stack.eps, cache);
+      const TokenCache<Cache> cache(layer.key_cache, layer.value_cache, layer.kv_scales, step.slots[token],
+                                    heads.num_kv_heads, step.block_size, strides, strides);
+      T* qkv = scratch.qkv + token * stride;
+      const T* values = qkv + (heads.num_heads + heads.num_kv_heads) * heads.head_dim;
+      rotate_token(qkv, values, heads.head_dim, heads, Pairing{},
+                   stack.cos_sin + step.positions[token] * heads.rotated_dim, layer.query_norm, layer.key_norm,
+                   stack.eps, cache);
     });
   }
 
   void attend(const Layer& layer) {
     const HeadSizes& heads = stack.heads;
+    const auto strides = CacheStrides::contiguous(step.block_size, heads.num_kv_heads, heads.head_dim);
     const AttentionArguments arguments{
         reinterpret_cast<const char*>(scratch.qkv),
         scratch.attended,
@@ -245,15 +250,21 @@ struct Walk {
         step.query_starts,
         step.context_lens,
         step.tree_masks,
+        nullptr,
         int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
+        strides,
+        strides,
         step.num_seqs,
         step.max_blocks,
         heads.num_heads,
         heads.num_kv_heads,
         heads.head_dim,
+        heads.head_dim,
         step.block_size,
         layer.sliding_window,
+        0,
         stack.scale,
+        0.0f,
     };
     attend_items(arguments, static_cast<DType>(stack.dtype), static_cast<DType>(stack.cache_dtype), *operation++);
   }

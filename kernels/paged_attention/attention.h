@@ -1,6 +1,7 @@
 // Paged attention for the team of threads that computes a step; see cpu.cpp.
 #pragma once
 
+#include "../cache_strides.h"
 #include "../quantized_kv.h"
 #include "../team.h"
 
@@ -16,10 +17,12 @@ struct AttentionArguments {
   const int32_t* query_starts;
   const int32_t* context_lens;
   const int64_t* tree_masks;  // Null where every query sees all before it.
+  const float* sinks;  // Of each head a logit without a value; null where there are none.
   int64_t query_stride;  // Elements from one query token to the next.
-  int32_t num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, block_size;
-  int32_t sliding_window;  // 0 is unlimited.
-  float scale;
+  CacheStrides key_strides, value_strides;
+  int32_t num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, value_dim, block_size;
+  int32_t sliding_window, chunk_size;  // 0 is unlimited.
+  float scale, soft_cap;               // A cap of 0 is none.
 };
 
 // Every thread of the team calls it.

@@ -32,9 +32,27 @@ constexpr bool can_multiply_pairs() {
 #endif
 }
 
+// How the heads of a call are divided. Where one KV head has more query heads than an item has rows, it is taken in parts.
+struct Division {
+  int width, value_width;  // Of a head of keys, and of values, up to whole panels.
+  int max_rows;            // Of an item.
+  int parts;               // Of the query heads that share a KV head,
+  int group;               // and query heads of a part.
+
+  explicit Division(const AttentionArguments& a)
+      : width(up_to_panels(a.head_dim)), value_width(up_to_panels(a.value_dim)), parts(1) {
+    max_rows = std::min(kMaxRows, kRowElements / std::max(width, value_width));
+    const int heads = a.num_heads / a.num_kv_heads;
+    while (heads % parts || heads / parts > max_rows) ++parts;
+    group = heads / parts;
+  }
+
+  static int up_to_panels(int size) { return (size + kPanel - 1) / kPanel * kPanel; }
+};
+
 struct Item {
-  int sequence, kv_head, num_kv_heads;
-  int first_token, num_tokens;  // Counted from the sequence's first query token.
+  int sequence, kv_head, num_kv_heads;  // KV heads, or parts of them.
+  int first_token, num_tokens;          // Counted from the sequence's first query token.
 };
 
 // Where the query of an item's row is: rows of one KV head lie together, those of one token within them.
@@ -47,43 +65,65 @@ inline Place place_of(int row, const Item& item, int group) {
   return {item.first_token + within / group, (item.kv_head + row / rows_per_head) * group + within % group};
 }
 
+// The first key that a row sees of its chunk. What a mask hides has no position: where the chunk begins among the keys
+// that the mask speaks of, those before its beginning are hidden too.
+inline int first_of_chunk(int position, int chunk_size, uint64_t& hidden) {
+  const int num_hidden = __builtin_popcountll(hidden), num_seen = (position - num_hidden) % chunk_size + 1;
+  if (!hidden || num_seen + num_hidden > 64) return position - num_hidden - num_seen + 1;
+  uint64_t seen = 0, left = ~hidden;
+  for (int i = 0; i < num_seen; ++i, left &= left - 1) seen |= left & -left;
+  hidden = ~seen;
+  return std::max(position - 63, 0);
+}
+
+// Which keys a row sees. Those that are hidden do not count in its window.
+template <typename Word>
+void begin_row(const AttentionArguments& a, QueryRows<Word>& rows, int row, int position, int64_t token) {
+  uint64_t hidden = a.tree_masks ? ~a.tree_masks[token] : 0;
+  int first = 0;
+  if (a.sliding_window) first = std::max(first, position - __builtin_popcountll(hidden) - a.sliding_window + 1);
+  if (a.chunk_size) first = std::max(first, first_of_chunk(position, a.chunk_size, hidden));
+  rows.first_position[row] = first;
+  rows.last_position[row] = position;
+  rows.hidden[row] = hidden;
+}
+
 template <typename Query, typename Word>
-void begin_rows(const AttentionArguments& a, const Item& item, QueryRows<Word>& rows) {
-  const int group = a.num_heads / a.num_kv_heads;
+void begin_rows(const AttentionArguments& a, const Division& division, const Item& item, QueryRows<Word>& rows) {
   const int num_queries = a.query_starts[item.sequence + 1] - a.query_starts[item.sequence];
-  rows.width = (a.head_dim + kPanel - 1) / kPanel * kPanel;
-  rows.count = item.num_kv_heads * item.num_tokens * group;
-  rows.scale = a.scale;
+  rows.width = division.width;
+  rows.value_width = division.value_width;
+  rows.count = item.num_kv_heads * item.num_tokens * division.group;
+  rows.scale = a.soft_cap > 0.0f ? a.soft_cap : a.scale;
+  rows.cap_scale = a.soft_cap > 0.0f ? a.scale / a.soft_cap : 0.0f;
   for (int row = 0; row < rows.count; ++row) {
-    const auto [token, head] = place_of(row, item, group);
-    const int position = a.context_lens[item.sequence] - num_queries + token;
-    rows.last_position[row] = position;
-    rows.hidden[row] = a.tree_masks ? ~a.tree_masks[a.query_starts[item.sequence] + token] : 0;
-    const int first_position = position - __builtin_popcountll(rows.hidden[row]) - a.sliding_window + 1;
-    rows.first_position[row] = a.sliding_window ? std::max(first_position, 0) : 0;
-    rows.maximum[row] = -INFINITY;
+    const auto [token, head] = place_of(row, item, division.group);
+    const int64_t query_row = a.query_starts[item.sequence] + token;
+    begin_row(a, rows, row, a.context_lens[item.sequence] - num_queries + token, query_row);
+    // A sink is a key that was seen before all others, without a value.
+    rows.maximum[row] = a.sinks ? a.sinks[head] : -INFINITY;
     rows.sum[row] = Floats{};
-    const int64_t offset = (a.query_starts[item.sequence] + token) * a.query_stride + int64_t{head} * a.head_dim;
+    rows.sum[row][0] = rows.maximum[row] > -INFINITY ? 1.0f : 0.0f;
+    const int64_t offset = query_row * a.query_stride + int64_t{head} * a.head_dim;
     alignas(64) float query[kMaxHeadDim];
     widen(reinterpret_cast<const Query*>(a.query) + offset, query, a.head_dim, rows.width);
     narrow(query, rows.query + row * rows.width, rows.width);
-    std::memset(rows.output + row * rows.width, 0, rows.width * sizeof(float));
+    std::memset(rows.output + row * rows.value_width, 0, rows.value_width * sizeof(float));
   }
 }
 
 template <typename Query, typename Word>
-void end_rows(const AttentionArguments& a, const Item& item, const QueryRows<Word>& rows) {
-  const int group = a.num_heads / a.num_kv_heads;
+void end_rows(const AttentionArguments& a, const Division& division, const Item& item, const QueryRows<Word>& rows) {
   for (int row = 0; row < rows.count; ++row) {
-    const auto [token, head] = place_of(row, item, group);
+    const auto [token, head] = place_of(row, item, division.group);
     const int64_t result_row = int64_t{a.query_starts[item.sequence] + token} * a.num_heads + head;
-    Query* target = static_cast<Query*>(a.result) + result_row * a.head_dim;
+    Query* target = static_cast<Query*>(a.result) + result_row * a.value_dim;
     const float sum = horizontal_sum(rows.sum[row]);
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;  // Zeros for a row that saw no token.
-    const float* output = rows.output + row * rows.width;
-    alignas(64) float scaled[kMaxHeadDim];
-    for (int i = 0; i < a.head_dim; ++i) scaled[i] = output[i] * factor;
-    narrow(scaled, target, a.head_dim);
+    const float* output = rows.output + row * rows.value_width;
+    alignas(64) float scaled[kMaxValueDim];
+    for (int i = 0; i < a.value_dim; ++i) scaled[i] = output[i] * factor;
+    narrow(scaled, target, a.value_dim);
   }
 }
 
@@ -97,12 +137,13 @@ struct Sequence {
   int begin, end;  // Positions that the item sees.
   int tiles_per_block;
 
-  Sequence(const AttentionArguments& arguments, const Item& item, int first_position, int last_position)
+  Sequence(const AttentionArguments& arguments, const Item& item, int first_kv_head, int first_position,
+           int last_position)
       : a(arguments),
         table(a.block_tables + int64_t{item.sequence} * a.max_blocks),
-        keys(reinterpret_cast<const Cache*>(a.key_cache) + int64_t{item.kv_head} * a.head_dim),
-        values(reinterpret_cast<const Cache*>(a.value_cache) + int64_t{item.kv_head} * a.head_dim),
-        kv_head(item.kv_head),
+        keys(reinterpret_cast<const Cache*>(a.key_cache) + first_kv_head * a.key_strides.head),
+        values(reinterpret_cast<const Cache*>(a.value_cache) + first_kv_head * a.value_strides.head),
+        kv_head(first_kv_head),
         begin(first_position),
         end(last_position + 1),
         tiles_per_block((a.block_size + kTile - 1) / kTile) {}
@@ -116,14 +157,17 @@ struct Sequence {
     const int start = block * a.block_size + within;
     const int stop = std::min(start + std::min(kTile, a.block_size - within), end);
     if (stop <= begin || stop <= start) return {keys, values, a.kv_scales, start, 0};
-    const int64_t offset = (int64_t{table[block]} * a.block_size + within) * a.num_kv_heads * a.head_dim;
+    const CacheStrides &key = a.key_strides, &value = a.value_strides;
+    const Cache* first_key = keys + table[block] * key.block + within * key.token;
+    const Cache* first_value = values + table[block] * value.block + within * value.token;
     const int32_t* scales = a.kv_scales;
     if (EightBits<Cache>::kIs) scales += (int64_t{table[block]} * a.num_kv_heads + kv_head) * a.block_size + within;
-    return {keys + offset, values + offset, scales, start, stop - start};
+    return {first_key, first_value, scales, start, stop - start};
   }
 
   Span<Cache> span(int number) const {
-    Span<Cache> span{{}, int64_t{a.num_kv_heads} * a.head_dim, a.head_dim, a.block_size};
+    const CacheStrides &key = a.key_strides, &value = a.value_strides;
+    Span<Cache> span{{}, key.token, value.token, key.head, value.head, a.head_dim, a.value_dim, a.block_size};
     for (int t = 0; t < kSpanTiles; ++t) span.tiles[t] = tile(number * kSpanTiles + t);
     return span;
   }
@@ -132,13 +176,14 @@ struct Sequence {
 // The rows of a prompt find their keys in the cache, where the item before has left them; only those of a single token
 // ask memory for the next span.
 template <typename Query, typename Cache>
-void attend(const AttentionArguments& a, const Item& item) {
+void attend(const AttentionArguments& a, const Division& division, const Item& item) {
   using Word = std::conditional_t<can_multiply_pairs<Query, Cache>(), bfloat16, float>;
   QueryRows<Word> rows;
   PackedSpan<Word> packed;
-  begin_rows<Query>(a, item, rows);
+  begin_rows<Query>(a, division, item, rows);
   const int first_position = *std::min_element(rows.first_position, rows.first_position + rows.count);
-  const Sequence<Cache> sequence(a, item, first_position, rows.last_position[rows.count - 1]);
+  const int kv_head = item.kv_head / division.parts, last_position = rows.last_position[rows.count - 1];
+  const Sequence<Cache> sequence(a, item, kv_head, first_position, last_position);
   const int rows_per_head = rows.count / item.num_kv_heads, last = sequence.span_of(sequence.end - 1);
   for (int number = sequence.span_of(sequence.begin); number <= last; ++number) {
     const Span<Cache> span = sequence.span(number);
@@ -150,25 +195,26 @@ void attend(const AttentionArguments& a, const Item& item) {
       advance_all(rows, head * rows_per_head, (head + 1) * rows_per_head, of_one, packed);
     }
   }
-  end_rows<Query>(a, item, rows);
+  end_rows<Query>(a, division, item, rows);
 }
 
 template <typename Query>
-void run_item(const AttentionArguments& a, const Item& item, DType cache_dtype) {
+void run_item(const AttentionArguments& a, const Division& division, const Item& item, DType cache_dtype) {
   switch (cache_dtype) {
-    case kFloat32: return attend<Query, float>(a, item);
-    case kBFloat16: return attend<Query, bfloat16>(a, item);
-    case kFloat16: return attend<Query, _Float16>(a, item);
-    case kInt8: return attend<Query, int8_t>(a, item);
-    case kFloat8: return attend<Query, float8>(a, item);
+    case kFloat32: return attend<Query, float>(a, division, item);
+    case kBFloat16: return attend<Query, bfloat16>(a, division, item);
+    case kFloat16: return attend<Query, _Float16>(a, division, item);
+    case kInt8: return attend<Query, int8_t>(a, division, item);
+    case kFloat8: return attend<Query, float8>(a, division, item);
   }
 }
 
-void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, DType cache_dtype) {
+void run_item(const AttentionArguments& a, const Division& division, const Item& item, DType query_dtype,
+              DType cache_dtype) {
   switch (query_dtype) {
-    case kFloat32: return run_item<float>(a, item, cache_dtype);
-    case kBFloat16: return run_item<bfloat16>(a, item, cache_dtype);
-    case kFloat16: return run_item<_Float16>(a, item, cache_dtype);
+    case kFloat32: return run_item<float>(a, division, item, cache_dtype);
+    case kBFloat16: return run_item<bfloat16>(a, division, item, cache_dtype);
+    case kFloat16: return run_item<_Float16>(a, division, item, cache_dtype);
     default: __builtin_unreachable();
   }
 }
@@ -176,6 +222,7 @@ void run_item(const AttentionArguments& a, const Item& item, DType query_dtype, 
 // Hands out items: consecutive numbers map to (sequence, tile of tokens, KV head) through a running position.
 struct Cursor {
   const AttentionArguments& a;
+  int num_kv_heads;  // Or parts of them.
   int tokens_per_item;
   int heads_per_decode;  // KV heads of an item of a sequence with a single query token.
   int sequence = 0;
@@ -183,8 +230,8 @@ struct Cursor {
 
   int64_t items_of(int s) const {
     const int tokens = a.query_starts[s + 1] - a.query_starts[s];
-    if (tokens == 1) return a.num_kv_heads / heads_per_decode;
-    return int64_t{(tokens + tokens_per_item - 1) / tokens_per_item} * a.num_kv_heads;
+    if (tokens == 1) return num_kv_heads / heads_per_decode;
+    return int64_t{(tokens + tokens_per_item - 1) / tokens_per_item} * num_kv_heads;
   }
 
   int64_t count() const {
@@ -199,10 +246,10 @@ struct Cursor {
     Item item;
     const int local = static_cast<int>(number - items_before);
     const int tokens = a.query_starts[sequence + 1] - a.query_starts[sequence];
-    const int num_kv_heads = tokens == 1 ? heads_per_decode : 1, parts = a.num_kv_heads / num_kv_heads;
+    const int item_heads = tokens == 1 ? heads_per_decode : 1, parts = num_kv_heads / item_heads;
     item.sequence = sequence;
-    item.kv_head = local % parts * num_kv_heads;
-    item.num_kv_heads = num_kv_heads;
+    item.kv_head = local % parts * item_heads;
+    item.num_kv_heads = item_heads;
     item.first_token = local / parts * tokens_per_item;
     item.num_tokens = std::min(tokens_per_item, tokens - item.first_token);
     return item;
@@ -211,25 +258,27 @@ struct Cursor {
 
 // A sequence's KV heads lie side by side in memory, so one item takes all of them where there are sequences enough to
 // keep all threads busy.
-int heads_per_decode(const AttentionArguments& a) {
-  return a.num_seqs >= kSequencesPerThread * omp_get_num_threads() && a.num_heads <= kMaxRows ? a.num_kv_heads : 1;
+int heads_per_decode(const AttentionArguments& a, const Division& division) {
+  const bool is_busy = a.num_seqs >= kSequencesPerThread * omp_get_num_threads();
+  return is_busy && a.num_heads <= division.max_rows ? a.num_kv_heads : 1;
 }
 
 bool is_serial(const AttentionArguments& a, int num_threads) {
   if (num_threads <= 1) return true;
   int64_t work = 0;
   for (int s = 0; s < a.num_seqs && work < kSerialWork; ++s)
-    work += int64_t{a.query_starts[s + 1] - a.query_starts[s]} * a.context_lens[s] * a.num_heads * a.head_dim * 2;
+    work += int64_t{a.query_starts[s + 1] - a.query_starts[s]} * a.context_lens[s] * a.num_heads * (a.head_dim + a.value_dim);
   return work < kSerialWork;
 }
 
 }  // namespace
 
 void attend_items(const AttentionArguments& a, DType query_dtype, DType cache_dtype, Operation& operation) {
-  const int group = a.num_heads / a.num_kv_heads;
-  Cursor cursor{a, std::max(kItemRows / group, 1), heads_per_decode(a)};
+  const Division division(a);
+  const int tokens_per_item = std::max(std::min(kItemRows, division.max_rows) / division.group, 1);
+  Cursor cursor{a, a.num_kv_heads * division.parts, tokens_per_item, heads_per_decode(a, division)};
   share(operation, cursor.count(), [&](int64_t number) {
-    run_item(a, cursor.find(number), query_dtype, cache_dtype);
+    run_item(a, division, cursor.find(number), query_dtype, cache_dtype);
   });
 }
 
@@ -250,5 +299,6 @@ EXPORT_SIGNATURE(paged_attention)
 
 EXPORT_STRUCTURE(AttentionArguments, FIELD(query), FIELD(result), FIELD(key_cache), FIELD(value_cache),
                  FIELD(kv_scales), FIELD(block_tables), FIELD(query_starts), FIELD(context_lens), FIELD(tree_masks),
-                 FIELD(query_stride), FIELD(num_seqs), FIELD(max_blocks), FIELD(num_heads), FIELD(num_kv_heads),
-                 FIELD(head_dim), FIELD(block_size), FIELD(sliding_window), FIELD(scale))
+                 FIELD(sinks), FIELD(query_stride), FIELD(key_strides), FIELD(value_strides), FIELD(num_seqs),
+                 FIELD(max_blocks), FIELD(num_heads), FIELD(num_kv_heads), FIELD(head_dim), FIELD(value_dim),
+                 FIELD(block_size), FIELD(sliding_window), FIELD(chunk_size), FIELD(scale), FIELD(soft_cap))

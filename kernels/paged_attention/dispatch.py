@@ -86,9 +86,10 @@ def paged_attention(
             return triton_attention.paged_attention_triton(
                 batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)
             )
-    if is_plain and soft_cap is None and can_run(query, key_cache) and (library := cpu_library()) is not None:
+    if can_run(query, key_cache, value_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
-        return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales, tree_masks)
+        masks = (kv_scales, tree_masks)
+        return paged_attention_cpu(library, *arguments, scale, sliding_window, *masks, soft_cap, sinks, chunk_size)
     return paged_attention_reference(
         query,
         key_cache,

@@ -8,20 +8,21 @@
 namespace headrace {
 
 constexpr int kMaxRows = 64;
+constexpr int kRowElements = kMaxRows * 256;  // Of all rows: there are fewer of larger heads.
 
 // State of the rows of one item of work, all in the first two cache levels.
 template <typename Word>
 struct QueryRows {
   int count;
-  int width;                     // Elements of a row: head_dim up to whole panels.
+  int width, value_width;        // Elements of a row's query and output: those of a head up to whole panels.
   int first_position[kMaxRows];  // First key each row sees,
   int last_position[kMaxRows];   // and the last: its own.
   uint64_t hidden[kMaxRows];     // Those between that it does not see: bit i is the key i before its own.
   float maximum[kMaxRows];
-  float scale;
+  float scale, cap_scale;        // With a soft cap: the cap, and the scale of scores over the cap. Else 0 for the latter.
   alignas(64) Floats sum[kMaxRows];
-  alignas(64) Word query[kMaxRows * kMaxHeadDim];
-  alignas(64) float output[kMaxRows * kMaxHeadDim];
+  alignas(64) Word query[kRowElements];
+  alignas(64) float output[kRowElements];
 };
 
 // Stores the weights of a tile's keys, and returns them as stored.
@@ -43,6 +44,11 @@ inline Ints hidden_lanes(uint64_t hidden, int distance) {
   return (static_cast<int>(last < 0 ? hidden << -last : hidden >> last) & kBits) != 0;
 }
 
+// Apart from the code of scores without a cap, whose registers it would take.
+[[gnu::noinline]] inline void cap_scores(Floats* scores, float scale) {
+  for (int t = 0; t < kSpanTiles; ++t) scores[t] = tangent(scores[t] * scale);
+}
+
 // Brings a row's maximum, sum and output up to date with its scores of a span; stores the keys' weights. In eight bits
 // the scale of a key multiplies its scores, the scale of a value its weights.
 template <typename Word, typename Cache>
@@ -50,13 +56,15 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const
                   Floats* scores, Word* weights) {
   const Floats unseen = splat(-INFINITY);
   Floats best = unseen;
+  if constexpr (EightBits<Cache>::kIs)
+    for (int t = 0; t < kSpanTiles; ++t) scores[t] *= packed.scales[t].key;
+  if (rows.cap_scale > 0.0f) cap_scores(scores, rows.cap_scale);
   for (int t = 0; t < kSpanTiles; ++t) {
     const Tile<Cache>& tile = span.tiles[t];
     const int begin = rows.first_position[row] - tile.start;
     const int end = std::min(rows.last_position[row] + 1 - tile.start, tile.count);
     Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
     if (rows.hidden[row]) seen &= ~hidden_lanes(rows.hidden[row], rows.last_position[row] - tile.start);
-    if constexpr (EightBits<Cache>::kIs) scores[t] *= packed.scales[t].key;
     scores[t] = seen ? scores[t] * rows.scale : unseen;
     best = scores[t] > best ? scores[t] : best;
   }
@@ -65,8 +73,8 @@ inline void weigh(QueryRows<Word>& rows, int row, const Span<Cache>& span, const
     const Floats correction = exp_nonpositive(splat(previous - maximum));
     rows.maximum[row] = maximum;
     rows.sum[row] *= correction;
-    float* output = rows.output + row * rows.width;
-    for (int i = 0; i < rows.width; i += kLanes) store(output + i, load(output + i) * correction);
+    float* output = rows.output + row * rows.value_width;
+    for (int i = 0; i < rows.value_width; i += kLanes) store(output + i, load(output + i) * correction);
   }
   for (int t = 0; t < kSpanTiles; ++t) {
     const Floats weight = scores[t] > unseen ? exp_nonpositive(scores[t] - maximum) : Floats{};
@@ -89,14 +97,14 @@ inline void advance(QueryRows<Word>& rows, int row, const Span<Cache>& span, con
   alignas(64) Word weights[R * kSpanKeys];
   for (int r = 0; r < R; ++r) weigh(rows, row + r, span, packed, sums[r], weights + r * kSpanKeys);
   const int value_words = (packed.num_keys + kPerWord<Word> - 1) / kPerWord<Word>;
-  for (int first = 0; first < rows.width; first += kPanel) {
-    float* output = rows.output + row * rows.width + first;
+  for (int first = 0; first < rows.value_width; first += kPanel) {
+    float* output = rows.output + row * rows.value_width + first;
     const int32_t* panel = packed.values + first * (kSpanKeys / kPerWord<Word>);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load(output + r * rows.width + v * kLanes);
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load(output + r * rows.value_width + v * kLanes);
     multiply_panel<Word, R>(sums, panel, value_words, weights, kSpanKeys, ahead);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kPanelVectors; ++v) store(output + r * rows.width + v * kLanes, sums[r][v]);
+      for (int v = 0; v < kPanelVectors; ++v) store(output + r * rows.value_width + v * kLanes, sums[r][v]);
   }
 }
 

@@ -12,7 +12,8 @@ namespace headrace {
 constexpr int kTile = kLanes;  // Keys a tile at most: their scores fill one vector.
 constexpr int kSpanTiles = kPanelVectors;
 constexpr int kSpanKeys = kPanel;
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 576;   // Of keys,
+constexpr int kMaxValueDim = 512;  // and of values.
 
 // Keys that lie one after another: those of a block, or some of them.
 template <typename Cache>
@@ -29,16 +30,17 @@ struct Tile {
 template <typename Cache>
 struct Span {
   Tile<Cache> tiles[kSpanTiles];
-  int64_t stride;  // Elements from one key to the next.
-  int head_dim, block_size;
+  int64_t key_stride, value_stride;            // Elements from one token to the next,
+  int64_t key_head_stride, value_head_stride;  // and from one KV head to the next.
+  int head_dim, value_dim, block_size;
 };
 
 // The span for a KV head that is `head` after the one of `span`.
 template <typename Cache>
 Span<Cache> of_head(Span<Cache> span, int head) {
   for (Tile<Cache>& tile : span.tiles) {
-    tile.keys += int64_t{head} * span.head_dim;
-    tile.values += int64_t{head} * span.head_dim;
+    tile.keys += head * span.key_head_stride;
+    tile.values += head * span.value_head_stride;
     if (EightBits<Cache>::kIs) tile.scales += int64_t{head} * span.block_size;
   }
   return span;
@@ -52,7 +54,7 @@ struct PackedSpan {
   int num_keys;               // Up to the last that is there.
   Scales scales[kSpanTiles];  // Of keys and values in eight bits, with what `load` left to be multiplied.
   alignas(64) int32_t keys[kMaxHeadDim / kPerWord<Word> * kPanel];
-  alignas(64) int32_t values[kMaxHeadDim * kSpanKeys / kPerWord<Word>];
+  alignas(64) int32_t values[kMaxValueDim * kSpanKeys / kPerWord<Word>];
 };
 
 // Swaps rows and lanes, by swapping each bit of their numbers.
@@ -143,12 +145,12 @@ inline void pack_keys(const Tile<Cache>& tile, const Span<Cache>& span, int32_t*
     const Cache* key = tile.keys + first;
     const int count = span.head_dim - first;
     if (tile.count == kLanes && count >= kElements) {
-      for (int j = 0; j < kLanes; ++j, key += span.stride) {
+      for (int j = 0; j < kLanes; ++j, key += span.key_stride) {
         block[j] = load_words<Word>(key, kElements);
         ahead.ask(j, first);
       }
     } else {
-      for (int j = 0; j < kLanes; ++j, key += span.stride) {
+      for (int j = 0; j < kLanes; ++j, key += span.key_stride) {
         block[j] = j < tile.count ? load_words<Word>(key, count) : Ints{};
         ahead.ask(j, first);
       }
@@ -172,10 +174,10 @@ template <typename Word, bool kIsWhole, typename Cache>
 inline void pack_value_rows(const Tile<Cache>& tile, const Span<Cache>& span, int first, int32_t* place,
                             RowsAhead<Cache> ahead) {
   const Cache* value = tile.values + first;
-  const int count = kIsWhole ? kLanes * kPerWord<Word> : span.head_dim - first;
+  const int count = kIsWhole ? kLanes * kPerWord<Word> : span.value_dim - first;
   for (int j = 0; j < kTile; j += kPerWord<Word>, place += kPanel) {
     Ints words[kPerWord<Word>];
-    for (int k = 0; k < kPerWord<Word>; ++k, value += span.stride) {
+    for (int k = 0; k < kPerWord<Word>; ++k, value += span.value_stride) {
       words[k] = kIsWhole || j + k < tile.count ? load_words<Word>(value, count) : Ints{};
       ahead.ask(j + k, first);
     }
@@ -187,9 +189,9 @@ inline void pack_value_rows(const Tile<Cache>& tile, const Span<Cache>& span, in
 template <typename Word, typename Cache>
 inline void pack_values(const Tile<Cache>& tile, const Span<Cache>& span, int32_t* target, RowsAhead<Cache> ahead) {
   constexpr int kElements = kLanes * kPerWord<Word>;
-  for (int first = 0; first < span.head_dim; first += kElements) {
+  for (int first = 0; first < span.value_dim; first += kElements) {
     int32_t* place = target + first / kPanel * (kSpanKeys / kPerWord<Word>) * kPanel + first % kPanel;
-    if (tile.count == kTile && span.head_dim - first >= kElements)
+    if (tile.count == kTile && span.value_dim - first >= kElements)
       pack_value_rows<Word, true>(tile, span, first, place, ahead);
     else
       pack_value_rows<Word, false>(tile, span, first, place, ahead);
@@ -202,8 +204,8 @@ inline void pack(const Span<Cache>& span, PackedSpan<Word>& packed, const Span<C
   packed.num_keys = 0;
   for (int t = 0; t < kSpanTiles; ++t) {
     const Tile<Cache>& tile = span.tiles[t];
-    const RowsAhead<Cache> keys{next ? next->tiles[t].keys : nullptr, span.stride};
-    const RowsAhead<Cache> values{next ? next->tiles[t].values : nullptr, span.stride};
+    const RowsAhead<Cache> keys{next ? next->tiles[t].keys : nullptr, span.key_stride};
+    const RowsAhead<Cache> values{next ? next->tiles[t].values : nullptr, span.value_stride};
     pack_keys<Word>(tile, span, packed.keys + t * kTile, keys);
     pack_values<Word>(tile, span, packed.values + t * kTile / kPerWord<Word> * kPanel, values);
     if (tile.count) packed.num_keys = t * kTile + tile.count;

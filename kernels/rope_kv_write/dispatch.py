@@ -58,19 +58,13 @@ def rope_kv_write(
         values: `[num_tokens, num_kv_heads, value_dim]`
         result: `[num_tokens, num_heads, head_dim]`, the query heads, a view of `qkv`
     """
-    is_plain = values is None and not first_rotated and not is_interleaved
-    if is_plain and cos_sin is not None and key_cache is not None and value_cache is not None:
-        is_plain = key_cache.is_contiguous() and value_cache.is_contiguous()
-        arguments = (qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
-        if is_plain and qkv.is_cuda and is_triton_installed():
-            from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+    arguments = (qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm)
+    pairing = (values, first_rotated, is_interleaved)
+    if qkv.is_cuda and is_triton_installed():
+        from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 
-            return rope_kv_write_triton(*arguments, gpu_of(qkv.device), kv_scales)
-        is_plain = is_plain and can_run(qkv, positions, cos_sin, key_cache, head_norm)
-        if is_plain and (library := cpu_library()) is not None:
-            return rope_kv_write_cpu(library, *arguments, kv_scales)
-    return rope_kv_write_reference(
-        *(qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, head_norm, kv_scales, values),
-        first_rotated,
-        is_interleaved,
-    )
+        return rope_kv_write_triton(*arguments, gpu_of(qkv.device), kv_scales, *pairing)
+    can_compile = can_run(qkv, positions, cos_sin, key_cache, value_cache, head_norm, values)
+    if can_compile and (library := cpu_library()) is not None:
+        return rope_kv_write_cpu(library, *arguments, kv_scales, *pairing)
+    return rope_kv_write_reference(*arguments, kv_scales, *pairing)

@@ -47,6 +47,135 @@ def to_cache(x, cache_ptr, LARGEST: tl.constexpr):
 
 
 @triton.jit
+def slot_offset(slot, BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr):
+    """Return where a slot's first head lies in a cache."""
+    return slot // BLOCK_SIZE * BLOCK_STRIDE + slot % BLOCK_SIZE * TOKEN_STRIDE
+
+
+@triton.jit
+def write_values_kernel(
+    values_ptr,
+    value_cache_ptr,
+    slot_mapping_ptr,
+    scales_ptr,
+    values_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    VALUE_BLOCK_STRIDE: tl.constexpr,
+    VALUE_TOKEN_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Write value heads of a size of their own, BLOCK_HEADS of one token; `grid: (num_tokens, blocks of heads)`."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    dims = tl.arange(0, BLOCK_D)
+    slot = tl.load(slot_mapping_ptr + token)
+    is_head = (heads < NUM_KV_HEADS) & (slot >= 0)
+    mask = is_head[:, None] & (dims < VALUE_DIM)[None, :]
+    values_ptr += token * values_stride
+    x = tl.load(values_ptr + heads[:, None] * VALUE_DIM + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    if scales_ptr is not None:
+        scales, inverse = scales_of(tl.max(tl.abs(x), 1), LARGEST)
+        x *= inverse[:, None]
+        rows = (slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE
+        tl.store(scales_ptr + 2 * rows + 1, scales, mask=is_head)
+    value_cache_ptr += slot_offset(slot, BLOCK_SIZE, VALUE_BLOCK_STRIDE, VALUE_TOKEN_STRIDE)
+    offsets = heads[:, None] * VALUE_HEAD_STRIDE + dims[None, :]
+    tl.store(value_cache_ptr + offsets, to_cache(x, value_cache_ptr, LARGEST), mask=mask)
+
+
+@triton.jit
+def load_angles(cos_sin_ptr, position, half, HALF: tl.constexpr):
+    """Return cosines and sines of a position; those of the angle zero without a table."""
+    if cos_sin_ptr is None:
+        cos = tl.full(half.shape, 1.0, tl.float32)
+        sin = tl.full(half.shape, 0.0, tl.float32)
+    else:
+        angles_ptr = cos_sin_ptr + position.to(tl.int64) * (2 * HALF)
+        cos = tl.load(angles_ptr + half, mask=half < HALF, other=0.0).to(tl.float32)
+        sin = tl.load(angles_ptr + HALF + half, mask=half < HALF, other=0.0).to(tl.float32)
+    return cos[None, :], sin[None, :]
+
+
+@triton.jit
+def load_weights(query_weight_ptr, key_weight_ptr, dims, is_dim, is_query, is_value):
+    """Return what the normalised numbers of each head are multiplied with."""
+    query_weight = tl.load(query_weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)[None, :]
+    key_weight = tl.load(key_weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)[None, :]
+    return tl.where(is_query, query_weight, tl.where(is_value, 1.0, key_weight))
+
+
+@triton.jit
+def store_parts(heads_ptr, first, second, rest, first_dims, second_dims, rest_dims, is_head, is_half, is_rest):
+    """Store the parts of heads; `rest` is None where there is none, or it stands there already."""
+    tl.store(heads_ptr + first_dims[None, :], first, mask=is_head & is_half[None, :])
+    tl.store(heads_ptr + second_dims[None, :], second, mask=is_head & is_half[None, :])
+    if rest is not None:
+        tl.store(heads_ptr + rest_dims[None, :], rest, mask=is_head & is_rest[None, :])
+
+
+@triton.jit
+def write_parts(
+    first,
+    second,
+    rest,
+    first_dims,
+    second_dims,
+    rest_dims,
+    is_half,
+    is_rest,
+    kv_heads,
+    slot,
+    key_cache_ptr,
+    value_cache_ptr,
+    scales_ptr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_BLOCK_STRIDE: tl.constexpr,
+    KEY_TOKEN_STRIDE: tl.constexpr,
+    KEY_HEAD_STRIDE: tl.constexpr,
+    VALUE_BLOCK_STRIDE: tl.constexpr,
+    VALUE_TOKEN_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """Write the key heads, and behind them the value heads, of a token into its slot, by their numbers `kv_heads`."""
+    is_key = ((kv_heads >= 0) & (kv_heads < NUM_KV_HEADS) & (slot >= 0))[:, None]
+    is_value = ((kv_heads >= NUM_KV_HEADS) & (kv_heads < NUM_KV_HEADS + NUM_VALUE_HEADS) & (slot >= 0))[:, None]
+    if scales_ptr is not None:
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        if rest is not None:
+            largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
+        scales, inverse = scales_of(largest, LARGEST)
+        first *= inverse[:, None]
+        second *= inverse[:, None]
+        if rest is not None:
+            rest *= inverse[:, None]
+        is_cached = (kv_heads >= 0) & (kv_heads < NUM_KV_HEADS + NUM_VALUE_HEADS) & (slot >= 0)
+        kind, kv_head = kv_heads // NUM_KV_HEADS, kv_heads % NUM_KV_HEADS
+        rows = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+        tl.store(scales_ptr + 2 * rows + kind, scales, mask=is_cached)
+        if value_cache_ptr is None:
+            tl.store(scales_ptr + 2 * rows + 1, scales, mask=is_cached)
+    first = to_cache(first, key_cache_ptr, LARGEST)
+    second = to_cache(second, key_cache_ptr, LARGEST)
+    if rest is not None:
+        rest = to_cache(rest, key_cache_ptr, LARGEST)
+    keys_ptr = key_cache_ptr + slot_offset(slot, BLOCK_SIZE, KEY_BLOCK_STRIDE, KEY_TOKEN_STRIDE)
+    keys_ptr += kv_heads[:, None] * KEY_HEAD_STRIDE
+    store_parts(keys_ptr, first, second, rest, first_dims, second_dims, rest_dims, is_key, is_half, is_rest)
+    if NUM_VALUE_HEADS > 0:
+        values_ptr = value_cache_ptr + slot_offset(slot, BLOCK_SIZE, VALUE_BLOCK_STRIDE, VALUE_TOKEN_STRIDE)
+        values_ptr += (kv_heads - NUM_KV_HEADS)[:, None] * VALUE_HEAD_STRIDE
+        store_parts(values_ptr, first, second, rest, first_dims, second_dims, rest_dims, is_value, is_half, is_rest)
+
+
+@triton.jit
 def rope_kv_write_kernel(
     qkv_ptr,
     positions_ptr,
@@ -61,10 +190,19 @@ def rope_kv_write_kernel(
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KEY_BLOCK_STRIDE: tl.constexpr,
+    KEY_TOKEN_STRIDE: tl.constexpr,
+    KEY_HEAD_STRIDE: tl.constexpr,
+    VALUE_BLOCK_STRIDE: tl.constexpr,
+    VALUE_TOKEN_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
     LARGEST: tl.constexpr,
     ROTATED_DIM: tl.constexpr,
+    FIRST_ROTATED: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -74,100 +212,94 @@ def rope_kv_write_kernel(
 
     Queries, keys and values take the same path: a value is rotated by the angle zero and scaled by one. A head is held
     in three parts, the two halves that are rotated into each other and the rest, which is empty in most models.
+    NUM_VALUE_HEADS is zero where the values are a part of the keys, or written by `write_values_kernel`.
     """
     HALF: tl.constexpr = ROTATED_DIM // 2
+    # From a dimension to the next pair's, and to the one that it is paired with.
+    STEP: tl.constexpr = 2 if IS_INTERLEAVED else 1
+    PARTNER: tl.constexpr = 1 if IS_INTERLEAVED else HALF
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     is_query = (heads < NUM_HEADS)[:, None]
     is_value = (heads >= NUM_HEADS + NUM_KV_HEADS)[:, None]
-    is_head = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None]
+    is_head = (heads < NUM_HEADS + NUM_KV_HEADS + NUM_VALUE_HEADS)[:, None]
     half = tl.arange(0, BLOCK_HALF)
     is_half = half < HALF
-    mask = is_head & is_half[None, :]
+    first_dims = FIRST_ROTATED + half * STEP
+    second_dims = first_dims + PARTNER
+    rest_dims = ROTATED_DIM + tl.arange(0, BLOCK_REST)
+    if FIRST_ROTATED > 0:
+        rest_dims = tl.where(rest_dims < FIRST_ROTATED + ROTATED_DIM, rest_dims - ROTATED_DIM, rest_dims)
+    # Beyond the end where the head ends with what is rotated.
+    is_rest = (ROTATED_DIM + tl.arange(0, BLOCK_REST)) < HEAD_DIM
     heads_ptr = qkv_ptr + token * qkv_stride + heads[:, None] * HEAD_DIM
-    first = tl.load(heads_ptr + half[None, :], mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(heads_ptr + HALF + half[None, :], mask=mask, other=0.0).to(tl.float32)
-    angles_ptr = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * ROTATED_DIM
-    cos = tl.load(angles_ptr + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(angles_ptr + HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
+    mask = is_head & is_half[None, :]
+    first = tl.load(heads_ptr + first_dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads_ptr + second_dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    rest = None
     if ROTATED_DIM < HEAD_DIM:
-        rest_dims = ROTATED_DIM + tl.arange(0, BLOCK_REST)
-        is_rest = rest_dims < HEAD_DIM
-        rest_mask = is_head & is_rest[None, :]
-        rest = tl.load(heads_ptr + rest_dims[None, :], mask=rest_mask, other=0.0).to(tl.float32)
+        rest = tl.load(heads_ptr + rest_dims[None, :], mask=is_head & is_rest[None, :], other=0.0).to(tl.float32)
+    cos, sin = load_angles(cos_sin_ptr, tl.load(positions_ptr + token), half, HALF)
     if HAS_NORM:
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-        if ROTATED_DIM < HEAD_DIM:
+        if rest is not None:
             squares += tl.sum(rest * rest, 1)
         scale = tl.where(is_value, 1.0, tl.rsqrt(squares / HEAD_DIM + eps)[:, None])
-        query_weight = tl.load(query_weight_ptr + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
-        key_weight = tl.load(key_weight_ptr + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
-        first *= scale * tl.where(is_query, query_weight, tl.where(is_value, 1.0, key_weight))
-        query_weight = tl.load(query_weight_ptr + HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
-        key_weight = tl.load(key_weight_ptr + HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
-        second *= scale * tl.where(is_query, query_weight, tl.where(is_value, 1.0, key_weight))
-        if ROTATED_DIM < HEAD_DIM:
-            query_weight = tl.load(query_weight_ptr + rest_dims, mask=is_rest, other=0.0).to(tl.float32)[None, :]
-            key_weight = tl.load(key_weight_ptr + rest_dims, mask=is_rest, other=0.0).to(tl.float32)[None, :]
-            rest *= scale * tl.where(is_query, query_weight, tl.where(is_value, 1.0, key_weight))
+        first *= scale * load_weights(query_weight_ptr, key_weight_ptr, first_dims, is_half, is_query, is_value)
+        second *= scale * load_weights(query_weight_ptr, key_weight_ptr, second_dims, is_half, is_query, is_value)
+        if rest is not None:
+            rest *= scale * load_weights(query_weight_ptr, key_weight_ptr, rest_dims, is_rest, is_query, is_value)
     cos = tl.where(is_value, 1.0, cos)
     sin = tl.where(is_value, 0.0, sin)
-    rotated_first = first * cos - second * sin
-    rotated_second = second * cos + first * sin
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
 
-    slot = tl.load(slot_mapping_ptr + token)
-    is_key = is_head & (heads >= NUM_HEADS)[:, None] & (heads < NUM_HEADS + NUM_KV_HEADS)[:, None] & (slot >= 0)
-    is_value = is_head & is_value & (slot >= 0)
-    slot_offset = slot * (NUM_KV_HEADS * HEAD_DIM)
-    keys_ptr = key_cache_ptr + slot_offset + (heads - NUM_HEADS)[:, None] * HEAD_DIM
-    values_ptr = value_cache_ptr + slot_offset + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM
     query_type: tl.constexpr = qkv_ptr.dtype.element_ty
-    tl.store(heads_ptr + half[None, :], rotated_first.to(query_type), mask=is_query & is_half[None, :])
-    tl.store(heads_ptr + HALF + half[None, :], rotated_second.to(query_type), mask=is_query & is_half[None, :])
-    if ROTATED_DIM < HEAD_DIM and HAS_NORM:
-        tl.store(heads_ptr + rest_dims[None, :], rest.to(query_type), mask=is_query & is_rest[None, :])
-    inverse = 1.0
-    if scales_ptr is not None:
-        largest = tl.maximum(tl.max(tl.abs(rotated_first), 1), tl.max(tl.abs(rotated_second), 1))
-        if ROTATED_DIM < HEAD_DIM:
-            largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
-        scales, inverse = scales_of(largest, LARGEST)
-        inverse = inverse[:, None]
-        is_cached = (heads >= NUM_HEADS) & (heads < NUM_HEADS + 2 * NUM_KV_HEADS) & (slot >= 0)
-        kind, kv_head = (heads - NUM_HEADS) // NUM_KV_HEADS, (heads - NUM_HEADS) % NUM_KV_HEADS
-        rows = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
-        tl.store(scales_ptr + 2 * rows + kind, scales, mask=is_cached)
-    first = to_cache(rotated_first * inverse, key_cache_ptr, LARGEST)
-    second = to_cache(rotated_second * inverse, key_cache_ptr, LARGEST)
-    tl.store(keys_ptr + half[None, :], first, mask=is_key & is_half[None, :])
-    tl.store(keys_ptr + HALF + half[None, :], second, mask=is_key & is_half[None, :])
-    tl.store(values_ptr + half[None, :], first, mask=is_value & is_half[None, :])
-    tl.store(values_ptr + HALF + half[None, :], second, mask=is_value & is_half[None, :])
-    if ROTATED_DIM < HEAD_DIM:
-        rest = to_cache(rest * inverse, key_cache_ptr, LARGEST)
-        tl.store(keys_ptr + rest_dims[None, :], rest, mask=is_key & is_rest[None, :])
-        tl.store(values_ptr + rest_dims[None, :], rest, mask=is_value & is_rest[None, :])
+    kept = None
+    if HAS_NORM and rest is not None:
+        kept = rest.to(query_type)
+    store_parts(
+        heads_ptr, turned_first.to(query_type), turned_second.to(query_type), kept,
+        first_dims, second_dims, rest_dims, is_query, is_half, is_rest,
+    )  # fmt: skip
+    if key_cache_ptr is not None:
+        write_parts(
+            turned_first, turned_second, rest, first_dims, second_dims, rest_dims, is_half, is_rest, heads - NUM_HEADS,
+            tl.load(slot_mapping_ptr + token), key_cache_ptr, value_cache_ptr, scales_ptr, NUM_KV_HEADS,
+            NUM_VALUE_HEADS, BLOCK_SIZE, KEY_BLOCK_STRIDE, KEY_TOKEN_STRIDE, KEY_HEAD_STRIDE, VALUE_BLOCK_STRIDE,
+            VALUE_TOKEN_STRIDE, VALUE_HEAD_STRIDE, LARGEST,
+        )  # fmt: skip
 
 
 def rope_kv_write_triton(
     qkv: torch.Tensor,
     positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
     slot_mapping: torch.Tensor,
     head_norm: HeadNormWeights | None,
     gpu: Gpu,
     kv_scales: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    first_rotated: int = 0,
+    is_interleaved: bool = False,
     config: RopeConfig | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, launched by `config` or else by the table."""
     config = config or _CONFIGS[gpu.generation]
     num_tokens, num_all_heads, head_dim = qkv.shape
-    num_kv_heads, rotated_dim = key_cache.shape[2], cos_sin.shape[1]
-    num_heads = num_all_heads - 2 * num_kv_heads
+    num_kv_heads = 0 if key_cache is None else key_cache.shape[2]
+    num_value_heads = num_kv_heads if value_cache is not None and values is None else 0
+    num_heads = num_all_heads - num_kv_heads - num_value_heads
+    rotated_dim = 0 if cos_sin is None else cos_sin.shape[1]
     assert qkv.stride()[1:] == (head_dim, 1), "the heads of a token must lie side by side: they are changed in place"
     block_heads = min(config.block_heads, triton.next_power_of_2(num_all_heads))
+    cache = {
+        "BLOCK_SIZE": 1 if key_cache is None else key_cache.shape[1],
+        "LARGEST": 0.0 if key_cache is None else LARGEST.get(key_cache.dtype, 0.0),
+        **_strides("VALUE", value_cache),
+    }
     rope_kv_write_kernel[(num_tokens, triton.cdiv(num_all_heads, block_heads))](
         qkv,
         positions,
@@ -182,14 +314,34 @@ def rope_kv_write_triton(
         head_norm.eps if head_norm else 0.0,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
+        NUM_VALUE_HEADS=num_value_heads,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=key_cache.shape[1],
-        LARGEST=LARGEST.get(key_cache.dtype, 0.0),
         ROTATED_DIM=rotated_dim,
+        FIRST_ROTATED=first_rotated,
+        IS_INTERLEAVED=is_interleaved,
         HAS_NORM=head_norm is not None,
         BLOCK_HEADS=block_heads,
-        BLOCK_HALF=triton.next_power_of_2(rotated_dim // 2),
+        BLOCK_HALF=triton.next_power_of_2(max(rotated_dim // 2, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - rotated_dim, 1)),
         num_warps=config.num_warps,
+        **cache,
+        **_strides("KEY", key_cache),
     )
+    if value_cache is not None and values is not None:
+        values = values if values.stride()[1:] == (values.shape[2], 1) else values.contiguous()
+        block_heads = min(config.block_heads, triton.next_power_of_2(num_kv_heads))
+        write_values_kernel[(num_tokens, triton.cdiv(num_kv_heads, block_heads))](
+            *(values, value_cache, slot_mapping, kv_scales, values.stride(0)),
+            NUM_KV_HEADS=num_kv_heads,
+            VALUE_DIM=values.shape[2],
+            BLOCK_HEADS=block_heads,
+            BLOCK_D=triton.next_power_of_2(values.shape[2]),
+            num_warps=config.num_warps,
+            **cache,
+        )
     return qkv[:, :num_heads]
+
+
+def _strides(kind: str, cache: torch.Tensor | None) -> dict[str, int]:
+    names = [f"{kind}_{part}_STRIDE" for part in ("BLOCK", "TOKEN", "HEAD")]
+    return dict(zip(names, (0, 0, 0) if cache is None else cache.stride()[:3], strict=True))

@@ -44,7 +44,7 @@ def run_kernel(
     library = cpu_library()
     assert library is not None, "the tests need g++"
     query, key_cache, value_cache, tables, starts, lengths, _, _, scale = batch.arguments()
-    assert can_run(query, key_cache)
+    assert can_run(query, key_cache, value_cache)
     tensors = (query, key_cache, value_cache, tables, starts, lengths)
     return paged_attention_cpu(library, *tensors, scale, sliding_window, batch.kv_scales, tree_masks)
 
@@ -74,7 +74,6 @@ def test_reference_equals_torch_attention() -> None:
 
 
 def test_soft_cap_bounds_the_scores_on_a_cpu() -> None:
-    """The CPU's kernel knows no soft cap: a model with one must not be computed by it."""
     shape, soft_cap = Shape(4, 2, 16, 5), 0.5
     sequence = make_sequence(23, shape, seed=1)
     batch = make_batch([sequence], [23], shape)
@@ -84,7 +83,6 @@ def test_soft_cap_bounds_the_scores_on_a_cpu() -> None:
     hidden = torch.ones(23, 23, dtype=torch.bool).triu(1)
     expected = (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value).transpose(0, 1)
     torch.testing.assert_close(paged_attention(*batch.arguments(), soft_cap=soft_cap), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(paged_attention(*batch.arguments()), run_kernel(batch)), "without a cap, the kernel computes"
 
 
 def test_large_scores_stay_finite() -> None:
@@ -137,9 +135,11 @@ def test_strided_query_equals_contiguous_query() -> None:
 
 
 def test_unsupported_head_dim_is_refused() -> None:
-    assert not can_run(torch.empty(1, 1, 264), torch.empty(1, 16, 1, 264))
-    assert not can_run(torch.empty(1, 65, 64), torch.empty(1, 16, 1, 64))
-    assert not can_run(torch.empty(1, 1, 64, dtype=torch.float64), torch.empty(1, 16, 1, 64))
+    keys, values = torch.empty(1, 16, 1, 576), torch.empty(1, 16, 1, 512)
+    assert can_run(torch.empty(1, 1, 576), keys, values)
+    assert not can_run(torch.empty(1, 1, 584), torch.empty(1, 16, 1, 584), values)
+    assert not can_run(torch.empty(1, 1, 576), keys, torch.empty(1, 16, 1, 520))
+    assert not can_run(torch.empty(1, 1, 576, dtype=torch.float64), keys, values)
 
 
 @pytest.mark.parametrize("sliding_window", [None, 3])

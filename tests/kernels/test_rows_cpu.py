@@ -87,7 +87,7 @@ def test_rotated_tokens_equal_reference(
     expected = rope_kv_write_reference(
         qkv.clone(), positions, table, theirs.keys, theirs.values, slots, norm, theirs.scales
     )
-    assert can_run(qkv, positions, table, mine.keys, norm)
+    assert can_run(qkv, positions, table, mine.keys, mine.values, norm)
     query = rope_kv_write_cpu(library, qkv, positions, table, mine.keys, mine.values, slots, norm, mine.scales)
     assert query.data_ptr() == qkv.data_ptr()
     assert_close(query, expected)
