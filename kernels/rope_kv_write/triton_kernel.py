@@ -295,11 +295,6 @@ def rope_kv_write_triton(
     rotated_dim = 0 if cos_sin is None else cos_sin.shape[1]
     assert qkv.stride()[1:] == (head_dim, 1), "the heads of a token must lie side by side: they are changed in place"
     block_heads = min(config.block_heads, triton.next_power_of_2(num_all_heads))
-    cache = {
-        "BLOCK_SIZE": 1 if key_cache is None else key_cache.shape[1],
-        "LARGEST": 0.0 if key_cache is None else LARGEST.get(key_cache.dtype, 0.0),
-        **_strides("VALUE", value_cache),
-    }
     rope_kv_write_kernel[(num_tokens, triton.cdiv(num_all_heads, block_heads))](
         qkv,
         positions,
@@ -324,22 +319,41 @@ def rope_kv_write_triton(
         BLOCK_HALF=triton.next_power_of_2(max(rotated_dim // 2, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - rotated_dim, 1)),
         num_warps=config.num_warps,
-        **cache,
+        **_cache_constants(key_cache),
         **_strides("KEY", key_cache),
+        **_strides("VALUE", value_cache),
     )
     if value_cache is not None and values is not None:
-        values = values if values.stride()[1:] == (values.shape[2], 1) else values.contiguous()
-        block_heads = min(config.block_heads, triton.next_power_of_2(num_kv_heads))
-        write_values_kernel[(num_tokens, triton.cdiv(num_kv_heads, block_heads))](
-            *(values, value_cache, slot_mapping, kv_scales, values.stride(0)),
-            NUM_KV_HEADS=num_kv_heads,
-            VALUE_DIM=values.shape[2],
-            BLOCK_HEADS=block_heads,
-            BLOCK_D=triton.next_power_of_2(values.shape[2]),
-            num_warps=config.num_warps,
-            **cache,
-        )
+        _write_values(values, value_cache, slot_mapping, kv_scales, config)
     return qkv[:, :num_heads]
+
+
+def _write_values(
+    values: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scales: torch.Tensor | None,
+    config: RopeConfig,
+) -> None:
+    num_tokens, num_kv_heads, value_dim = values.shape
+    values = values if values.stride()[1:] == (value_dim, 1) else values.contiguous()
+    block_heads = min(config.block_heads, triton.next_power_of_2(num_kv_heads))
+    write_values_kernel[(num_tokens, triton.cdiv(num_kv_heads, block_heads))](
+        *(values, value_cache, slot_mapping, kv_scales, values.stride(0)),
+        NUM_KV_HEADS=num_kv_heads,
+        VALUE_DIM=value_dim,
+        BLOCK_HEADS=block_heads,
+        BLOCK_D=triton.next_power_of_2(value_dim),
+        num_warps=config.num_warps,
+        **_cache_constants(value_cache),
+        **_strides("VALUE", value_cache),
+    )
+
+
+def _cache_constants(cache: torch.Tensor | None) -> dict[str, float]:
+    if cache is None:
+        return {"BLOCK_SIZE": 1, "LARGEST": 0.0}
+    return {"BLOCK_SIZE": cache.shape[1], "LARGEST": LARGEST.get(cache.dtype, 0.0)}
 
 
 def _strides(kind: str, cache: torch.Tensor | None) -> dict[str, int]:
