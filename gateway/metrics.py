@@ -6,43 +6,21 @@ writer is the event loop's thread. Nothing is registered globally: the code that
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+from gateway.telemetry.model_metrics import RequestMetrics
+from gateway.telemetry.row import MetricRow, add
+from shared.histogram import Histogram
+from shared.process_usage import cpu_seconds, resident_bytes
+
 ERROR_BUCKETS_S = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-class Histogram:
-    """Counts per bucket and their sum; `observe` is one bisection and three additions."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """Count values into buckets with these upper bounds, and one more for the rest."""
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts under their upper bounds, as Prometheus wants them."""
-        labels = [*(str(bound) for bound in self.bounds), "+Inf"]
-        cumulative = 0
-        result: list[tuple[str, float]] = []
-        for label, count in zip(labels, self.counts, strict=True):
-            cumulative += count
-            result.append((label, cumulative))
-        return result
+RETRY_ERROR_BUCKETS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 class ConnectionCounts(Protocol):
@@ -79,12 +57,14 @@ class GatewayMetrics:
             start, as of the last sweep.
         disconnects: Requests whose client left early; `slow_readers` were cut by us.
         redis_failures: Redis calls that failed or came too late; `is_redis_open` while the breaker is open.
-        ttft_s: Time to first token, from the complete request to the first token's arrival.
         prediction_error_s: Actual minus predicted time to first token.
+        retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
+        by_model: What is measured of each model's requests.
     """
 
     __slots__ = (
         "active_streams",
+        "by_model",
         "cache_hits",
         "cache_misses",
         "cache_shared",
@@ -93,21 +73,23 @@ class GatewayMetrics:
         "connections",
         "connections_evicted",
         "connections_limited",
+        "dead_letters",
         "disconnects",
-        "duration_s",
+        "is_nats_connected",
         "is_redis_open",
         "key_reload_failures",
         "limited",
+        "nats_disconnects",
         "prediction_error_s",
         "promises",
         "prompt_tokens",
         "redis_failures",
         "redispatches",
         "requests",
+        "retry_after_error_s",
         "sequences",
         "shed",
         "slow_readers",
-        "ttft_s",
     )
 
     def __init__(self) -> None:
@@ -118,6 +100,7 @@ class GatewayMetrics:
         self.promises: Counter[str] = Counter()
         self.redispatches: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
+        self.dead_letters: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.completion_tokens = 0
@@ -132,10 +115,12 @@ class GatewayMetrics:
         self.slow_readers = 0
         self.redis_failures = 0
         self.is_redis_open = False
+        self.is_nats_connected = False
+        self.nats_disconnects = 0
         self.key_reload_failures = 0
-        self.ttft_s = Histogram(LATENCY_BUCKETS_S)
-        self.duration_s = Histogram(LATENCY_BUCKETS_S)
         self.prediction_error_s = Histogram(ERROR_BUCKETS_S)
+        self.retry_after_error_s = Histogram(RETRY_ERROR_BUCKETS_S)
+        self.by_model = RequestMetrics()
 
     def count_connections(self, table: ConnectionCounts) -> None:
         """Take over what the server of the public port has counted."""
@@ -144,10 +129,10 @@ class GatewayMetrics:
         self.connections_limited = table.num_limited
 
 
-_SCALARS = {
-    "prompt_tokens": "Prompt tokens of answered requests.",
-    "cached_prompt_tokens": "Prompt tokens found in a worker's prefix cache.",
-    "completion_tokens": "Generated tokens.",
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of answered requests, those of repeated answers included.",
+    "cached_prompt_tokens": "Those of them that were found in a worker's prefix cache.",
+    "completion_tokens": "Generated tokens of answered requests.",
     "cache_hits": "Answers taken from the response cache.",
     "cache_misses": "Response cache lookups that found nothing.",
     "cache_shared": "Requests that joined an identical generation in flight.",
@@ -156,25 +141,46 @@ _SCALARS = {
     "disconnects": "Requests whose client left early.",
     "slow_readers": "Clients cut because they did not read.",
     "redis_failures": "Redis calls that failed or came too late.",
+    "nats_disconnects": "Times that the connection to NATS was lost.",
     "key_reload_failures": "Times the changed key file could not be read.",
 }
 _GAUGES = {
     "active_streams": "Requests being answered.",
     "connections": "Open client connections.",
     "is_redis_open": "1: Redis is away.",
+    "is_nats_connected": "1: the connection to NATS is up.",
 }
 _BY_REASON = {
-    "shed": "Requests refused for lack of capacity.",
-    "promises": "Places kept for refused requests, and what became of them.",
-    "limited": "Requests refused because a key exceeded a limit.",
-    "redispatches": "Sequences sent to another worker.",
-    "sequences": "Sequences dispatched, by how they ended.",
+    "shed": "Requests refused for lack of capacity: `overloaded`, `queue_full`, `no_worker`.",
+    "promises": "Places kept for refused requests (`made`), and what became of them: `kept`, `broken`, `unused`.",
+    "limited": "Requests refused because a key exceeded a limit: `requests`, `tokens`, `concurrency`.",
+    "redispatches": "Sequences moved to another worker: `worker_dead`, `gap`, `handoff`, ...",
+    "sequences": "Sequences dispatched, by how they ended: `completed`, `failed`, `cancelled`.",
+    "dead_letters": "Interactive requests put into quarantine: `worker_lost`, `attempts_exhausted`.",
 }
 _HISTOGRAMS = {
-    "ttft_s": ("ttft_seconds", "Time to first token."),
-    "duration_s": ("request_duration_seconds", "Time to the complete answer."),
     "prediction_error_s": ("ttft_prediction_error_seconds", "Actual minus predicted time to first token."),
+    "retry_after_error_s": (
+        "retry_after_error_seconds",
+        "How much longer than its `Retry-After` a client had to wait for its place: 0 for a promise that was kept.",
+    ),
 }
+_OWN = ("process",)
+_REQUESTS_ROW = MetricRow("headrace_requests_total", "counter", ("process", "route", "status"), "Answers.")
+_CPU_ROW = MetricRow("headrace_process_cpu_seconds_total", "counter", _OWN, "Processor time of the gateway process.")
+_MEMORY_ROW = MetricRow("headrace_process_resident_memory_bytes", "gauge", _OWN, "Memory of the gateway process.")
+ROWS: Mapping[str, MetricRow] = MappingProxyType(
+    {
+        **{key: MetricRow(f"headrace_{key}_total", "counter", _OWN, text) for key, text in _COUNTERS.items()},
+        **{key: MetricRow(f"headrace_{key}", "gauge", _OWN, text) for key, text in _GAUGES.items()},
+        **{
+            key: MetricRow(f"headrace_{key}_total", "counter", ("process", "reason"), text)
+            for key, text in _BY_REASON.items()
+        },
+        **{key: MetricRow(f"headrace_{name}", "histogram", _OWN, text) for key, (name, text) in _HISTOGRAMS.items()},
+    }
+)
+OTHER_ROWS = (_REQUESTS_ROW, _CPU_ROW, _MEMORY_ROW)
 
 
 class MetricsCollector(Collector):
@@ -188,32 +194,24 @@ class MetricsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
         metrics, process = self._metrics, self._process
-        requests = CounterMetricFamily("headrace_requests", "Answers.", labels=["process", "route", "status"])
+        requests = _REQUESTS_ROW.family()
         for (route, status), count in metrics.requests.items():
-            requests.add_metric([process, route, str(status)], count)
+            add(requests, [process, route, str(status)], count)
         yield requests
-        for name, text in _BY_REASON.items():
-            reasons = CounterMetricFamily(f"headrace_{name}", text, labels=["process", "reason"])
-            for reason, count in getattr(metrics, name).items():
-                reasons.add_metric([process, reason], count)
-            yield reasons
-        for name, text in _SCALARS.items():
-            scalar = CounterMetricFamily(f"headrace_{name}", text, labels=["process"])
-            scalar.add_metric([process], getattr(metrics, name))
-            yield scalar
-        for name, text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"headrace_{name}", text, labels=["process"])
-            gauge.add_metric([process], getattr(metrics, name))
-            yield gauge
-        for attribute, (name, text) in _HISTOGRAMS.items():
-            histogram: Histogram = getattr(metrics, attribute)
-            family = HistogramMetricFamily(f"headrace_{name}", text, labels=["process"])
-            family.add_metric([process], histogram.buckets(), histogram.total)
+        for attribute, row in ROWS.items():
+            family = row.family()
+            add(family, [process], getattr(metrics, attribute))
             yield family
+        for row, value in ((_CPU_ROW, cpu_seconds()), (_MEMORY_ROW, resident_bytes())):
+            family = row.family()
+            add(family, [process], value)
+            yield family
+        yield from metrics.by_model.collect(process)
 
 
-def make_registry(collector: Collector) -> CollectorRegistry:
-    """Return a registry of this collector's metrics and nothing else."""
+def make_registry(*collectors: Collector) -> CollectorRegistry:
+    """Return a registry of these collectors' metrics and nothing else."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     return registry

@@ -40,6 +40,7 @@ from shared.bounds import (
 from shared.conversation import ChatOptions, Messages
 from shared.pooling import Pooling, Task
 from shared.sampling import Sampling
+from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
 
@@ -130,13 +131,25 @@ class Usage(Struct, frozen=True, array_like=True):
     rejected_prediction_tokens: int = 0
 
 
+class Timing(Struct, frozen=True, array_like=True):
+    """Where the time of a sequence went in the worker that finished it, by that worker's clock.
+
+    Attributes:
+        prefill_s: From the first step with it to the first output.
+        decode_s: From there to the end.
+    """
+
+    prefill_s: float
+    decode_s: float
+
+
 class Finish(Struct, frozen=True, array_like=True):
     """Why a sequence ended. `handoff` means: not ended, send it to another worker.
 
     `error_param` names the request field at fault when `reason` is `failed` because of bad input (a 400 to the
     client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500). `stop` is the stop
     string or the stop token that ended the text, if one of the request's own did. `vector` is the answer to a request
-    with `pooling`: numbers of 32 bits, little end first.
+    with `pooling`: numbers of 32 bits, little end first. `timing` is there when the sequence was computed to its end.
     """
 
     reason: FinishReason
@@ -146,6 +159,7 @@ class Finish(Struct, frozen=True, array_like=True):
     error_code: str | None = None
     stop: str | int | None = None
     vector: bytes | None = None
+    timing: Timing | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -204,6 +218,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
             out in order, so that those before it are with some worker too.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
+        metrics: What it counts of itself, for Prometheus.
     """
 
     worker: PeerName
@@ -232,6 +247,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     max_prompt_characters: NumTokens = 0
     chat_format: Annotated[str, Meta(max_length=64)] = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)
+    metrics: WorkerMetrics | None = None
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -239,12 +255,14 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
 
     Attributes:
         unclaimed: Requests published that no worker has answered yet, and the prompt tokens in them.
+        started: When it began: the oldest gateway shows the figures of the fleet to Prometheus.
     """
 
     gateway: PeerName
     unclaimed: NumRequests
     unclaimed_tokens: NumTokens
     version: Version = PROTOCOL_VERSION
+    started: UnixSeconds = 0.0
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

@@ -110,7 +110,9 @@ class Shedder:
         if not self._may_begin(book, found, caller, expected, now):
             raise self._turn_away(load, book, found, caller, _size(generation), expected, now)
         if found is not None:
-            self._metrics.promises["kept"] += found.is_booked
+            if found.is_booked:
+                self._metrics.promises["kept"] += 1
+                self._metrics.retry_after_error_s.observe(0.0)
             book.use(found)
             self._withdraw(load.model, found)
         is_known = load.prefill_rate > 0 or load.decode_rate > 0
@@ -162,9 +164,11 @@ class Shedder:
         excess = expected.excess
         if expected.cost_s == 0:
             return self._refusal(excess.reason, excess.message, self._jittered(UNKNOWN_RETRY_S))
-        if found is not None and found.is_booked and found.at <= now:
-            self._metrics.promises["broken"] += 1
+        is_broken = found is not None and found.is_booked and found.at <= now
         told = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
+        if is_broken:
+            self._metrics.promises["broken"] += 1
+            self._metrics.retry_after_error_s.observe(told.wait_s)
         reservation = book.get(told.ticket)
         if reservation is not None and self._places is not None and load.num_gateways > 1:
             self._withdraw(load.model, reservation)

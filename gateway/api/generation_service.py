@@ -30,6 +30,7 @@ from gateway.http1.flush import Flusher
 from gateway.http1.request_id import request_id_of
 from gateway.metrics import GatewayMetrics
 from gateway.shares import Refusal, Shares
+from gateway.telemetry.counting import count_answer
 
 TICK_S = 0.25
 # A key may have so many times the free places for streams: 7/8 of all if it is alone.
@@ -90,7 +91,6 @@ class GenerationService:
             status = 500
             _report_internal_error(exchange, head)
         self._metrics.requests[(endpoint.name, status)] += 1
-        self._metrics.duration_s.observe(time.perf_counter() - head.started)
 
     async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead) -> int:
         principal = self._keys.authenticate(exchange.head.headers)
@@ -115,7 +115,7 @@ class GenerationService:
                 finally:
                     ticket.leave()
                 tokens_used = _tokens_used(answer, ticket, outcome)
-                return self._note(answer, ticket, outcome, head)
+                return self._note(generation, principal, answer, ticket, outcome, head)
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
                 tokens_used = 0
@@ -161,16 +161,23 @@ class GenerationService:
         self._streamed.add(answer)
         return answer
 
-    def _note(self, answer: Answer, ticket: Ticket, outcome: Outcome, head: ResponseHead) -> int:
+    def _note(
+        self,
+        generation: Generation,
+        principal: Principal,
+        answer: Answer,
+        ticket: Ticket,
+        outcome: Outcome,
+        head: ResponseHead,
+    ) -> int:
         """Count what became of an answer, and return the status it stands for."""
         metrics = self._metrics
         usage = answer.usage
-        metrics.prompt_tokens += usage.prompt_tokens
-        metrics.cached_prompt_tokens += usage.cached_tokens
-        metrics.completion_tokens += usage.completion_tokens
+        is_complete = outcome is Outcome.COMPLETED
+        count_answer(metrics, generation, principal.tenant, usage, head.started, is_complete=is_complete)
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
-            metrics.ttft_s.observe(ttft_s)
+            metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
             if ticket.prediction is not None:
                 self._shedder.observe(ticket.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         if outcome is Outcome.DISCONNECTED:

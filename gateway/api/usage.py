@@ -40,6 +40,11 @@ class UsageTotals:
         return sum(usage.completion_tokens for usage in self._usages if usage)
 
     @property
+    def longest_completion(self) -> int:
+        """Generated tokens of the longest choice."""
+        return max((usage.completion_tokens for usage in self._usages if usage), default=0)
+
+    @property
     def accepted_prediction_tokens(self) -> int:
         """Generated tokens that were accepted drafts of speculative decoding."""
         return sum(usage.accepted_prediction_tokens for usage in self._usages if usage)

@@ -31,11 +31,12 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.prober import Prober
+from shared.dead_letters import DeadReason
 from shared.dependency_wait import RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
-from shared.messages import Delta, GatewayHeartbeat, Request, encode
+from shared.messages import Delta, Finish, GatewayHeartbeat, Request, encode
 from shared.pause_detector import PauseDetector
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream, ensure_streams
 from shared.subjects import frame_subject, gateway_subject
@@ -58,7 +59,7 @@ class Dispatcher:
     Attributes:
         reply: Subject on which workers send this gateway's frames.
         fleet: The workers' state.
-        on_end: Called once per request with how it ended, for metrics.
+        on_end: Called once per request with how it ended, and for a complete one with what its worker says of that.
     """
 
     def __init__(
@@ -81,12 +82,13 @@ class Dispatcher:
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), self._flights.unshown)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self._prober = Prober(nats, self.fleet.liveness)
+        self._quarantine = Quarantine(nats, gateway)
         self._recovery = Recovery(
             self._flights,
             self.fleet,
             self._publisher,
             self._revoker,
-            Quarantine(nats, gateway),
+            self._quarantine,
             self.fail,
             recovery_limits or RecoveryLimits(),
         )
@@ -99,7 +101,7 @@ class Dispatcher:
         self._restoring: asyncio.Task[None] | None = None
         self._records: asyncio.Task[None] | None = None
         self.reply = frame_subject(gateway)
-        self.on_end: Callable[[Flight, Ending], None] = lambda flight, ending: None
+        self.on_end: Callable[[Flight, Ending, Finish | None], None] = lambda flight, ending, finish: None
 
     async def start(self) -> None:
         """Wait for the interactive stream, subscribe, and begin to sweep and to send heartbeats.
@@ -143,7 +145,7 @@ class Dispatcher:
         """
         now = self._loop.time()
         expires_at = None if request.deadline is None else now + request.deadline - time.time()
-        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at)
+        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
         is_suspect = self._recovery.is_suspect(flight)
         self._flights.add(flight)
         if is_suspect:
@@ -163,19 +165,19 @@ class Dispatcher:
         """Stop requests that nobody waits for any more; those that have ended are left alone."""
         for flight in flights:
             if self._take_back(flight):
-                self.on_end(flight, "cancelled")
+                self.on_end(flight, "cancelled", None)
 
     def complete(self, flight: Flight, delta: Delta) -> None:
         """Deliver a flight's last delta."""
         if self._flights.remove(flight):
             self._recovery.note_answer(flight)
-            self.on_end(flight, "completed")
+            self.on_end(flight, "completed", delta.finish)
             flight.sink.deliver(delta)
 
     def fail(self, flight: Flight, error: ApiError) -> None:
         """End a flight with an error, and take it back from the worker that holds it."""
         if self._take_back(flight):
-            self.on_end(flight, "failed")
+            self.on_end(flight, "failed", None)
             flight.sink.fail(error)
 
     def fail_all(self, error: ApiError) -> None:
@@ -200,6 +202,22 @@ class Dispatcher:
     def count_moves(self, on_move: Callable[[Reason], None]) -> None:
         """Tell `on_move` the reason of each re-dispatch."""
         self._recovery.on_move = on_move
+
+    def count_gaps(self, on_gap: Callable[[str, float, int], None]) -> None:
+        """Tell `on_gap` a model, a time between two deltas of a stream in seconds, and of how many streams."""
+        self._frames.on_gap = on_gap
+
+    def count_quarantined(self, on_quarantine: Callable[[DeadReason], None]) -> None:
+        """Tell `on_quarantine` why each request was put into quarantine."""
+        self._quarantine.on_take = on_quarantine
+
+    def oldest_unclaimed_s(self) -> dict[str, float]:
+        """Return, by model, for how long the request has waited longest that no worker has claimed."""
+        return self._flights.oldest_unclaimed_s(self._loop.time())
+
+    def num_unclaimed(self) -> dict[str, int]:
+        """Return how many requests of each model no worker has claimed."""
+        return self._flights.num_unclaimed()
 
     async def reconnected(self) -> None:
         """Take note that NATS is back, perhaps without what its memory held."""
@@ -296,5 +314,7 @@ class Dispatcher:
 
     async def _send_heartbeat(self) -> None:
         unclaimed, tokens = self._flights.unclaimed()
-        heartbeat = GatewayHeartbeat(gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens)
+        heartbeat = GatewayHeartbeat(
+            gateway=self._gateway, unclaimed=unclaimed, unclaimed_tokens=tokens, started=self.fleet.started
+        )
         await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))

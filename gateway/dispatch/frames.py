@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -46,7 +47,11 @@ class Endings(Protocol):
 
 
 class FrameReceiver:
-    """Accepts frames on behalf of the flights."""
+    """Accepts frames on behalf of the flights.
+
+    Attributes:
+        on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
+    """
 
     def __init__(self, flights: FlightTable, revoker: Revoker, endings: Endings) -> None:
         """Deliver to the sinks of `flights`; report everything else to `endings`."""
@@ -58,6 +63,7 @@ class FrameReceiver:
         self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._strays: dict[tuple[str, int], float] = {}
         self._log_limit = LogLimit(_logger)
+        self.on_gap: Callable[[str, float, int], None] = lambda model, seconds, num_streams: None
 
     def receive(self, message: Msg) -> None:
         """Accept a NATS message; one that is no frame is logged and dropped."""
@@ -73,6 +79,8 @@ class FrameReceiver:
         by_id = self._by_id
         worker = frame.worker
         now = self._loop.time()
+        # Streams of one worker nearly all got their last token with its frame before: their gap is counted once.
+        model, since, num_streams = "", -1.0, 0
         for delta in frame.deltas:
             flight = by_id.get(delta.id)
             if flight is None:
@@ -85,6 +93,12 @@ class FrameReceiver:
                     and delta.epoch == flight.epoch
                     and flight.worker == worker
                 ):
+                    if delta.seq:
+                        if flight.progressed_at != since:
+                            if num_streams:
+                                self.on_gap(model, now - since, num_streams)
+                            model, since, num_streams = flight.request.model, flight.progressed_at, 0
+                        num_streams += 1
                     flight.progressed_at = now
                     flight.emitted += delta.token_ids
                     flight.sink.deliver(delta)
@@ -93,6 +107,8 @@ class FrameReceiver:
             except Exception:
                 _logger.exception("delta of request %s could not be delivered", delta.id, extra=flight.log_fields)
                 self._endings.fail(flight, ApiError(500, "The answer could not be delivered.", code="internal_error"))
+        if num_streams:
+            self.on_gap(model, now - since, num_streams)
 
     def _accept_unusual(self, worker: str, flight: Flight, delta: Delta, now: float) -> None:
         if delta.epoch != flight.epoch:
@@ -116,6 +132,9 @@ class FrameReceiver:
             self._finish(flight, delta, delta.finish, now)
 
     def _advance(self, flight: Flight, delta: Delta, now: float) -> None:
+        if flight.emitted and (delta.token_ids or delta.finish is None):
+            # The claim of a later attempt counts too: its client has waited since the last token of the one before.
+            self.on_gap(flight.request.model, now - flight.progressed_at, 1)
         flight.progressed_at = now
         flight.emitted += delta.token_ids
         if delta.prompt_tokens is not None:

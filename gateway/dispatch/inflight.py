@@ -43,6 +43,7 @@ class Flight:
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         published_at: Loop time of this epoch's publication.
         delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
+        submitted_at: Loop time at which it was dispatched first.
         expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
         progressed_at: Loop time of the last delta of this epoch.
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
@@ -63,6 +64,7 @@ class Flight:
     estimated_tokens: int
     published_at: float
     expires_at: float | None = None
+    submitted_at: float = 0.0
     delivered_at: float | None = None
     epoch: int = 0
     emitted: list[int] = field(default_factory=list)
@@ -197,6 +199,19 @@ class FlightTable:
     def unclaimed(self) -> tuple[int, int]:
         """Return how many requests wait to be claimed, and their prompt tokens."""
         return _totals(self._unclaimed.values())
+
+    def num_unclaimed(self) -> dict[str, int]:
+        """Return how many requests wait to be claimed, by model."""
+        return {model: count.requests for model, count in self._unclaimed.items()}
+
+    def oldest_unclaimed_s(self, now: float) -> dict[str, float]:
+        """Return for how long the first of these has waited, by model; looks at every flight. `now` is loop time."""
+        oldest = dict.fromkeys(self._unclaimed, 0.0)
+        for flight in self.by_id.values():
+            if flight.worker is None:
+                model = flight.request.model
+                oldest[model] = max(oldest[model], now - flight.submitted_at)
+        return oldest
 
     def unshown(self, model: str) -> tuple[int, int]:
         """Return how many requests of a model no worker's heartbeat shows, claimed or not, and their prompt tokens."""

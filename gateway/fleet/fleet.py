@@ -6,6 +6,7 @@ Owns the view of gateways and the sums over workers; nobody else writes them. `l
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 from gateway.fleet.fleet_load import FleetLoad
@@ -23,6 +24,7 @@ class Fleet:
 
     Attributes:
         liveness: Which workers are alive.
+        started: Unix time at which this gateway began.
     """
 
     def __init__(self, gateway: str, limits: FleetLimits, unshown: Callable[[str], tuple[int, int]]) -> None:
@@ -35,6 +37,17 @@ class Fleet:
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.liveness = Liveness(limits)
+        self.started = time.time()
+
+    @property
+    def is_eldest(self) -> bool:
+        """Whether this is the oldest gateway that is alive: it alone shows the fleet's figures to Prometheus."""
+        own = (self.started, self._gateway)
+        return all(own <= (other.started, other.gateway) for other, _ in self._gateways.values())
+
+    def workers(self) -> list[Heartbeat]:
+        """Return the last heartbeats of all workers that are not dead, draining ones too."""
+        return list(self.liveness.live())
 
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from gateway.admission.auth import KeyStore, check_auth_settings
 from gateway.admission.limits import RateLimiter
@@ -40,21 +39,22 @@ from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.arrival import wait_for_fleet
-from gateway.fleet.fleet_metrics import FleetCollector
 from gateway.http1.asgi import AsgiHandler
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
-from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.metrics import GatewayMetrics
 from gateway.process.listeners import Listeners, bind_listeners, url_of
 from gateway.process.parent_link import ParentLink, ProcessState
-from gateway.process.process_metrics import BoardCollector, MetricsBoard
+from gateway.process.process_metrics import MetricsBoard
 from gateway.process.processes import SLOTS_PER_PROCESS, ProcessGroup
 from gateway.process.public_port import public_handler
 from gateway.process.resources import affordable_connections, return_freed_memory
+from gateway.process.scraping import scrape_registry
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
 from gateway.responses.store import ResponseStore
+from gateway.telemetry.counting import count_dispatches
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
@@ -212,8 +212,7 @@ async def _assemble(
     entrance = public_handler(service, services, responses)
     tls = _tls(config)
     public = HttpServer(entrance, _connection_limits(config), ALWAYS_SERVED, metrics.count_connections, tasks, tls)
-    registry = await stack.enter_async_context(_registry(metrics, slot, board, tasks))
-    registry.register(FleetCollector(fleet))
+    registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
     operator_app = create_operator_app(
         OperatorServices(config.operator_key, fleet, nats, redis, metrics, registry),
     )
@@ -255,20 +254,6 @@ def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
 
 
 @contextlib.asynccontextmanager
-async def _registry(
-    metrics: GatewayMetrics, slot: int, board: MetricsBoard | None, tasks: TaskSupervisor
-) -> AsyncIterator[CollectorRegistry]:
-    """What a scrape of this process shows: its own metrics, and those of the processes beside it."""
-    own = MetricsCollector(metrics, slot)
-    if board is None:
-        yield make_registry(own)
-        return
-    collector = BoardCollector(board, slot, own)
-    async with _running(tasks, collector.publish_forever(), "metrics for the processes beside"):
-        yield make_registry(collector)
-
-
-@contextlib.asynccontextmanager
 async def _redis(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[RedisCache | None]:
     if not config.redis_url:
         _logger.warning("no Redis: no response cache, and each gateway limits on its own")
@@ -290,10 +275,13 @@ async def _queue(
     dispatchers: list[Dispatcher] = []
 
     async def lost() -> None:
+        metrics.is_nats_connected = False
+        metrics.nats_disconnects += 1
         for dispatcher in dispatchers:
             dispatcher.disconnected()
 
     async def back() -> None:
+        metrics.is_nats_connected = True
         for dispatcher in dispatchers:
             await dispatcher.reconnected()
 
@@ -309,8 +297,8 @@ async def _queue(
     )
     try:
         dispatcher = Dispatcher(nats, gateway, tasks=tasks)
-        dispatcher.count_moves(lambda reason: metrics.redispatches.update((reason,)))
-        dispatcher.on_end = lambda flight, ending: metrics.sequences.update((ending,))
+        metrics.is_nats_connected = True
+        count_dispatches(dispatcher, metrics)
         await dispatcher.start()
         dispatchers.append(dispatcher)
         yield nats, dispatcher

@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 PUBLISH_INTERVAL_S = 1.0
-SLOT_BYTES = 256 << 10
+SLOT_BYTES = 2 << 20
 
 # Length of the content, and its checksum: a slot that is being written, or whose writer died meanwhile, does not match.
 _HEADER = struct.Struct("<II")
@@ -76,7 +76,7 @@ class MetricsBoard:
 class BoardCollector(Collector):
     """Collects one process's own metrics as they are now, and the others' from the board."""
 
-    def __init__(self, board: MetricsBoard, slot: int, own: Collector) -> None:
+    def __init__(self, board: MetricsBoard, slot: int, *own: Collector) -> None:
         """Write `own` to `slot`; read the other slots."""
         self._board = board
         self._slot = slot
@@ -87,7 +87,8 @@ class BoardCollector(Collector):
         """Show the other processes this one's metrics."""
         families = [
             Family(each.name, each.documentation, each.type, [(s.name, s.labels, float(s.value)) for s in each.samples])
-            for each in self._own.collect()
+            for collector in self._own
+            for each in collector.collect()
         ]
         self._board.write(self._slot, msgspec.msgpack.encode(families))
 
@@ -102,7 +103,7 @@ class BoardCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric once, with the samples of all processes."""
-        merged = {metric.name: metric for metric in self._own.collect()}
+        merged = {metric.name: metric for collector in self._own for metric in collector.collect()}
         for slot in range(self._board.num_slots):
             content = self._board.read(slot) if slot != self._slot else b""
             for family in self._decoder.decode(content) if content else []:

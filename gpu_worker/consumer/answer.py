@@ -6,12 +6,14 @@ completed it are dropped.
 
 from __future__ import annotations
 
+import time
+
 from gpu_worker.consumer.held_request import HeldRequest, Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.text.token_logprobs import to_token_logprob
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Delta, Finish, FinishReason, Usage
+from shared.messages import Delta, Finish, FinishReason, Timing, Usage
 from shared.structured_output import GRAMMAR_PARAM, GrammarError
 
 _NOTHING = Prelude()
@@ -89,12 +91,12 @@ class AnswerWriter:
         pooling = held.request.pooling
         if pooling is not None and reason == "length":
             # Its prompt is computed, which is all that was wanted.
-            return Finish("stop", usage, vector=self._pooled.vector(pooling, sequence))
+            return Finish("stop", usage, vector=self._pooled.vector(pooling, sequence), timing=_timing(held))
         constraint = sequence.constraint
         if reason == "failed" and constraint is not None and constraint.is_at_fault and event.error == constraint.error:
             refused = GrammarError(f"{event.error}.", param=GRAMMAR_PARAM)
             return Finish(reason, usage, str(refused), error_param=refused.param, error_code=refused.code)
-        return Finish(reason, usage, event.error, stop=_stop(held, event, reason))
+        return Finish(reason, usage, event.error, stop=_stop(held, event, reason), timing=_timing(held))
 
     def _prelude(self, held: HeldRequest, event: SequenceEvent, *, is_due: bool) -> Prelude:
         """Return what is known of the prompt when it is due, with the first token or the end; else nothing."""
@@ -105,10 +107,20 @@ class AnswerWriter:
             prelude.logprobs += [to_token_logprob(self._tokenizer, entry) for entry in event.prompt_logprobs]
         if not is_due:
             return _NOTHING
-        held.prelude = None
+        held.prelude, held.first_output_at = None, time.monotonic()
         sampling = held.request.sampling
         held.is_plain = not sampling.stop and sampling.logprobs is None
         return prelude
+
+
+def _timing(held: HeldRequest) -> Timing | None:
+    """Return how long the sequence took here; None where it was never in a step."""
+    scheduled_at = None if held.sequence is None else held.sequence.scheduled_at
+    if scheduled_at is None:
+        return None
+    now = time.monotonic()
+    first = now if held.first_output_at is None else held.first_output_at
+    return Timing(max(0.0, first - scheduled_at), now - first)
 
 
 def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str | int | None:

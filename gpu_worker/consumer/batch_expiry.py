@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from datetime import datetime
 
 import msgspec
@@ -52,13 +53,20 @@ class _StreamInfo(msgspec.Struct):
 
 
 class BatchExpiry:
-    """Expires jobs. Keeps no state: what is to be expired lies in the queues."""
+    """Expires jobs, which lie in the queues. Keeps the age of each queue's oldest job, for metrics."""
 
     def __init__(self, nats: Client) -> None:
         """Work over an open connection."""
         self._nats = nats
         self._js = nats.jetstream()
         self._decode = msgspec.json.Decoder(_StreamInfo).decode
+        # When the oldest job of each tenant was stored, in monotonic seconds of this process.
+        self._oldest: dict[str, float] = {}
+
+    def oldest_s(self, tenants: Iterable[str]) -> float:
+        """Return the age of the oldest job of these tenants, as of the last round; 0 where there is none."""
+        stored = [self._oldest[tenant] for tenant in tenants if tenant in self._oldest]
+        return max(0.0, time.monotonic() - min(stored)) if stored else 0.0
 
     async def expire(self, tenant: str) -> int:
         """Expire the jobs of a tenant that have waited too long, and return how many they were.
@@ -69,6 +77,7 @@ class BatchExpiry:
         stream = batch_stream(tenant)
         for num_expired in range(_MAX_JOBS):
             info = self._decode((await self._nats.request(f"$JS.API.STREAM.INFO.{stream}", timeout=_TIMEOUT_S)).data)
+            self._oldest.pop(tenant, None)
             max_wait_s = _seconds(info.config.metadata.get(MAX_WAIT_KEY, ""))
             if max_wait_s is None or not info.state.messages:
                 return num_expired
@@ -78,6 +87,7 @@ class BatchExpiry:
                 return num_expired  # just taken
             assert message.time is not None
             waited_s = (_time(info.ts) - message.time).total_seconds()
+            self._oldest[tenant] = time.monotonic() - waited_s
             subject = message.subject or ""
             if waited_s <= max_wait_s or (
                 waited_s <= 2 * max_wait_s and await self._is_taken(stream, subject, message)

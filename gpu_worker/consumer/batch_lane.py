@@ -125,6 +125,11 @@ class BatchLane:
         self.fail(held, str(error))
 
     @property
+    def num_dead_letters(self) -> int:
+        """Requests put into quarantine."""
+        return self._results.num_dead_letters
+
+    @property
     def is_blocked(self) -> bool:
         """Say whether results cannot be written at present, so that nothing more should be begun."""
         return self._results.is_blocked

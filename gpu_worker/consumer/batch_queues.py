@@ -55,6 +55,7 @@ class BatchQueues:
         self._capacity = capacity
         self._take = take
         self._queues: dict[str, PullQueue] = {}
+        self._num_redelivered_gone = 0
         self._searching = asyncio.Lock()
         self._arrived: deque[QueuedMessage] = deque()
         self._expiry = BatchExpiry(nats)
@@ -65,6 +66,21 @@ class BatchQueues:
     def outstanding(self) -> int:
         """Messages pulled for that have not been taken yet, those included that the server may still send."""
         return sum(queue.outstanding for queue in self._queues.values()) + len(self._arrived)
+
+    @property
+    def backlog(self) -> int:
+        """Jobs left in the queues, as of the last deliveries."""
+        return sum(queue.backlog for queue in self._queues.values())
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest job that is not finished, in any queue; 0 where there is none."""
+        return self._expiry.oldest_s(self._queues)
+
+    @property
+    def num_redelivered(self) -> int:
+        """Jobs received that NATS had delivered before."""
+        return self._num_redelivered_gone + sum(queue.num_redelivered for queue in self._queues.values())
 
     def start(self) -> None:
         """Begin to pull, from queues that are there or appear later."""
@@ -104,7 +120,9 @@ class BatchQueues:
                 await queue.start()
                 self._queues[tenant] = queue
             for tenant in self._queues.keys() - tenants:
-                await self._queues.pop(tenant).drain()
+                queue = self._queues.pop(tenant)
+                self._num_redelivered_gone += queue.num_redelivered
+                await queue.drain()
 
     def _queue(self, tenant: str) -> PullQueue:
         async def ensure() -> str:

@@ -18,9 +18,12 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
+from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
+from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import InteractiveLane
+from gpu_worker.consumer.metrics_source import MetricsSource
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
@@ -58,6 +61,7 @@ class Consumer:
         batch: BatchLane,
         limits: StreamLimits,
         tasks: TaskSupervisor,
+        gpu: GpuMonitor,
     ) -> None:
         """Join the parts; nothing happens before `start`."""
         self._log_limit = LogLimit(_log)
@@ -80,6 +84,8 @@ class Consumer:
             nats, INTERACTIVE_STREAM, self._ensure_interactive, self._interactive_capacity, interactive.take, tasks
         )
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks)
+        self._gpu = gpu
+        self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu)
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
 
@@ -98,6 +104,7 @@ class Consumer:
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
+        self._tasks.every(GPU_INTERVAL_S, self._gpu.refresh, "readings of the GPU")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")
         await wait_for(queue, self._interactive_queue.start)
@@ -133,7 +140,7 @@ class Consumer:
     async def send_heartbeat(self) -> None:
         """Publish the worker's state."""
         queue = self._interactive_queue
-        heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled)
+        heartbeat = self._source.heartbeat(queue.backlog, queue.last_pulled, self._metrics.metrics())
         await self._nats.publish(worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat))
 
     def disconnected(self) -> None:

@@ -10,6 +10,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.messages import Heartbeat
 from shared.pooling import Task
+from shared.worker_metrics import WorkerMetrics
 
 INTERVAL_S = 0.25
 
@@ -35,12 +36,13 @@ class HeartbeatSource:
     is_draining: bool = False
     started: float = field(default_factory=time.time)
 
-    def heartbeat(self, queue_pending: int, last_pulled: int) -> Heartbeat:
+    def heartbeat(self, queue_pending: int, last_pulled: int, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment.
 
         Args:
             queue_pending: Interactive requests left in the queue.
             last_pulled: Highest stream sequence of those that came from it.
+            metrics: What the worker counts of itself.
         """
         stats = self.engine.stats
         # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
@@ -71,4 +73,5 @@ class HeartbeatSource:
             max_prompt_characters=self.max_prompt_characters,
             tasks=self.tasks,
             chat_format=self.chat_format,
+            metrics=metrics,
         )

@@ -44,6 +44,7 @@ class HeldRequest:
             The engine may know more already.
         num_earlier_tokens: Those of earlier attempts.
         num_recorded_tokens: As many of them as another worker would continue from.
+        first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
     """
 
@@ -62,6 +63,7 @@ class HeldRequest:
     num_earlier_tokens: int = 0
     num_recorded_tokens: int = 0
     probation: int = 0
+    first_output_at: float | None = None
 
     def __post_init__(self) -> None:
         self.resume(len(self.request.emitted))

@@ -38,6 +38,7 @@ class PullQueue:
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
         last_pulled: Highest stream sequence received.
+        num_redelivered: Messages received that NATS had delivered before.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class PullQueue:
         self._last_pending = 0
         self.outstanding = 0
         self.last_pulled = 0
+        self.num_redelivered = 0
 
     @property
     def backlog(self) -> int:
@@ -173,6 +175,7 @@ class PullQueue:
         self.outstanding = max(0, self.outstanding - 1)
         self._last_pending = queued.num_pending
         self.last_pulled = max(self.last_pulled, queued.stream_seq)
+        self.num_redelivered += queued.num_delivered > 1
         if self._is_draining:
             send_ack(self._nats, queued, REDELIVER)
             return

@@ -46,7 +46,11 @@ class _Storing:
 
 
 class ResultStore:
-    """Owns the results that are not written yet."""
+    """Owns the results that are not written yet.
+
+    Attributes:
+        num_dead_letters: Requests put into quarantine since the start.
+    """
 
     def __init__(self, nats: DirectClient) -> None:
         """Write over `nats`."""
@@ -55,6 +59,7 @@ class ResultStore:
         self._storing: dict[str, _Storing] = {}
         self._tasks = BackgroundTasks()
         self._num_refused = 0
+        self.num_dead_letters = 0
         self._is_closing = asyncio.Event()
 
     @property
@@ -119,6 +124,7 @@ class ResultStore:
             if storing.letter is not None:
                 await publish_dead_letter(self._nats, storing.letter)
                 storing.letter = None
+                self.num_dead_letters += 1
             is_first = await store_result(self._js, request, storing.payload)
         except _REFUSALS as error:
             _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})

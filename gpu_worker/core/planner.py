@@ -61,6 +61,7 @@ class Planner:
         self._throttle = throttle
         self._policy = policy
         self.num_preemptions = 0
+        self._now = 0.0
 
     def plan(self, step: int, now: float) -> StepPlan | None:
         """Plan step number `step`, behind those in flight, at `now` in monotonic seconds.
@@ -68,6 +69,7 @@ class Planner:
         Returns:
             None when one of the steps in flight has to land first.
         """
+        self._now = now
         running, budget = self._running, self._config.max_num_batched_tokens
         is_behind = bool(self._in_flight)
         decodes = running.decodes("interactive", is_behind=is_behind)
@@ -153,6 +155,8 @@ class Planner:
         sequence = queue.pop()
         self._blocks.admit(sequence)
         sequence.status = SequenceStatus.RUNNING
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = self._now
         self._running.add(sequence)
         return sequence
 

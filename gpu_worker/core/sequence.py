@@ -65,6 +65,7 @@ class Sequence:
         constraint: What the output must look like; None for anything.
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
         pooling: How its answer is made of its hidden vectors; None when it generates.
+        scheduled_at: Monotonic seconds of the first step that was planned with it; None before.
         pooled: What steps have contributed to that since its first token was computed: float32 numbers.
     """
 
@@ -104,6 +105,7 @@ class Sequence:
     acceptance: float | None = None
     pooling: PoolingPlan | None = None
     pooled: list[bytes] = field(default_factory=list)
+    scheduled_at: float | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -24,6 +24,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepPlan, StepResult
 from gpu_worker.engine.rates import StepRates
+from gpu_worker.engine.step_counts import StepCounts
 
 MAX_CONTROL_STEPS = 3
 """Attempts at a step that any runner can compute, before the runner counts as broken."""
@@ -87,6 +88,7 @@ class Engine:
 
     Attributes:
         last_error: What the runner raised in the step that landed last, None when it succeeded.
+        counts: What all steps did, for metrics; other threads may read it.
     """
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,6 +103,7 @@ class Engine:
         self._num_failed_steps = 0
         self._is_broken = False
         self.last_error: Exception | None = None
+        self.counts = StepCounts()
 
     @property
     def stats(self) -> EngineStats:
@@ -288,6 +291,7 @@ class Engine:
         # Every sampling sequence computes one token for the one that it samples; what is more is prefill.
         num_prefilled = plan.num_tokens - sum([item.samples for item in plan.scheduled])
         config = self._scheduler.config
+        self.counts.observe(plan.num_tokens, num_prefilled, num_generated, duration_s)
         self._rates.observe(
             num_prefilled=num_prefilled,
             num_generated=num_generated,

@@ -22,6 +22,7 @@ from gpu_worker.core.scheduler import DuplicateSequenceError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine, EngineStats
+from gpu_worker.engine.step_counts import StepCounts
 from shared.errors import HeadraceError
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,11 @@ class EngineThread:
     def stats(self) -> EngineStats:
         """The latest snapshot, taken after each step and each round of commands."""
         return self._stats
+
+    @property
+    def counts(self) -> StepCounts:
+        """What all steps did so far."""
+        return self._engine.counts
 
     @property
     def is_alive(self) -> bool:

@@ -10,6 +10,7 @@ from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.constraint_source import ConstraintSource
 from gpu_worker.consumer.consumer import Consumer
+from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.intake import Intake
@@ -99,6 +100,7 @@ class Worker:
             batch=self._batch_lane(identity, nats, limits, intake, held, outbox),
             limits=limits,
             tasks=tasks,
+            gpu=GpuMonitor(setup.gpu_uuid),
         )
         relay.handle = self.consumer.accept
 

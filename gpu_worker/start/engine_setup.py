@@ -38,10 +38,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """An engine and the sizes it was built with."""
+    """An engine and the sizes it was built with.
+
+    Attributes:
+        gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
+    """
 
     engine: Engine
     scheduler: SchedulerConfig
+    gpu_uuid: str | None = None
 
 
 def build_engine(
@@ -55,6 +60,7 @@ def build_engine(
     check_speculation(config, tokenizer)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
+    gpu_uuid = None
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
             config.simulate,
@@ -67,7 +73,7 @@ def build_engine(
             config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
         )
     else:
-        runner, scheduler = _load_model(config, directory, start_up or StartUp())
+        runner, scheduler, gpu_uuid = _load_model(config, directory, start_up or StartUp())
     _log.info(
         "engine ready",
         extra={
@@ -80,12 +86,12 @@ def build_engine(
             "speculative": config.speculative,
         },
     )
-    return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler)
+    return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler, gpu_uuid)
 
 
 def _load_model(
     config: WorkerConfig, directory: ModelDirectory, start_up: StartUp
-) -> tuple[ModelRunner, SchedulerConfig]:
+) -> tuple[ModelRunner, SchedulerConfig, str | None]:
     import torch
 
     from gpu_worker.execution.build import build_runner
@@ -124,7 +130,8 @@ def _load_model(
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
             warm_up_proposer(runner)
-    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
+    gpu_uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}" if device == "cuda" else None
+    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks), gpu_uuid
 
 
 def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerConfig:

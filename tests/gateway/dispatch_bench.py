@@ -94,7 +94,7 @@ class Bench:
             self.url, role="gateway", name="gateway", on_disconnect=self._disconnected, on_reconnect=self._reconnected
         )
         self.dispatcher = Dispatcher(self.nats, f"gw{uuid.uuid4().hex[:8]}", FAST_FLEET, FAST_RECOVERY)
-        self.dispatcher.on_end = lambda flight, ending: self.endings.append(ending)
+        self.dispatcher.on_end = lambda flight, ending, finish: self.endings.append(ending)
         self.dispatcher.count_moves(self.moves.append)
         await self.dispatcher.start()
         self.stack.push_async_callback(self._close)

@@ -7,7 +7,8 @@ import re
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import GatewayMetrics, Histogram, MetricsCollector, make_registry
+from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from shared.histogram import Histogram
 
 
 def scrape(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
@@ -20,7 +21,7 @@ def scrape(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
 def test_every_attribute_is_exported() -> None:
     metrics = GatewayMetrics()
     metrics.requests[("chat", 200)] += 2
-    for name in ("shed", "promises", "limited", "redispatches", "sequences"):
+    for name in ("shed", "promises", "limited", "redispatches", "sequences", "dead_letters"):
         getattr(metrics, name)["why"] += 1
     for name in GatewayMetrics.__slots__:
         if isinstance(getattr(metrics, name), int) and not isinstance(getattr(metrics, name), bool):
@@ -29,23 +30,18 @@ def test_every_attribute_is_exported() -> None:
     for name in GatewayMetrics.__slots__:
         if isinstance(getattr(metrics, name), Histogram):
             getattr(metrics, name).observe(0.02)
+    metrics.by_model.model("m").ttft_s.observe(0.02)
     values = scrape(metrics)
     assert values["headrace_requests_total", "chat,200"] == 2
     assert values["headrace_shed_total", "why"] == 1
     assert values["headrace_is_redis_open", ""] == 1
     assert values["headrace_active_streams", ""] == 7
     assert values["headrace_completion_tokens_total", ""] == 7
-    assert values["headrace_ttft_seconds_sum", ""] == 0.02
-    families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name, _ in values}
-    assert len(families) == len(GatewayMetrics.__slots__)
-
-
-def test_histogram_counts_into_the_first_bucket_that_holds_the_value() -> None:
-    histogram = Histogram((-1.0, 0.0, 1.0))
-    for value in (-2.0, -1.0, 0.5, 1.0, 5.0):
-        histogram.observe(value)
-    assert histogram.buckets() == [("-1.0", 2), ("0.0", 2), ("1.0", 4), ("+Inf", 5)]
-    assert histogram.total == 3.5
+    assert values["headrace_retry_after_error_seconds_sum", ""] == 0.02
+    assert values["vllm:time_to_first_token_seconds_sum", "m"] == 0.02
+    families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name, _ in values if name.startswith("headrace_")}
+    # `by_model` is another table; processor time and memory are read when asked for.
+    assert len(families) == len(GatewayMetrics.__slots__) - 1 + 2
 
 
 def test_two_gateways_in_one_process_do_not_share_numbers() -> None:
@@ -54,11 +50,15 @@ def test_two_gateways_in_one_process_do_not_share_numbers() -> None:
     assert scrape(second)["headrace_prompt_tokens_total", ""] == 0
 
 
-def test_no_metric_names_a_tenant_or_a_key() -> None:
+def test_no_metric_names_a_key_and_only_those_of_tenants_name_a_tenant() -> None:
     metrics = GatewayMetrics()
     metrics.requests[("chat", 200)] += 1
-    for name in ("shed", "promises", "limited", "redispatches", "sequences"):
+    for name in ("shed", "promises", "limited", "redispatches", "sequences", "dead_letters"):
         getattr(metrics, name)["why"] += 1
-    families = MetricsCollector(metrics, 0).collect()
-    labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels <= {"process", "route", "status", "reason", "le"}
+    metrics.by_model.model("m").finished["stop"] += 1
+    metrics.by_model.tenant("m", "t").requests += 1
+    samples = [sample for family in MetricsCollector(metrics, 0).collect() for sample in family.samples]
+    labels = {label for sample in samples for label in sample.labels}
+    allowed = {"process", "route", "status", "reason", "le", "model", "model_name", "finished_reason", "tenant"}
+    assert labels == allowed
+    assert all(s.name.startswith("headrace_tenant_") for s in samples if "tenant" in s.labels)

@@ -227,3 +227,39 @@ async def test_stray_of_an_unknown_request_is_cancelled_the_second_time(
     for _ in range(2):
         receiver.accept(Frame("w", 1, [Delta("gone", 0, 0, (1,), "x")]))
     assert recorder.cancels == [("gone", None)]
+
+
+async def test_gaps_between_tokens_are_told_once_a_frame_for_streams_that_got_their_last_token_together(
+    flights: FlightTable, receiver: FrameReceiver
+) -> None:
+    gaps: list[tuple[str, float, int]] = []
+    receiver.on_gap = lambda model, seconds, num_streams: gaps.append((model, seconds, num_streams))
+    now = receiver._loop.time()
+    for name, since in (("a", 5.0), ("b", 5.0), ("c", 7.0)):
+        held(flights, name).progressed_at = now - since
+    receiver.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in "abc"]))
+    assert [(model, num_streams) for model, _, num_streams in gaps] == [("m", 2), ("m", 1)]
+    assert [seconds for _, seconds, _ in gaps] == pytest.approx([5.0, 7.0], abs=0.5)
+
+
+async def test_first_token_has_no_gap_and_the_last_one_has(flights: FlightTable, receiver: FrameReceiver) -> None:
+    gaps: list[int] = []
+    receiver.on_gap = lambda model, seconds, num_streams: gaps.append(num_streams)
+    flight = held(flights, "a")
+    flight.emitted = []
+    receiver.accept(Frame("w", 1, [Delta("a", 0, 0, (7,), "x")]))
+    assert gaps == []
+    receiver.accept(Frame("w", 2, [Delta("a", 0, 1, (8,), "y", Finish("stop"))]))
+    assert gaps == [1]
+
+
+async def test_claim_of_a_later_attempt_tells_how_long_the_client_has_waited(
+    flights: FlightTable, receiver: FrameReceiver
+) -> None:
+    gaps: list[float] = []
+    receiver.on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
+    flight = held(flights, "a", epoch=1)
+    flights.release(flight)
+    flight.progressed_at = receiver._loop.time() - 3.0
+    receiver.accept(Frame("v", 1, [Delta("a", 1, 2)]))
+    assert gaps == pytest.approx([3.0], abs=0.5)

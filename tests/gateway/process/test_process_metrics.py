@@ -17,7 +17,7 @@ def collector(board: MetricsBoard, slot: int, tokens: int) -> BoardCollector:
     metrics = GatewayMetrics()
     metrics.prompt_tokens = tokens
     metrics.requests[("chat", 200)] = tokens
-    metrics.ttft_s.observe(0.02)
+    metrics.retry_after_error_s.observe(0.02)
     return BoardCollector(board, slot, MetricsCollector(metrics, slot))
 
 
@@ -40,7 +40,7 @@ def test_one_scrape_of_any_process_shows_all() -> None:
         values = scrape(each)
         assert values["headrace_prompt_tokens_total"] == {"0": 1, "1": 20, "2": 300}
         assert values["headrace_requests_total"] == {"0": 1, "1": 20, "2": 300}
-        assert values["headrace_ttft_seconds_count"] == {"0": 1, "1": 1, "2": 1}
+        assert values["headrace_retry_after_error_seconds_count"] == {"0": 1, "1": 1, "2": 1}
 
 
 def test_own_metrics_are_those_of_now_and_an_ended_process_shows_none() -> None:

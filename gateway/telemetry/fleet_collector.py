@@ -1,0 +1,175 @@
+"""The fleet for Prometheus, from the workers' heartbeats: models, workers, GPUs and the streams in NATS.
+
+Every gateway knows all of it, and only the oldest that is alive shows it, so that a sum over gateways counts a worker
+once. Where several processes share a port, that one shows it on the board of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.telemetry import worker_rows
+from gateway.telemetry.row import MetricRow, add
+from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch
+from shared.histogram import cumulative
+from shared.messages import Heartbeat
+from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS, HistogramCounts, WorkerMetrics
+
+_FLEET = ("model",)
+FLEET_ROWS = {
+    "num_workers": MetricRow("headrace_fleet_workers", "gauge", _FLEET, "Live workers that take requests."),
+    "running": MetricRow("headrace_fleet_running", "gauge", _FLEET, "Sequences in the workers' batches."),
+    "queued_requests": MetricRow(
+        "headrace_fleet_queued_requests", "gauge", _FLEET, "Requests waiting in workers or in the queue."
+    ),
+    "queued_tokens": MetricRow("headrace_fleet_queued_tokens", "gauge", _FLEET, "Prompt tokens of these."),
+    "prefill_rate": MetricRow(
+        "headrace_fleet_prefill_tokens_per_second", "gauge", _FLEET, "How fast prompts drain, as measured."
+    ),
+    "decode_rate": MetricRow(
+        "headrace_fleet_decode_tokens_per_second", "gauge", _FLEET, "How fast full batches generate, as measured."
+    ),
+    "free_blocks": MetricRow(
+        "headrace_fleet_free_blocks", "gauge", _FLEET, "KV blocks that a new sequence could have."
+    ),
+    "total_blocks": MetricRow("headrace_fleet_total_blocks", "gauge", _FLEET, "KV blocks."),
+    "num_gateways": MetricRow("headrace_fleet_gateways", "gauge", _FLEET, "Gateways that are alive."),
+}
+DEPTH_ROW = MetricRow(
+    "headrace_queue_depth",
+    "gauge",
+    ("model", "lane"),
+    "Requests that wait, in the queue or in workers. Of the batch lane as of the workers' last deliveries.",
+)
+OLDEST_ROW = MetricRow(
+    "headrace_queue_oldest_seconds",
+    "gauge",
+    ("process", "model", "lane"),
+    "For how long the first request has waited that no worker has; each process tells of its own. In the batch lane: "
+    "the age of the oldest job that is not finished, looked at every 30 seconds.",
+)
+EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW)
+
+_NOTHING = WorkerMetrics()
+
+
+class FleetSource(Protocol):
+    """What is shown of the fleet."""
+
+    @property
+    def is_eldest(self) -> bool:
+        """Whether this gateway shows the fleet."""
+        ...
+
+    def models(self) -> list[str]:
+        """Return the models that live workers serve."""
+        ...
+
+    def load(self, model: str) -> FleetLoad | None:
+        """Return a model's load; None if it is unknown."""
+        ...
+
+    def workers(self) -> list[Heartbeat]:
+        """Return the last heartbeats of all live workers."""
+        ...
+
+
+class UnclaimedSource(Protocol):
+    """What a gateway's own requests tell of the queue."""
+
+    def oldest_unclaimed_s(self) -> dict[str, float]:
+        """Return, by model, for how long the first unclaimed request has waited."""
+        ...
+
+
+class FleetCollector(Collector):
+    """Reads the fleet when Prometheus scrapes."""
+
+    def __init__(self, fleet: FleetSource, unclaimed: UnclaimedSource, streams: StreamWatch, process: int) -> None:
+        """Report on `fleet`."""
+        self._fleet = fleet
+        self._unclaimed = unclaimed
+        self._streams = streams
+        self._process = str(process)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what this process alone knows, and the whole fleet if it is the one to show it."""
+        oldest = OLDEST_ROW.family()
+        for model, seconds in self._unclaimed.oldest_unclaimed_s().items():
+            add(oldest, [self._process, model, "interactive"], seconds)
+        if not self._fleet.is_eldest:
+            yield oldest
+            return
+        workers = [(beat, beat.metrics or _NOTHING) for beat in self._fleet.workers()]
+        for model in self._fleet.models():
+            ages = [metrics.batch_oldest_s for beat, metrics in workers if beat.model == model]
+            add(oldest, [self._process, model, "batch"], max(ages, default=0.0))
+        yield oldest
+        yield from self._models(workers)
+        yield from _workers(workers)
+        yield from self._streams_families()
+
+    def _models(self, workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
+        loads = [load for model in self._fleet.models() if (load := self._fleet.load(model)) is not None]
+        for attribute, row in FLEET_ROWS.items():
+            family = row.family()
+            for load in loads:
+                add(family, [load.model], getattr(load, attribute))
+            yield family
+        depth = DEPTH_ROW.family()
+        for load in loads:
+            own = [metrics for beat, metrics in workers if beat.model == load.model]
+            waiting_batch = sum(metrics.waiting_batch for metrics in own)
+            pending = max((metrics.batch_pending for metrics in own), default=0)
+            add(depth, [load.model, "interactive"], max(0, load.queued_requests - waiting_batch))
+            add(depth, [load.model, "batch"], waiting_batch + pending)
+        yield depth
+
+    def _streams_families(self) -> Iterator[Metric]:
+        for attribute, row in STREAM_ROWS.items():
+            family = row.family()
+            for name, state in self._streams.states.items():
+                add(family, [name], getattr(state, attribute))
+            yield family
+
+
+def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
+    for entry in worker_rows.WORKER_ROWS:
+        family = entry.row.family()
+        for beat, metrics in workers:
+            add(family, [beat.model, beat.worker], entry.read(beat, metrics))
+        yield family
+    config, redeliveries = worker_rows.CONFIG_ROW.family(), worker_rows.REDELIVERIES_ROW.family()
+    used, total = worker_rows.KV_USED_ROW.family(), worker_rows.KV_TOTAL_ROW.family()
+    step_tokens, step_seconds = worker_rows.STEP_TOKENS_ROW.family(), worker_rows.STEP_SECONDS_ROW.family()
+    for beat, metrics in workers:
+        names = [beat.model, beat.worker]
+        add(config, [*names, str(beat.block_size), str(beat.total_blocks)], 1)
+        add(redeliveries, [*names, "interactive"], metrics.redelivered_interactive)
+        add(redeliveries, [*names, "batch"], metrics.redelivered_batch)
+        for group in metrics.kv_groups:
+            add(used, [*names, group.name], group.used_blocks)
+            add(total, [*names, group.name], group.total_blocks)
+        _add_counts(step_tokens, names, metrics.step_tokens, STEP_TOKENS_BOUNDS)
+        _add_counts(step_seconds, names, metrics.step_seconds, STEP_SECONDS_BOUNDS)
+    yield from (config, redeliveries, used, total, step_tokens, step_seconds)
+    for gpu_row in worker_rows.GPU_ROWS:
+        family = gpu_row.row.family()
+        for beat, metrics in workers:
+            for reading in metrics.gpus:
+                value = gpu_row.read(reading)
+                if value is not None:
+                    add(family, [beat.model, beat.worker, reading.name], value)
+        yield family
+
+
+def _add_counts(family: Metric, labels: list[str], counts: HistogramCounts | None, bounds: tuple[float, ...]) -> None:
+    """Add a worker's histogram, unless it is of a version that has other buckets."""
+    if counts is not None and len(counts.counts) == len(bounds) + 1:
+        assert isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, cumulative(bounds, counts.counts), counts.total)

@@ -1,0 +1,85 @@
+"""A row of the tables that say which metrics there are: name, kind, labels, meaning; and samples made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from shared.histogram import Histogram
+
+Kind = Literal["counter", "gauge", "histogram"]
+Value = float | Histogram | Counter[str]
+
+# Names of models and tenants that one process tells apart; more share one label, so that a scrape stays small.
+MAX_NAMES = 64
+OTHERS = "other"
+
+LATENCY_BOUNDS_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+GAP_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0),
+)
+TOKENS_BOUNDS = (1.0, 2.0, 5.0, *(scale * 10.0**power for power in range(1, 6) for scale in (1.0, 2.0, 5.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric.
+
+    Attributes:
+        name: As a query writes it: with `_total` for a counter, without `_bucket` for a histogram.
+        labels: Their names, in the order in which samples give their values.
+        text: What it means.
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    text: str
+
+    def family(self) -> Metric:
+        """Return the metric without samples."""
+        if self.kind == "counter":
+            return CounterMetricFamily(self.name, self.text, labels=self.labels)
+        if self.kind == "gauge":
+            return GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        return HistogramMetricFamily(self.name, self.text, labels=self.labels)
+
+
+def add(family: Metric, labels: Sequence[str], value: Value) -> None:
+    """Add what was counted to a metric; the keys of a `Counter` are the values of its last label."""
+    if isinstance(value, Histogram):
+        assert isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, value.buckets(), value.total)
+        return
+    assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+    if isinstance(value, Counter):
+        for key, count in value.items():
+            family.add_metric([*labels, key], count)
+    else:
+        family.add_metric(labels, value)
+
+
+class BoundedNames:
+    """Names that become label values: the first ones that come; all others are one."""
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        """Tell `limit` names apart."""
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        """Return the label value for a name."""
+        if name in self._known:
+            return name
+        if len(self._known) >= self._limit:
+            return OTHERS
+        self._known.add(name)
+        return name

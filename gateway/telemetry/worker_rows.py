@@ -1,0 +1,118 @@
+"""The rows of what workers count, with how each is read from a heartbeat: under vLLM's names where it has them.
+
+Each worker is a series of its own, `engine` in vLLM's words, so that a counter ends with its worker and never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.telemetry.row import Kind, MetricRow
+from shared.messages import Heartbeat
+from shared.worker_metrics import GpuReading, WorkerMetrics
+
+ENGINE = ("model_name", "engine")
+WORKER = ("model", "worker")
+_GPU = (*WORKER, "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A metric with one sample a worker; `read` may use both messages."""
+
+    row: MetricRow
+    read: Callable[[Heartbeat, WorkerMetrics], float]
+
+
+def _usage(beat: Heartbeat) -> float:
+    return 1.0 - beat.free_blocks / beat.total_blocks if beat.total_blocks else 0.0
+
+
+def _vllm(name: str, kind: Kind, text: str, read: Callable[[Heartbeat, WorkerMetrics], float]) -> WorkerRow:
+    return WorkerRow(MetricRow(f"vllm:{name}", kind, ENGINE, text), read)
+
+
+def _own(name: str, kind: Kind, text: str, read: Callable[[Heartbeat, WorkerMetrics], float]) -> WorkerRow:
+    return WorkerRow(MetricRow(f"headrace_worker_{name}", kind, WORKER, text), read)
+
+
+WORKER_ROWS = (
+    _vllm("num_requests_running", "gauge", "Sequences in the worker's batch.", lambda b, m: b.running),
+    _vllm("num_requests_waiting", "gauge", "Sequences that wait in the worker.", lambda b, m: b.waiting),
+    _vllm("kv_cache_usage_perc", "gauge", "Share of the KV blocks in use, 0 to 1.", lambda b, m: _usage(b)),
+    _vllm("gpu_cache_usage_perc", "gauge", "The same, under vLLM's earlier name.", lambda b, m: _usage(b)),
+    _vllm("prompt_tokens_total", "counter", "Prompt tokens of sequences begun.", lambda b, m: m.prompt_tokens),
+    _vllm("generation_tokens_total", "counter", "Tokens sampled.", lambda b, m: m.generation_tokens),
+    _vllm("prefix_cache_queries_total", "counter", "Prompt tokens looked up.", lambda b, m: m.prompt_tokens),
+    _vllm("prefix_cache_hits_total", "counter", "Those found in the prefix cache.", lambda b, m: m.prefix_hits),
+    _vllm("num_preemptions_total", "counter", "Running sequences that gave up blocks.", lambda b, m: m.preemptions),
+    _vllm(
+        "spec_decode_num_drafts_total",
+        "counter",
+        "Times that a sequence verified drafts in a step.",
+        lambda b, m: b.spec_decode_num_drafts,
+    ),
+    _vllm(
+        "spec_decode_num_draft_tokens_total",
+        "counter",
+        "Draft tokens verified.",
+        lambda b, m: b.spec_decode_num_draft_tokens,
+    ),
+    _vllm(
+        "spec_decode_num_accepted_tokens_total",
+        "counter",
+        "Draft tokens accepted.",
+        lambda b, m: b.spec_decode_num_accepted_tokens,
+    ),
+    _own("steps_total", "counter", "Steps of the engine: stands still where no progress is made.", lambda b, m: b.step),
+    _own("failed_steps_total", "counter", "Steps that could not be computed.", lambda b, m: m.failed_steps),
+    _own("prefill_tokens_total", "counter", "Prompt tokens computed, not cached.", lambda b, m: m.prefill_tokens),
+    _own("batch_fill", "gauge", "Running sequences over `--max-num-seqs`.", lambda b, m: b.running / b.max_num_seqs),
+    _own("running_batch", "gauge", "Running sequences of the batch lane.", lambda b, m: m.running_batch),
+    _own("waiting_batch", "gauge", "Waiting sequences of the batch lane.", lambda b, m: m.waiting_batch),
+    _own("dead_letters_total", "counter", "Batch jobs put into quarantine.", lambda b, m: m.dead_letters),
+    _own("draining", "gauge", "1: it takes no more requests.", lambda b, m: b.draining),
+    _own("start_time_seconds", "gauge", "Unix time of its start.", lambda b, m: b.started),
+    _own("process_cpu_seconds_total", "counter", "Processor time of its process.", lambda b, m: m.cpu_seconds),
+    _own("process_resident_memory_bytes", "gauge", "Memory of its process.", lambda b, m: m.resident_bytes),
+)
+STEP_TOKENS_ROW = MetricRow("vllm:iteration_tokens_total", "histogram", ENGINE, "Tokens of each step.")
+STEP_SECONDS_ROW = MetricRow("headrace_worker_step_seconds", "histogram", WORKER, "How long each step took.")
+CONFIG_ROW = MetricRow(
+    "vllm:cache_config_info", "gauge", (*ENGINE, "block_size", "num_gpu_blocks"), "Always 1; the labels tell the sizes."
+)
+REDELIVERIES_ROW = MetricRow(
+    "headrace_worker_redeliveries_total", "counter", (*WORKER, "lane"), "Requests that NATS had delivered before."
+)
+KV_USED_ROW = MetricRow(
+    "headrace_worker_kv_used_blocks", "gauge", (*WORKER, "group"), "KV blocks in use, by kind of memory."
+)
+KV_TOTAL_ROW = MetricRow("headrace_worker_kv_blocks", "gauge", (*WORKER, "group"), "KV blocks, by kind of memory.")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """A metric with one sample a GPU; None where the device does not tell."""
+
+    row: MetricRow
+    read: Callable[[GpuReading], float | None]
+
+
+def _gpu(name: str, kind: Kind, text: str, read: Callable[[GpuReading], float | None]) -> GpuRow:
+    return GpuRow(MetricRow(f"headrace_gpu_{name}", kind, _GPU, text), read)
+
+
+GPU_ROWS = (
+    _gpu("utilization_ratio", "gauge", "Share of time in which a kernel ran, by NVML.", lambda g: g.utilization),
+    _gpu("memory_used_bytes", "gauge", "Memory in use on the GPU, by NVML.", lambda g: g.memory_used_bytes),
+    _gpu("memory_total_bytes", "gauge", "Memory of the GPU, by NVML.", lambda g: g.memory_total_bytes),
+    _gpu("temperature_celsius", "gauge", "Temperature of the GPU, by NVML.", lambda g: g.temperature_celsius),
+    _gpu("power_watts", "gauge", "Power that the GPU draws, by NVML.", lambda g: g.power_watts),
+    _gpu("energy_joules_total", "counter", "Energy of the GPU since the driver was loaded.", lambda g: g.energy_j),
+)
+EVERY_ROW = (
+    *(entry.row for entry in WORKER_ROWS),
+    *(STEP_TOKENS_ROW, STEP_SECONDS_ROW, CONFIG_ROW, REDELIVERIES_ROW, KV_USED_ROW, KV_TOTAL_ROW),
+    *(entry.row for entry in GPU_ROWS),
+)

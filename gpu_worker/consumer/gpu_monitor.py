@@ -1,0 +1,82 @@
+"""What NVML tells of the worker's GPU: utilization, memory, temperature, power, energy.
+
+NVML is the driver's own library, reached through the package `nvidia-ml-py` (`headrace[gpu]`). Without the package, the
+driver or the right to ask, there are no readings, which is logged once; a figure that a device does not have is None.
+Reading takes up to milliseconds, so it is done in a thread, once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from shared.worker_metrics import GpuReading
+
+INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class GpuMonitor:
+    """Reads one GPU.
+
+    Attributes:
+        readings: The last ones; empty where there is nothing to read.
+    """
+
+    def __init__(self, uuid: str | None) -> None:
+        """Read the GPU with this UUID, as NVML spells it; None for none."""
+        self._uuid = uuid
+        self._nvml: Any = None
+        self._handle: Any = None
+        self.readings: tuple[GpuReading, ...] = ()
+
+    async def refresh(self) -> None:
+        """Read, unless there is no GPU."""
+        if self._uuid is not None:
+            self.readings = await asyncio.to_thread(self._read, self._uuid)
+
+    def _read(self, uuid: str) -> tuple[GpuReading, ...]:
+        if self._handle is None and not self._open(uuid):
+            return ()
+        nvml, handle = self._nvml, self._handle
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        return (
+            GpuReading(
+                uuid,
+                utilization=self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+                memory_used_bytes=None if memory is None else memory.used,
+                memory_total_bytes=None if memory is None else memory.total,
+                temperature_celsius=self._ask(
+                    lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+                ),
+                power_watts=self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+                energy_j=self._ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),
+            ),
+        )
+
+    def _open(self, uuid: str) -> bool:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except ImportError:
+            reason = "the package nvidia-ml-py is missing: pip install 'headrace[gpu]'"
+        except pynvml.NVMLError as error:
+            reason = f"NVML: {error}"
+        else:
+            self._nvml = pynvml
+            return True
+        self._uuid = None
+        _log.warning("no metrics of the GPU: %s", reason)
+        return False
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Return an answer, or None where the device has none."""
+        try:
+            return question()
+        except self._nvml.NVMLError:
+            return None

@@ -1,0 +1,69 @@
+"""Collects what the parts of a worker count, for the heartbeat to carry to the gateways."""
+
+from __future__ import annotations
+
+import time
+
+from gpu_worker.consumer.batch_lane import BatchLane
+from gpu_worker.consumer.batch_queues import BatchQueues
+from gpu_worker.consumer.gpu_monitor import GpuMonitor
+from gpu_worker.consumer.pull_queue import PullQueue
+from gpu_worker.engine.engine_thread import EngineThread
+from shared.histogram import Histogram
+from shared.process_usage import cpu_seconds, resident_bytes
+from shared.worker_metrics import HistogramCounts, KvGroup, WorkerMetrics
+
+# Heartbeats are more frequent than anybody looks at metrics.
+REFRESH_S = 0.5
+
+
+class MetricsSource:
+    """Reads the counts of engine, queues and process. Keeps the last reading for a moment; counts nothing itself."""
+
+    def __init__(
+        self, engine: EngineThread, interactive: PullQueue, batch: BatchQueues, lane: BatchLane, gpu: GpuMonitor
+    ) -> None:
+        """Read these."""
+        self._engine = engine
+        self._interactive = interactive
+        self._batch = batch
+        self._lane = lane
+        self._gpu = gpu
+        self._metrics: WorkerMetrics | None = None
+        self._read_at = 0.0
+
+    def metrics(self) -> WorkerMetrics:
+        """Return the counts, at most `REFRESH_S` old."""
+        now = time.monotonic()
+        if self._metrics is None or now - self._read_at >= REFRESH_S:
+            self._metrics, self._read_at = self._read(), now
+        return self._metrics
+
+    def _read(self) -> WorkerMetrics:
+        stats, counts, batch = self._engine.stats, self._engine.counts, self._batch
+        used = stats.total_blocks - stats.free_blocks
+        return WorkerMetrics(
+            prompt_tokens=stats.num_prefix_queries,
+            prefix_hits=stats.num_prefix_hits,
+            prefill_tokens=counts.num_prefilled,
+            generation_tokens=counts.num_generated,
+            preemptions=stats.num_preemptions,
+            failed_steps=stats.num_failed_steps,
+            step_tokens=_counts(counts.step_tokens),
+            step_seconds=_counts(counts.step_seconds),
+            running_batch=stats.running_batch,
+            waiting_batch=stats.waiting_batch,
+            batch_pending=batch.backlog,
+            batch_oldest_s=batch.oldest_s,
+            redelivered_interactive=self._interactive.num_redelivered,
+            redelivered_batch=batch.num_redelivered,
+            dead_letters=self._lane.num_dead_letters,
+            cpu_seconds=cpu_seconds(),
+            resident_bytes=resident_bytes(),
+            gpus=self._gpu.readings,
+            kv_groups=(KvGroup("full", used, stats.total_blocks),),
+        )
+
+
+def _counts(histogram: Histogram) -> HistogramCounts:
+    return HistogramCounts(tuple(histogram.counts), histogram.total)

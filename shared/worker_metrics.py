@@ -1,0 +1,99 @@
+"""What a worker counts of itself, as its heartbeats carry it to the gateways, which show it to Prometheus.
+
+Counters grow from the worker's start. Histograms are counts per bucket; the upper bounds stand here, because both sides
+must have the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from shared.bounds import Counter, NumBlocks, NumRequests
+
+STEP_TOKENS_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+STEP_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+MAX_GPUS = 64
+MAX_KV_GROUPS = 32
+
+# More than any figure of these can be.
+Amount = Annotated[float, Meta(ge=0.0, le=1e18)]
+ShortName = Annotated[str, Meta(max_length=64)]
+
+
+class HistogramCounts(Struct, frozen=True, array_like=True):
+    """A histogram: one count per bucket, not cumulative, and the sum of the values."""
+
+    counts: Annotated[tuple[Counter, ...], Meta(max_length=64)]
+    total: Amount
+
+
+class GpuReading(Struct, frozen=True, array_like=True):
+    """What NVML tells of one GPU; None where the device cannot tell.
+
+    Attributes:
+        name: Its UUID.
+        utilization: Share of the last moment in which a kernel ran, from 0 to 1.
+        energy_j: Joules since the driver was loaded.
+    """
+
+    name: ShortName
+    utilization: Amount | None = None
+    memory_used_bytes: Counter | None = None
+    memory_total_bytes: Counter | None = None
+    temperature_celsius: Amount | None = None
+    power_watts: Amount | None = None
+    energy_j: Amount | None = None
+
+
+class KvGroup(Struct, frozen=True, array_like=True):
+    """Blocks of one kind of KV memory."""
+
+    name: ShortName
+    used_blocks: NumBlocks
+    total_blocks: NumBlocks
+
+
+class WorkerMetrics(Struct, frozen=True, array_like=True):
+    """A worker's counts since its start, and what is true of it now.
+
+    Attributes:
+        prompt_tokens: Of sequences that were started, those found in the prefix cache included.
+        prefix_hits: Those of them found there.
+        prefill_tokens: Prompt tokens computed; again after a preemption.
+        generation_tokens: Tokens sampled.
+        preemptions: Times that a running sequence gave its blocks back.
+        failed_steps: Steps that the model runner did not compute.
+        step_tokens: Tokens of each step.
+        step_seconds: How long each step took.
+        running_batch, waiting_batch: Sequences of the batch lane, which the heartbeat counts with all others.
+        batch_pending: Jobs left in the batch queues, as of the last deliveries.
+        batch_oldest_s: Age of the oldest job in these queues that is not finished.
+        redelivered_interactive, redelivered_batch: Messages that NATS had delivered before.
+        dead_letters: Batch jobs that were put into quarantine.
+        cpu_seconds: Processor time of the worker's process.
+        resident_bytes: Its memory.
+        gpus: Its GPUs; none on a CPU, or where NVML cannot be asked.
+        kv_groups: The KV cache by kinds of memory.
+    """
+
+    prompt_tokens: Counter = 0
+    prefix_hits: Counter = 0
+    prefill_tokens: Counter = 0
+    generation_tokens: Counter = 0
+    preemptions: Counter = 0
+    failed_steps: Counter = 0
+    step_tokens: HistogramCounts | None = None
+    step_seconds: HistogramCounts | None = None
+    running_batch: NumRequests = 0
+    waiting_batch: NumRequests = 0
+    batch_pending: NumRequests = 0
+    batch_oldest_s: Amount = 0.0
+    redelivered_interactive: Counter = 0
+    redelivered_batch: Counter = 0
+    dead_letters: Counter = 0
+    cpu_seconds: Amount = 0.0
+    resident_bytes: Counter = 0
+    gpus: Annotated[tuple[GpuReading, ...], Meta(max_length=MAX_GPUS)] = ()
+    kv_groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_KV_GROUPS)] = ()

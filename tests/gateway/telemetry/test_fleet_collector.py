@@ -1,0 +1,113 @@
+"""The fleet for Prometheus: each figure once, however many gateways know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.liveness import FleetLimits
+from gateway.metrics import make_registry
+from gateway.telemetry.fleet_collector import FleetCollector
+from gateway.telemetry.stream_watch import StreamState
+from shared.messages import GatewayHeartbeat, Heartbeat
+from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, WorkerMetrics
+from tests.gateway.fleet.test_fleet import BEAT
+
+COUNTS = WorkerMetrics(
+    prompt_tokens=100,
+    prefix_hits=40,
+    generation_tokens=70,
+    step_tokens=HistogramCounts((1,) * (len(STEP_TOKENS_BOUNDS) + 1), 500.0),
+    step_seconds=HistogramCounts((1, 2), 3.0),
+    waiting_batch=1,
+    batch_pending=6,
+    batch_oldest_s=33.0,
+    redelivered_batch=2,
+    gpus=(GpuReading("GPU-1", utilization=0.5, energy_j=1000.0),),
+    kv_groups=(KvGroup("full", 9, 10), KvGroup("window", 1, 10)),
+)
+
+
+@dataclass
+class Unclaimed:
+    ages: dict[str, float] = field(default_factory=lambda: {"m": 4.0})
+
+    def oldest_unclaimed_s(self) -> dict[str, float]:
+        return self.ages
+
+
+class Streams:
+    def __init__(self) -> None:
+        self.states = {"HR_DEAD": StreamState(3, 99)}
+
+
+def fleet(name: str, started: float, *beats: Heartbeat) -> Fleet:
+    fleet = Fleet(name, FleetLimits(), lambda model: (0, 0))
+    fleet.started = started
+    fleet.sweep(0.0)
+    for beat in beats:
+        fleet.note_heartbeat(beat, 0.0)
+    return fleet
+
+
+def scrape(fleet: Fleet) -> dict[tuple[str, ...], float]:
+    """Return values by the sample's name and the values of its labels, in the order of their names."""
+    collector = FleetCollector(fleet, Unclaimed(), Streams(), 2)  # type: ignore[arg-type]
+    families = text_string_to_metric_families(generate_latest(make_registry(collector)).decode())
+    samples = [sample for family in families for sample in family.samples]
+    return {(s.name, *(value for _, value in sorted(s.labels.items()))): s.value for s in samples}
+
+
+def beats(*names: str) -> list[Heartbeat]:
+    return [msgspec.structs.replace(BEAT, worker=name, metrics=COUNTS) for name in names]
+
+
+def test_each_worker_is_a_series_of_its_own() -> None:
+    values = scrape(fleet("gw", 1.0, *beats("w1", "w2")))
+    assert values["vllm:generation_tokens_total", "w1", "m"] == 70
+    assert values["vllm:generation_tokens_total", "w2", "m"] == 70
+    assert values["vllm:kv_cache_usage_perc", "w1", "m"] == 0.9
+    assert values["headrace_gpu_energy_joules_total", "GPU-1", "m", "w1"] == 1000
+    assert ("headrace_gpu_power_watts", "GPU-1", "m", "w1") not in values
+    assert values["headrace_worker_kv_used_blocks", "window", "m", "w2"] == 1
+    assert values["headrace_worker_redeliveries_total", "batch", "m", "w2"] == 2
+    assert values["vllm:iteration_tokens_total_count", "w1", "m"] == len(STEP_TOKENS_BOUNDS) + 1
+    assert values["headrace_stream_messages", "HR_DEAD"] == 3
+
+
+def test_queue_has_depth_and_age_by_lane() -> None:
+    values = scrape(fleet("gw", 1.0, *beats("w1", "w2")))
+    # Each worker has two waiting sequences, one of them of the batch lane; the queue is seen by both.
+    assert values["headrace_queue_depth", "interactive", "m"] == 2
+    assert values["headrace_queue_depth", "batch", "m"] == 2 + 6
+    assert values["headrace_queue_oldest_seconds", "interactive", "m", "2"] == 4
+    assert values["headrace_queue_oldest_seconds", "batch", "m", "2"] == 33
+
+
+def test_oldest_gateway_alone_shows_the_fleet() -> None:
+    older, younger = fleet("b", 1.0, *beats("w1")), fleet("a", 2.0, *beats("w1"))
+    for one, name, started in ((older, "a", 2.0), (younger, "b", 1.0)):
+        one.note_gateway_heartbeat(
+            GatewayHeartbeat(gateway=name, unclaimed=0, unclaimed_tokens=0, started=started), 0.0
+        )
+    assert ("vllm:num_requests_running", "w1", "m") in scrape(older)
+    # What it alone knows it shows all the same.
+    assert scrape(younger) == {("headrace_queue_oldest_seconds", "interactive", "m", "2"): 4.0}
+
+
+def test_gateway_that_outlives_the_oldest_shows_the_fleet() -> None:
+    younger = fleet("a", 2.0, *beats("w1"))
+    younger.note_gateway_heartbeat(GatewayHeartbeat(gateway="b", unclaimed=0, unclaimed_tokens=0, started=1.0), 0.0)
+    assert not younger.is_eldest
+    younger.sweep(60.0)
+    assert younger.is_eldest
+
+
+def test_worker_of_a_version_without_metrics_or_with_other_buckets_is_shown() -> None:
+    values = scrape(fleet("gw", 1.0, BEAT, *beats("w2")))
+    assert values["vllm:num_requests_running", "w1", "m"] == 1
+    assert ("headrace_worker_step_seconds_count", "m", "w2") not in values

@@ -1,0 +1,99 @@
+"""What Prometheus is told by the running system, after a few requests."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.telemetry.page import EVERY_ROW
+from tests.integration.system import System
+from tests.integration.vllm_dashboards import EVERY_QUERY, GAUGES, Query
+
+
+def _scrape(system: System) -> list[Metric]:
+    return list(text_string_to_metric_families(system.metrics()))
+
+
+def _value(families: list[Metric], name: str) -> float:
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+class Scrapes:
+    """Metrics before and after some requests; other tests use the same system."""
+
+    def __init__(self, system: System) -> None:
+        client, model = system.client(), system.model
+        self.before = _settled(system)
+        for stream in (True, False):
+            answer = client.completions.create(model=model, prompt="a b c", max_tokens=5, stream=stream, n=2)
+            if stream:
+                list(answer)
+        self.after = _settled(system)
+
+    def more(self, name: str) -> float:
+        return _value(self.after, name) - _value(self.before, name)
+
+
+def _settled(system: System) -> list[Metric]:
+    """Return the metrics once the heartbeats, which are behind, tell as many tokens as the gateway has received."""
+    deadline = time.monotonic() + 10
+    while True:
+        families = _scrape(system)
+        received = _value(families, "vllm:request_generation_tokens_sum")
+        if (received and _value(families, "vllm:generation_tokens_total") >= received) or time.monotonic() > deadline:
+            return families
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def scrapes(simulated: System) -> Scrapes:
+    return Scrapes(simulated)
+
+
+@pytest.fixture
+def scraped(scrapes: Scrapes) -> list[Metric]:
+    return scrapes.after
+
+
+@pytest.mark.parametrize("query", EVERY_QUERY, ids=lambda query: f"{query.panel}-{query.sample}")
+def test_panel_of_vllms_dashboards_has_data(scraped: list[Metric], simulated: System, query: Query) -> None:
+    samples = [sample for family in scraped for sample in family.samples if sample.name == query.sample]
+    found = [sample for sample in samples if set(query.labels) <= sample.labels.keys()]
+    assert found
+    if "model_name" in query.labels:
+        assert {sample.labels["model_name"] for sample in found} >= {simulated.model}
+    assert query.sample in GAUGES or any(sample.value > 0 for sample in found)
+
+
+def test_every_metric_is_one_that_the_reference_names_and_the_other_way_round(scraped: list[Metric]) -> None:
+    expected = {row.name.removesuffix("_total"): row for row in EVERY_ROW}
+    assert {family.name.removesuffix("_total") for family in scraped} == expected.keys()
+    for family in scraped:
+        row = expected[family.name.removesuffix("_total")]
+        assert family.type == row.kind, family.name
+        for sample in family.samples:
+            assert sample.labels.keys() - {"le"} == set(row.labels), sample
+
+
+def test_tokens_of_worker_gateway_and_tenant_agree(scrapes: Scrapes) -> None:
+    assert scrapes.more("vllm:generation_tokens_total") == 20
+    assert scrapes.more("vllm:request_generation_tokens_sum") == 20
+    assert scrapes.more("headrace_tenant_completion_tokens_total") == 20
+    assert scrapes.more("vllm:request_success_total") == 4
+    assert scrapes.more("vllm:request_params_n_sum") == 4
+    # Each of four sequences has four gaps, one between every two of its five tokens.
+    assert scrapes.more("vllm:inter_token_latency_seconds_count") == 16
+
+
+def test_phases_of_requests_are_parts_of_their_latency(scrapes: Scrapes) -> None:
+    phases = ("queue", "prefill", "decode")
+    queue_s, prefill_s, decode_s = (scrapes.more(f"vllm:request_{phase}_time_seconds_sum") for phase in phases)
+    inference_s = scrapes.more("vllm:request_inference_time_seconds_sum")
+    assert prefill_s + decode_s == pytest.approx(inference_s)
+    # Four sequences, four steps of 5 ms each after the first token.
+    assert decode_s >= 4 * 4 * 0.005
+    # Two sequences share a request, so its time counts twice; the gateway's clock is exact to a millisecond.
+    assert queue_s + inference_s <= 2 * scrapes.more("vllm:e2e_request_latency_seconds_sum") + 0.01
