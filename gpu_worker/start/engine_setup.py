@@ -73,7 +73,8 @@ def build_engine(
             config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
         )
     else:
-        runner, scheduler, gpu_uuid = _load_model(config, directory, start_up or StartUp())
+        runner, scheduler = _load_model(config, directory, start_up or StartUp())
+        gpu_uuid = _gpu_uuid(config.device)
     _log.info(
         "engine ready",
         extra={
@@ -91,7 +92,7 @@ def build_engine(
 
 def _load_model(
     config: WorkerConfig, directory: ModelDirectory, start_up: StartUp
-) -> tuple[ModelRunner, SchedulerConfig, str | None]:
+) -> tuple[ModelRunner, SchedulerConfig]:
     import torch
 
     from gpu_worker.execution.build import build_runner
@@ -130,8 +131,16 @@ def _load_model(
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
             warm_up_proposer(runner)
-    gpu_uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}" if device == "cuda" else None
-    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks), gpu_uuid
+    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
+
+
+def _gpu_uuid(device: str) -> str | None:
+    """Return the UUID of the GPU that a model is on, as NVML spells it; None on a CPU."""
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerConfig:

@@ -1,0 +1,1 @@
+"""Grafana dashboards as short descriptions; `python -m ops.dashboards` writes their JSON beside them."""

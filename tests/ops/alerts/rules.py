@@ -1,0 +1,30 @@
+"""The rules as the tests read them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.ops.dashboards.promql import named
+
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "ops" / "alerts" / "headrace.rules.yml"
+UNIT_TESTS = RULES.with_name("headrace.tests.yml")
+
+
+def promtool() -> str | None:
+    """Return Prometheus's own tool, where it is installed (Debian's package `prometheus` has it)."""
+    return shutil.which("promtool")
+
+
+def rules() -> list[dict[str, Any]]:
+    """Return all rules of all groups."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def recorded_labels() -> dict[str, frozenset[str]]:
+    """Return what recording rules make, with the labels that they group by."""
+    return {rule["record"]: frozenset(named(rule["expr"]).groups) for rule in rules() if "record" in rule}

@@ -1,0 +1,126 @@
+"""Dashboards: the files are current, well formed, and ask only for what exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from ops.dashboards.__main__ import DASHBOARDS, path_of, text_of
+from ops.dashboards.panel import Dashboard
+from tests.ops.alerts.rules import RULES, promtool, recorded_labels
+from tests.ops.dashboards.known_metrics import LABELS_OF, problems
+
+# What Grafana's loader and its Prometheus data source need of a panel and of a dashboard, by its documented JSON model.
+SOURCE = {"type": "object", "required": ["type", "uid"], "properties": {"uid": {"const": "${datasource}"}}}
+NUMBER = {"type": "integer", "minimum": 0}
+TARGET = {
+    "type": "object",
+    "required": ["refId", "datasource", "expr", "range", "instant"],
+    "properties": {"refId": {"pattern": "^[A-Z]$"}, "datasource": SOURCE, "expr": {"type": "string", "minLength": 1}},
+}
+PANEL = {
+    "type": "object",
+    "required": ["id", "type", "title", "description", "gridPos", "targets", "fieldConfig", "options", "datasource"],
+    "properties": {
+        "type": {"enum": ["timeseries", "stat", "table"]},
+        "datasource": SOURCE,
+        "gridPos": {"type": "object", "required": ["x", "y", "w", "h"], "additionalProperties": NUMBER},
+        "targets": {"type": "array", "minItems": 1, "items": TARGET},
+        "fieldConfig": {"type": "object", "required": ["defaults", "overrides"]},
+    },
+}
+DASHBOARD = {
+    "type": "object",
+    "required": ["uid", "title", "schemaVersion", "panels", "templating", "time", "annotations"],
+    "properties": {
+        "uid": {"pattern": "^[a-z-]{1,40}$"},
+        "schemaVersion": {"const": 39},
+        "panels": {"type": "array", "minItems": 1, "items": PANEL},
+        "templating": {
+            "type": "object",
+            "properties": {"list": {"type": "array", "items": {"required": ["name", "type", "query"]}}},
+        },
+    },
+}
+BY_NAME = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+
+
+def queries(dashboard: Dashboard) -> list[str]:
+    return [query.expression for panel in dashboard.panels for query in panel.queries]
+
+
+def loaded(dashboard: Dashboard) -> dict[str, Any]:
+    return json.loads(path_of(dashboard).read_text())
+
+
+@BY_NAME
+def test_file_is_current_and_has_the_form_that_grafana_loads(dashboard: Dashboard) -> None:
+    assert path_of(dashboard).read_text() == text_of(dashboard), "run: python -m ops.dashboards"
+    jsonschema.validate(loaded(dashboard), DASHBOARD)
+
+
+@BY_NAME
+def test_panels_do_not_overlap(dashboard: Dashboard) -> None:
+    taken: set[tuple[int, int]] = set()
+    panels = loaded(dashboard)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+@BY_NAME
+def test_every_query_names_metrics_and_labels_that_exist(dashboard: Dashboard) -> None:
+    for expression in queries(dashboard):
+        assert problems(expression, recorded_labels()) == [], expression
+
+
+@BY_NAME
+def test_variables_are_used_and_made_of_labels_that_exist(dashboard: Dashboard) -> None:
+    used = {name for expression in queries(dashboard) for name in re.findall(r"\$(?!__)(\w+)", expression)} - {"1"}
+    assert used == {variable.name for variable in dashboard.variables}
+    for variable in dashboard.variables:
+        match = re.fullmatch(r"label_values\(([\w:]+)(\{.*\})?, (\w+)\)", variable.query)
+        assert match is not None
+        assert match.group(3) in LABELS_OF[match.group(1)]
+
+
+@BY_NAME
+def test_legends_name_labels_that_the_query_keeps(dashboard: Dashboard) -> None:
+    for panel in dashboard.panels:
+        for query in panel.queries:
+            for label in re.findall(r"{{(\w+)}}", query.legend):
+                groups = re.findall(r"by \(([^)]*)\)", query.expression)
+                kept = {name.strip() for group in groups for name in group.split(",")}
+                assert label in kept or not groups, (panel.title, label)
+
+
+@pytest.mark.skipif(promtool() is None, reason="promtool is not on the PATH")
+def test_promtool_can_read_every_query(tmp_path: Path) -> None:
+    every = [
+        re.sub(r"\$__\w+", "5m", expression).replace("$model", ".*")
+        for dashboard in DASHBOARDS
+        for expression in queries(dashboard)
+    ]
+    rules = [{"record": f"query{number}", "expr": expression} for number, expression in enumerate(every)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    ran = subprocess.run([str(promtool()), "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_objective_of_the_dashboard_is_that_of_the_rules() -> None:
+    text = RULES.read_text()
+    assert '_bucket{le="2.5"}' in text
+    assert '_bucket{le="0.1"}' in text
+    assert "14.4 * 0.01" in text
