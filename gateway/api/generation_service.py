@@ -18,6 +18,7 @@ from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease, RateLimiter, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.counting import count_answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
 from gateway.config import GatewayConfig
@@ -30,7 +31,6 @@ from gateway.http1.flush import Flusher
 from gateway.http1.request_id import request_id_of
 from gateway.metrics import GatewayMetrics
 from gateway.shares import Refusal, Shares
-from gateway.telemetry.counting import count_answer
 
 TICK_S = 0.25
 # A key may have so many times the free places for streams: 7/8 of all if it is alone.

@@ -36,6 +36,7 @@ from gateway.api.tokenizer_client import TokenizerClient
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
+from gateway.dispatch.counting import count_dispatches
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.arrival import wait_for_fleet
@@ -54,7 +55,6 @@ from gateway.process.scraping import scrape_registry
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
 from gateway.responses.store import ResponseStore
-from gateway.telemetry.counting import count_dispatches
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError

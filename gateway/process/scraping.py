@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.fleet.fleet_collector import FleetCollector
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.process_metrics import BoardCollector, MetricsBoard
-from gateway.telemetry.fleet_collector import FleetCollector
 from gateway.telemetry.stream_watch import StreamWatch
 from shared.direct_client import DirectClient
 from shared.task_supervisor import TaskSupervisor

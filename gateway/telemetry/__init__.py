@@ -1,1 +1,1 @@
-"""What operators see: rows of metrics and their collectors, the reference page of them, request lines, traces."""
+"""What operators are told: rows of metrics, and what is measured of models, workers and streams."""

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry.page import EVERY_ROW
+from gateway.process.metrics_page import EVERY_ROW
 from tests.integration.system import System
 from tests.integration.vllm_dashboards import EVERY_QUERY, GAUGES, Query
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.telemetry.page import EVERY_ROW
+from gateway.process.metrics_page import EVERY_ROW
 from tests.ops.dashboards.promql import named
 
 # What Prometheus adds to each target's samples, and what it makes itself.

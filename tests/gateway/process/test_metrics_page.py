@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gateway.telemetry.page import EVERY_ROW, page
+from gateway.process.metrics_page import EVERY_ROW, page
 
 PAGE = Path(__file__).parents[3] / "ops" / "docs" / "metrics.md"
 
 
 def test_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "run: python -m gateway.telemetry.page > ops/docs/metrics.md"
+    assert PAGE.read_text() == page(), "run: python -m gateway.process.metrics_page > ops/docs/metrics.md"
 
 
 def test_names_are_unique_and_follow_the_rules() -> None:

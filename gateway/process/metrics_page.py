@@ -1,4 +1,4 @@
-"""The reference of all metrics, for `ops/docs/metrics.md`: `python -m gateway.telemetry.page`."""
+"""The reference of all metrics, for `ops/docs/metrics.md`: `python -m gateway.process.metrics_page`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable
 
 from gateway import metrics
-from gateway.telemetry import fleet_collector, model_metrics, worker_rows
+from gateway.fleet import fleet_collector
+from gateway.telemetry import model_metrics, worker_rows
 from gateway.telemetry.row import MetricRow
 from gateway.telemetry.stream_watch import STREAM_ROWS
 
@@ -40,7 +41,7 @@ EVERY_ROW = tuple(row for _, _, rows in _SECTIONS for row in rows)
 
 _HEAD = """# Metrics
 
-*Generated from the code: `python -m gateway.telemetry.page > ops/docs/metrics.md`.*
+*Generated from the code: `python -m gateway.process.metrics_page > ops/docs/metrics.md`.*
 
 `GET /metrics` on the operator's port, with the operator's key as a bearer token, tells Prometheus everything below. One
 scrape shows all processes that share a port. Scrape every gateway: what is told of the fleet is told by one of them,

@@ -9,9 +9,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet_collector import FleetCollector
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
-from gateway.telemetry.fleet_collector import FleetCollector
 from gateway.telemetry.stream_watch import StreamState
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, WorkerMetrics
