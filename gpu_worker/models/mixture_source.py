@@ -10,6 +10,7 @@ from gpu_worker.models.experts import take_experts
 from gpu_worker.models.projections import Projections
 
 _CHOICE_BIAS = "e_score_correction_bias"
+_SCALES = ("weight_scale", "weight_scale_inv")
 
 
 def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidden_size: int) -> MixtureWeights:
@@ -33,7 +34,9 @@ def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidd
         rule = replace(rule, bias=projections.source.take_float32(f"{router}.{_CHOICE_BIAS}", shape.num_experts))
     gate_up, down = take_experts(projections, shape, layer, hidden_size)
     return MixtureWeights(
-        router=projections.take([router], [shape.num_experts], hidden_size, has_bias=shape.has_router_bias),
+        router=_plain_where_stored_so(projections, router).take(
+            [router], [shape.num_experts], hidden_size, has_bias=shape.has_router_bias
+        ),
         rule=rule,
         gate_up=gate_up,
         down=down,
@@ -50,5 +53,13 @@ def _take_shared(projections: Projections, layer: str, shape: MixtureShape, hidd
     gate_up = projections.take(both, [2 * inner // len(both)] * len(both), hidden_size)
     gate: Projection | None = None
     if shape.has_shared_gate:
-        gate = projections.take([f"{layer}.{names.shared_gate}"], [1], hidden_size)
+        scores = f"{layer}.{names.shared_gate}"
+        gate = _plain_where_stored_so(projections, scores).take([scores], [1], hidden_size)
     return SharedExpertWeights(gate_up, projections.take([down], [hidden_size], inner), gate)
+
+
+def _plain_where_stored_so(projections: Projections, name: str) -> Projections:
+    """Return what takes a router, which most tools leave alone without saying so: it is no linear layer to them."""
+    has = projections.source.has
+    is_quantized = not has(f"{name}.weight") or any(has(f"{name}.{scales}") for scales in _SCALES)
+    return projections if is_quantized else replace(projections, quantized=None)

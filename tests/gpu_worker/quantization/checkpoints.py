@@ -75,6 +75,8 @@ def make_checkpoint(
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     for name, module in model.named_modules():
+        if f"{name}.gate_up_proj" in tensors:
+            _pack_experts(name, module, tensors, pack)
         if not isinstance(module, torch.nn.Linear) or f"{name}.weight" not in tensors:
             continue
         layer = pack(name, module.weight.data)
@@ -88,6 +90,21 @@ def make_checkpoint(
     written |= {"architectures": [f"{family}ForCausalLM"], "quantization_config": dict(quantization)}
     (directory / "config.json").write_text(json.dumps(written))
     return Made(directory, model)
+
+
+def _pack_experts(name: str, module: torch.nn.Module, tensors: dict[str, torch.Tensor], pack: Pack) -> None:
+    """Give each expert tensors of its own, and the oracle what they stand for; inputs stay as they are."""
+    gate_up, down = tensors.pop(f"{name}.gate_up_proj"), tensors.pop(f"{name}.down_proj")
+    for expert in range(len(gate_up)):
+        gate, up = gate_up[expert].chunk(2)
+        dense = []
+        for part, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down[expert])):
+            layer = pack(f"{name}.{expert}.{part}", weight)
+            stored = {"weight": weight.clone()} if layer is None else layer.tensors
+            tensors |= {f"{name}.{expert}.{part}.{end}": tensor for end, tensor in stored.items()}
+            dense.append(weight if layer is None else layer.dense)
+        module.gate_up_proj.data[expert] = torch.cat(dense[:2])
+        module.down_proj.data[expert] = dense[2]
 
 
 def _replace(module: torch.nn.Linear, layer: PackedLayer) -> None:
