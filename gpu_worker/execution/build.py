@@ -18,11 +18,13 @@ from gpu_worker.execution.memory.budget import CacheDemand, MemoryBudget, Memory
 from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
     check_host_cache_fits,
+    check_host_states_fit,
     check_host_weights_fit,
     host_num_blocks,
 )
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
 from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
+from gpu_worker.execution.memory.state_pool import state_pool_bytes
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
@@ -33,6 +35,7 @@ from gpu_worker.execution.runner_config import (
 )
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
@@ -63,6 +66,12 @@ class _Plan:
         """Blocks with what the proposer of drafts keeps beside each of them."""
         block_bytes = self.demand.block_bytes + self.config.proposer_block_bytes
         return dataclasses.replace(self.demand, block_bytes=block_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the states of recurrent layers, for all rows and the spare one."""
+        config = self.config
+        return state_pool_bytes(cache_layout(self.model_config), config.max_num_seqs + 1, config.max_draft_tokens)
 
     @property
     def dtype_name(self) -> str:
@@ -157,11 +166,12 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
     check_host_weights_fit(plan.weights, plan.matrix_dtype_name, free_host_bytes())
+    check_host_states_fit(plan.state_bytes, config.max_num_seqs, free_host_bytes() - plan.weights)
     if plan.fixed is not None:
         check_host_cache_fits(*plan.fixed, demand, free_host_bytes() - plan.weights)
     model = _load(plan, start_up)
     if plan.fixed is None:
-        free_bytes = max(0, free_host_bytes() - config.proposer_bytes)
+        free_bytes = max(0, free_host_bytes() - config.proposer_bytes - plan.state_bytes)
         num_blocks = host_num_blocks(plan.shared_demand, config.max_num_seqs, free_bytes)
     else:
         _, num_blocks = plan.fixed

@@ -34,11 +34,13 @@ from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.sampled_rows import SampledRows
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Downloads, StagedArray, Upload
+from gpu_worker.execution.drafts.accepted_states import replay_accepted
 from gpu_worker.execution.drafts.drafting import Drafting
 from gpu_worker.execution.drafts.forced_tokens import forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import ComputedStep, move_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.pooling import PooledChunk, pool, pooled_chunks
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
 from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
@@ -109,6 +111,7 @@ class TorchModelRunner:
         self.max_model_len = max_model_len
         self.max_steps_in_flight = 2 if self.is_asynchronous else 1
         self._rows = BatchRows(max_num_seqs, -(-max_model_len // cache.block_size), self._device)
+        self._states = allocate_states(cache.layout, self._rows.num_rows, max_draft_tokens, self._device)
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
         self._last_tokens = torch.zeros(self._rows.num_rows, dtype=torch.int64, device=self._device)
         self._downloads = Downloads(self._device)
@@ -175,6 +178,7 @@ class TorchModelRunner:
             self._model.config.vocab_size,
             min(windows, default=None),
             draws_from_trees=self.is_asynchronous,
+            has_states=self._states is not None,
         )
 
     @torch.inference_mode()
@@ -265,6 +269,7 @@ class TorchModelRunner:
         land = None
         if self._drafting is not None:
             self._unlanded.append(step)
+        if self._drafting is not None or (self._states is not None and step.drafts is not None):
             land = partial(self._land, self._drafting, step, hidden)
         return SubmittedStep(plan.step, outputs, self._downloads, land)
 
@@ -346,16 +351,18 @@ class TorchModelRunner:
         return drawn
 
     def _land(
-        self, drafting: Drafting, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
+        self, drafting: Drafting | None, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
     ) -> None:
-        """Put the KV of accepted draft tokens in its place, and show the proposer what the step left behind."""
+        """Let what is kept know accepted draft tokens, and show the proposer what the step left behind."""
         if step in self._unlanded:
             self._unlanded.remove(step)
         accepted = {place: tokens.accepted for place, tokens in enumerate(sampled)}
         with self._on_device(), torch.inference_mode():
             if step.drafts is not None:
                 move_accepted(self._cache, step.layout, step.drafts, accepted)
-            if drafting.wants_hidden:
+            if self._states is not None:
+                replay_accepted(self._model, self._states, step.layout, accepted)
+            if drafting is not None and drafting.wants_hidden:
                 drafting.observe(ComputedStep(step.scheduled, step.layout, hidden, sampled, accepted, step.departed))
 
     def _compute(self, step: StepTensors, shape: GraphShape) -> ComputedRows:
@@ -378,6 +385,8 @@ class TorchModelRunner:
             max_query_len=step.max_query_len,
             max_context_len=max_context_len,
             tree_masks=step.tree_masks,
+            states=() if self._states is None else self._states.layers,
+            state_rows=None if self._states is None else step.state_rows,
         )
         return self._model.forward(token_ids, step.positions, context)
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.layers.layer_state import LayerState
 from kernels.layer_cache import LayerCache
+from kernels.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class AttentionContext:
         max_context_len: Largest of `context_lens`, or a bound of it.
         tree_masks: `[num_tokens]` int64: bit `i` says whether a token sees the one that lies `i` slots before it, bit 0
             being itself; what lies further off than 63 is seen. None where every token sees all before it.
+        states: Of the layers, in order; empty of a model without recurrent layers.
+        state_rows: The sequences, as kernels with a state take them; likewise None.
     """
 
     caches: Sequence[LayerCache]
@@ -38,3 +42,12 @@ class AttentionContext:
     max_query_len: int
     max_context_len: int
     tree_masks: torch.Tensor | None = None
+    states: Sequence[LayerState | None] = ()
+    state_rows: StateRows | None = None
+
+    def state_of(self, layer: int) -> tuple[LayerState, StateRows]:
+        """Return the state of a recurrent layer, and which part of it each sequence has."""
+        state, rows = self.states[layer], self.state_rows
+        assert state is not None, f"layer {layer} has no state"
+        assert rows is not None, "the step describes no states"
+        return state, rows

@@ -55,9 +55,16 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class KeepsState:
-    """A recurrent layer: a few tensors for a sequence, which each token changes."""
+    """A recurrent layer: a few tensors for a sequence, which each token changes.
+
+    Attributes:
+        parts: The tensors.
+        num_inputs: Numbers that the layer computes of a token before it comes to the state. They are kept of drafts
+            until it is known which of them stand.
+    """
 
     parts: tuple[StatePart, ...]
+    num_inputs: int = 0
 
 
 LayerMemory = KeepsTokens | ReadsLayer | KeepsState | None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.gated_delta_net import GatedDeltaNet
 from gpu_worker.layers.gated_mlp import GatedMLP
+from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
     FeedForward,
+    GatedDeltaWeights,
     GatedWeights,
     Mixer,
     MixtureWeights,
@@ -25,6 +28,7 @@ from gpu_worker.layers.plain_mlp import PlainMLP
 from gpu_worker.layers.rotations import Rotations
 from kernels.linear import Linear, LinearFactory
 from kernels.moe import Experts, make_experts
+from kernels.state_rows import StateRows
 
 
 class MixerBlock(Protocol):
@@ -32,6 +36,15 @@ class MixerBlock(Protocol):
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Read `x: [num_tokens, hidden_size]`, keep what later tokens need, and return what is to be added."""
+        ...
+
+
+@runtime_checkable
+class RecurrentBlock(Protocol):
+    """A mixer with a state that tokens change."""
+
+    def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
+        """Take states through tokens whose `inputs`, `[num_tokens, num_inputs]`, were computed before."""
         ...
 
 
@@ -85,6 +98,10 @@ def _attention(parts: LayerParts, index: int, weights: AttentionWeights) -> Atte
     return Attention(index, weights, qkv, output, parts.rotations.of(weights.shape))
 
 
+def _gated_delta(parts: LayerParts, index: int, weights: GatedDeltaWeights) -> GatedDeltaNet:
+    return GatedDeltaNet(index, weights, *map(parts.linear, (weights.inputs, weights.gates, weights.output)))
+
+
 def _gated(parts: LayerParts, weights: GatedWeights) -> GatedMLP:
     return GatedMLP(parts.linear(weights.gate_up), parts.linear(weights.down), weights.activation)
 
@@ -103,7 +120,10 @@ def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
     return Mixture(router, weights.rule, parts.experts(weights), shared, weighs_inputs=weights.weighs_inputs)
 
 
-_MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {AttentionWeights: _attention}
+_MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {
+    AttentionWeights: _attention,
+    GatedDeltaWeights: _gated_delta,
+}
 
 _FEED_FORWARDS: dict[type, Callable[[LayerParts, Any], FeedForwardBlock]] = {
     GatedWeights: _gated,

@@ -7,6 +7,7 @@ from enum import Enum
 
 from gpu_worker.layers.mixture_shape import MixtureShape
 from kernels.activation import Activation
+from kernels.gated_delta import DeltaSizes
 
 
 class HeadNorm(Enum):
@@ -75,7 +76,26 @@ class PlainShape:
     has_bias: bool = False
 
 
-MixerShape = AttentionShape
+@dataclass(frozen=True, slots=True)
+class GatedDeltaShape:
+    """A gated delta net.
+
+    Attributes:
+        sizes: Its heads.
+        conv_width: Tokens that the convolution before it sees, each itself included.
+        by_key_head: The checkpoint has the features of a key head beside those of its value heads, not all queries
+            before all keys.
+    """
+
+    sizes: DeltaSizes
+    conv_width: int
+    by_key_head: bool = False
+
+
+RecurrentShape = GatedDeltaShape
+"""What keeps a state of fixed size instead of keys and values."""
+
+MixerShape = AttentionShape | RecurrentShape
 """What a layer mixes tokens by."""
 
 FeedForwardShape = GatedShape | PlainShape | MixtureShape

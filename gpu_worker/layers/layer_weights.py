@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape
 from kernels.activation import Activation
+from kernels.gated_delta import DeltaWeights
 from kernels.linear.forms import WeightForm
 from kernels.moe import ExpertWeights, GatedActivation, RoutingRule
 from kernels.rope_kv_write import HeadNormWeights
@@ -80,6 +81,31 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedDeltaWeights:
+    """A gated delta net.
+
+    Attributes:
+        shape: Its sizes.
+        inputs: Yields queries, keys, values, then the gates of the output.
+        gates: Yields the strengths of the value heads, then their steps.
+        conv: `[conv_width, num_features]`, of queries, keys and values.
+        delta: Of the decays.
+        norm: `[value_dim]`, of what is read.
+        eps: Of that normalisation.
+        output: From the heads back to the residual stream.
+    """
+
+    shape: GatedDeltaShape
+    inputs: Projection
+    gates: Projection
+    conv: torch.Tensor
+    delta: DeltaWeights
+    norm: torch.Tensor
+    eps: float
+    output: Projection
+
+
+@dataclass(frozen=True, slots=True)
 class GatedWeights:
     """A gated feed-forward block; `gate_up` yields the gate's features, then the up projection's."""
 
@@ -132,7 +158,7 @@ class MixtureWeights:
     weighs_inputs: bool = False
 
 
-Mixer = AttentionWeights
+Mixer = AttentionWeights | GatedDeltaWeights
 """What a layer mixes tokens by."""
 
 FeedForward = GatedWeights | PlainWeights | MixtureWeights

@@ -10,8 +10,10 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.layer_norm import make_norm
-from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_parts import LayerParts, RecurrentBlock
+from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_weights import LayerWeights, NormWeights
+from kernels.state_rows import StateRows
 
 
 class DecoderLayer:
@@ -53,6 +55,12 @@ class DecoderLayer:
         else:
             x = residual.add_(x) if norm is None else norm.add(x, residual)
         return self.add_to(residual, x, positions, context), residual
+
+    def replay(self, places: torch.Tensor, state: LayerState | None, rows: StateRows) -> None:
+        """Take the layer's states, if it has any, through draft tokens that lie at `places` of those it kept."""
+        if state is not None:
+            assert isinstance(self._mixer, RecurrentBlock)
+            self._mixer.replay(state.kept_drafts(places), state, rows)
 
     def add_to(
         self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext
@@ -127,6 +135,11 @@ class LayeredDecoder:
             x, residual = layer(x, residual, positions, context)
         result = self._norm(x) if residual is None else self._norm.add(x, residual)
         return torch.cat((result, *(streams[index] for index in self._tapped_layers)), 1) if streams else result
+
+    def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:
+        """Do what `CausalLM.replay_drafts` promises."""
+        for layer, state in zip(self._layers, states, strict=True):
+            layer.replay(places, state, rows)
 
     def first(self, num_layers: int) -> LayeredDecoder:
         """Do what `DecoderForm` promises."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.cache_layout import CacheLayout, KeepsTokens, LayerMemory
+import torch
+
+from gpu_worker.layers.cache_layout import CacheLayout, KeepsState, KeepsTokens, LayerMemory, StatePart
+from gpu_worker.layers.layer_traits import GatedDeltaShape
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import CacheShape
 
@@ -15,5 +18,16 @@ def cache_layout(config: ModelConfig) -> CacheLayout:
 
 
 def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
+    mixer = config.layer(layer).mixer
+    if isinstance(mixer, GatedDeltaShape):
+        return _delta_memory(mixer)
     shape = config.attention_shape(layer)
     return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), shape.sliding_window)
+
+
+def _delta_memory(shape: GatedDeltaShape) -> KeepsState:
+    """The last inputs of the convolution, and a matrix a head; of drafts what the projections yield of them."""
+    sizes = shape.sizes
+    inputs = StatePart((shape.conv_width - 1, sizes.num_features), torch.float32)
+    matrices = StatePart((sizes.num_value_heads, sizes.key_dim, sizes.value_dim), torch.float32)
+    return KeepsState((inputs, matrices), sizes.num_features + 2 * sizes.num_value_heads)

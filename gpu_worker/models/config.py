@@ -8,7 +8,14 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, FeedForwardShape, GatedShape, LayerTraits, PlainShape
+from gpu_worker.layers.layer_traits import (
+    AttentionShape,
+    FeedForwardShape,
+    GatedShape,
+    LayerTraits,
+    PlainShape,
+    RecurrentShape,
+)
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.json_file import JsonFile
@@ -109,6 +116,11 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeParameters, ...]:
         """All rotations, as `AttentionShape.rotary` counts them."""
         return (self.rope, *self.more_ropes)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state of a sequence, which each token changes."""
+        return any(isinstance(layer.mixer, RecurrentShape) for layer in self.layers)
 
     def layer(self, index: int) -> LayerTraits:
         """What one layer consists of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
@@ -12,6 +13,7 @@ from gpu_worker.layers.decoder_form import DecoderForm
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
+from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
@@ -24,6 +26,7 @@ from gpu_worker.models.weight_source import WeightSource
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
+from kernels.state_rows import StateRows
 
 
 class CausalLM:
@@ -86,6 +89,17 @@ class CausalLM:
                 streams before the layers that are tapped
         """
         return self._decoder(token_ids, positions, context)
+
+    def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:
+        """Take the states of recurrent layers through draft tokens of the last step, which were accepted.
+
+        Args:
+            places: `[num_tokens]` int64, where the tokens are among the drafts that layers kept.
+            states: Of all layers.
+            rows: The sequences, whose accepted drafts are laid end to end.
+        """
+        assert isinstance(self._decoder, LayeredDecoder), "a model with states is computed layer by layer"
+        self._decoder.replay_drafts(places, states, rows)
 
     def early_exit(self, num_layers: int) -> CausalLM:
         """Return the model that ends after its first layers, with the same normalisation and head; weights are shared.

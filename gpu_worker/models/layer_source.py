@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, PlainShape
+from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, GatedShape, HeadNorm, PlainShape
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
     FeedForward,
+    GatedDeltaWeights,
     GatedWeights,
     LayerNorms,
     LayerWeights,
@@ -23,6 +24,7 @@ from gpu_worker.layers.layer_weights import (
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rotary_order import head_order, head_rows
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.gated_delta_source import take_gated_delta
 from gpu_worker.models.mixture_source import take_mixture
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource
@@ -97,10 +99,12 @@ def _qkv_order(shape: AttentionShape) -> torch.Tensor | None:
     order = head_order(shape)
     if order is None:
         return None
-    assert not shape.output_gate, "gates lie between the rows of queries"
-    num_rotated = shape.num_heads + shape.num_kv_heads
-    values = torch.arange(shape.num_kv_heads * shape.head_dim) + num_rotated * shape.head_dim
-    return torch.cat((head_rows(order, num_rotated), values))
+    # The gate of a head stands behind its query.
+    query_order = [*order, *range(shape.head_dim, 2 * shape.head_dim)] if shape.output_gate else order
+    num_query, num_kv = shape.num_heads * len(query_order), shape.num_kv_heads * shape.head_dim
+    keys = head_rows(order, shape.num_kv_heads, num_query)
+    values = torch.arange(num_kv) + num_query + num_kv
+    return torch.cat((head_rows(query_order, shape.num_heads), keys, values))
 
 
 def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> HeadNormWeights | None:
@@ -114,6 +118,10 @@ def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> He
         return weight if order is None else weight[head_rows(order, count).to(weight.device)]
 
     return HeadNormWeights(take("q", shape.num_heads), take("k", shape.num_kv_heads), source.config.rms_norm_eps)
+
+
+def _take_gated_delta(source: LayerSource, prefix: str, shape: GatedDeltaShape) -> GatedDeltaWeights:
+    return take_gated_delta(source.config, source.checkpoint, source.projections, prefix, shape)
 
 
 def _take_gated(source: LayerSource, prefix: str, shape: GatedShape) -> GatedWeights:
@@ -132,7 +140,10 @@ def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWei
     return PlainWeights(up, down, shape.activation)
 
 
-_MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {AttentionShape: _take_attention}
+_MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {
+    AttentionShape: _take_attention,
+    GatedDeltaShape: _take_gated_delta,
+}
 
 
 def _take_mixture(source: LayerSource, prefix: str, shape: MixtureShape) -> MixtureWeights:

@@ -154,7 +154,11 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerCo
     if model.encoder is not None:
         # A prompt is computed in one step.
         default_budget = max(default_budget, max_model_len)
-    return _scheduler_config(config, 1, max_model_len, default_budget)
+    sizes = _scheduler_config(config, 1, max_model_len, default_budget)
+    if model.has_states and sizes.enable_prefix_caching:
+        _log.info("prefix caching is off: the model has recurrent layers, whose states are not kept for other requests")
+        return dataclasses.replace(sizes, enable_prefix_caching=False)
+    return sizes
 
 
 def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:

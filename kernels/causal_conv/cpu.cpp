@@ -14,7 +14,8 @@ constexpr int kBlock = 512;                   // Channels of an item.
 
 struct Convolution {
   const void *x, *weight, *bias;
-  void *result, *states;
+  void* result;
+  float* states;
   int64_t x_stride;
   int channels, width;
   bool has_silu;
@@ -23,15 +24,22 @@ struct Convolution {
 // The inputs of one sequence: those of the step, and before them those of the state, or zeros.
 template <typename T>
 struct Inputs {
-  const T *x, *state;
+  const T* x;
+  const float* state;
   int64_t x_stride;
   int channels, width;
   bool is_new;
 
-  // Null for zeros.
-  const T* at(int token) const {
-    if (token >= 0) return x + token * x_stride;
-    return is_new ? nullptr : state + int64_t{width - 1 + token} * channels;
+  const float* before(int token) const { return state + int64_t{width - 1 + token} * channels; }
+
+  Floats vector(int token, int channel) const {
+    if (token >= 0) return load(x + token * x_stride + channel);
+    return is_new ? splat(0.0f) : load(before(token) + channel);
+  }
+
+  float scalar(int token, int channel) const {
+    if (token >= 0) return to_float(x[token * x_stride + channel]);
+    return is_new ? 0.0f : before(token)[channel];
   }
 };
 
@@ -41,18 +49,14 @@ inline void convolve(const Convolution& c, const Inputs<T>& inputs, int token, i
   int i = channel;
   for (; i + kLanes <= channel + count; i += kLanes) {
     Floats sum = bias ? load(bias + i) : splat(0.0f);
-    for (int tap = 0; tap < c.width; ++tap) {
-      const T* input = inputs.at(token - c.width + 1 + tap);
-      if (input) sum += load(weight + int64_t{tap} * c.channels + i) * load(input + i);
-    }
+    for (int tap = 0; tap < c.width; ++tap)
+      sum += load(weight + int64_t{tap} * c.channels + i) * inputs.vector(token - c.width + 1 + tap, i);
     store(result + i, c.has_silu ? silu(sum) : sum);
   }
   for (; i < channel + count; ++i) {
     float sum = bias ? to_float(bias[i]) : 0.0f;
-    for (int tap = 0; tap < c.width; ++tap) {
-      const T* input = inputs.at(token - c.width + 1 + tap);
-      if (input) sum += to_float(weight[int64_t{tap} * c.channels + i]) * to_float(input[i]);
-    }
+    for (int tap = 0; tap < c.width; ++tap)
+      sum += to_float(weight[int64_t{tap} * c.channels + i]) * inputs.scalar(token - c.width + 1 + tap, i);
     store_scalar(result + i, c.has_silu ? silu(splat(sum))[0] : sum);
   }
 }
@@ -60,7 +64,7 @@ inline void convolve(const Convolution& c, const Inputs<T>& inputs, int token, i
 template <typename T>
 void run_block(const Convolution& c, const StateRow& row, int channel) {
   const int count = std::min(kBlock, c.channels - channel);
-  T* state = static_cast<T*>(c.states) + row.slot * (c.width - 1) * c.channels;
+  float* state = c.states + row.slot * (c.width - 1) * c.channels;
   const Inputs<T> inputs{static_cast<const T*>(c.x) + row.first * c.x_stride, state, c.x_stride, c.channels, c.width,
                          row.is_new};
   T* result = static_cast<T*>(c.result) + int64_t{row.first} * c.channels;
@@ -69,12 +73,9 @@ void run_block(const Convolution& c, const StateRow& row, int channel) {
   if (row.is_padding) return;
   // An input that stays in the state moves to an older place, which was read already.
   for (int age = 0; age + 1 < c.width; ++age) {
-    const T* input = inputs.at(row.num_kept - c.width + 1 + age);
-    T* target = state + int64_t{age} * c.channels + channel;
-    if (input)
-      std::copy_n(input + channel, count, target);
-    else
-      std::fill_n(target, count, T{});
+    const int token = row.num_kept - c.width + 1 + age;
+    float* target = state + int64_t{age} * c.channels + channel;
+    for (int i = 0; i < count; ++i) target[i] = inputs.scalar(token, channel + i);
   }
 }
 
@@ -88,7 +89,8 @@ EXPORTED void headrace_causal_conv(const void* x, void* result, const void* weig
   using namespace headrace;
   const StateRows rows{static_cast<const int64_t*>(slots), static_cast<const int32_t*>(query_starts),
                        static_cast<const int32_t*>(context_lens), static_cast<const int32_t*>(num_kept)};
-  const Convolution convolution{x, weight, bias, result, states, x_stride, channels, width, has_silu != 0};
+  const Convolution convolution{x,        weight,   bias,  result, static_cast<float*>(states),
+                                x_stride, channels, width, has_silu != 0};
   const auto run = dtype == kFloat32    ? run_block<float>
                    : dtype == kBFloat16 ? run_block<bfloat16>
                                         : run_block<_Float16>;

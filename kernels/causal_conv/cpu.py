@@ -13,7 +13,8 @@ def can_run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, st
     return (
         x.is_cpu
         and x.dtype in DTYPE_NUMBERS
-        and x.dtype is weight.dtype is states.dtype
+        and x.dtype is weight.dtype
+        and states.dtype is torch.float32
         and (bias is None or bias.dtype is x.dtype)
         and x.stride(1) == 1
         and weight.is_contiguous()

@@ -38,7 +38,7 @@ def causal_conv(
         x, result: `[num_tokens, channels]`
         weight: `[width, channels]`, of the type of `x`
         bias: `[channels]`, likewise
-        states: `[num_slots, width - 1, channels]`, likewise
+        states: `[num_slots, width - 1, channels]` float32
     """
     if x.is_cuda and is_triton_installed():
         from kernels.causal_conv.triton_kernel import causal_conv_triton

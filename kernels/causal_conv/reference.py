@@ -25,9 +25,8 @@ def causal_conv_reference(
         before = states[sequence.slot]
         if sequence.is_new:
             before = torch.zeros_like(before)
-        inputs = torch.cat((before, x[sequence.first : sequence.end]))
-        wide = inputs.to(filters.dtype).t()[None]
-        summed = functional.conv1d(wide, filters, groups=channels)[0].t()
+        inputs = torch.cat((before.to(filters.dtype), x[sequence.first : sequence.end].to(filters.dtype)))
+        summed = functional.conv1d(inputs.t()[None], filters, groups=channels)[0].t()
         if bias is not None:
             summed = summed + bias.to(filters.dtype)
         result[sequence.first : sequence.end] = functional.silu(summed) if has_silu else summed

@@ -17,7 +17,7 @@ _BLOCK_CHANNELS, _BLOCK_TOKENS, _NUM_WARPS = 128, 16, 4
 def _inputs(x_ptr, state_ptr, places, columns, mask, x_stride, is_new, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
     """Load inputs at `places`, counted from the step's first token of the sequence; those before lie in the state."""
     here = places >= 0
-    x = tl.load(x_ptr + places * x_stride + columns, mask=mask & here, other=0.0)
+    x = tl.load(x_ptr + places * x_stride + columns, mask=mask & here, other=0.0).to(tl.float32)
     before = tl.load(
         state_ptr + (places + (WIDTH - 1)) * CHANNELS + columns,
         mask=mask & (places < 0) & (places > -WIDTH) & (is_new == 0),
@@ -67,7 +67,7 @@ def causal_conv_kernel(
         for tap in tl.static_range(WIDTH):
             weight = tl.load(weight_ptr + tap * CHANNELS + wide, mask=wide < CHANNELS, other=0.0).to(tl.float32)
             x = _inputs(x_ptr, state_ptr, places - (WIDTH - 1) + tap, wide, mask, x_stride, is_new, CHANNELS, WIDTH)
-            total += weight * x.to(tl.float32)
+            total += weight * x
         if HAS_SILU:
             # The exponential of -|total| cannot overflow.
             decay = tl.exp(-tl.abs(total))

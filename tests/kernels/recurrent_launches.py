@@ -29,7 +29,7 @@ def launch_delta(gpu: Gpu, length: int) -> torch.Tensor:
 
 def launch_conv(length: int) -> torch.Tensor:
     channels = SIZES.num_features
-    inputs = empty(length, channels), empty(4, channels), None, empty(2, 3, channels)
+    inputs = empty(length, channels), empty(4, channels), None, empty(2, 3, channels, dtype=torch.float32)
     return causal_conv_triton(*inputs, state_rows([length], [0], [1]))
 
 

@@ -165,11 +165,13 @@ def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepL
     tokens, seqs = slice(num_tokens, shape.num_tokens), slice(num_seqs, shape.num_seqs)
     starts = padding.query_starts[1 : 1 + shape.num_seqs - num_seqs] + np.int32(num_tokens)
     starts = np.minimum(starts, np.int32(shape.num_tokens))
-    tree_masks = None
+    tree_masks = num_kept = None
     if shape.has_masks:
         tree_masks = np.full(shape.num_tokens, SEES_ALL, dtype=np.int64)
         if layout.tree_masks is not None:
             tree_masks[:num_tokens] = layout.tree_masks
+        num_kept = np.zeros(shape.num_seqs, dtype=np.int32)
+        num_kept[:num_seqs] = np.diff(layout.query_starts) if layout.num_kept is None else layout.num_kept
     return StepLayout(
         np.concatenate((layout.token_ids, padding.token_ids[tokens])),
         np.concatenate((layout.token_rows, padding.token_rows[tokens])),
@@ -180,4 +182,5 @@ def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepL
         np.concatenate((layout.context_lens, padding.context_lens[seqs])),
         shape.query_len,
         tree_masks,
+        num_kept=num_kept,
     )

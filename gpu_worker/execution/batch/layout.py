@@ -32,6 +32,7 @@ class StepLayout(Struct, frozen=True, gc=False):
         max_query_len: Most tokens of a sequence.
         tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
         max_context_len: Largest of `context_lens`.
+        num_kept: `[num_seqs]`, tokens of each sequence that are no drafts; None where there are no drafts.
     """
 
     token_ids: Int64s
@@ -44,6 +45,7 @@ class StepLayout(Struct, frozen=True, gc=False):
     max_query_len: int
     tree_masks: Int64s | None = None
     max_context_len: int = 0
+    num_kept: Int32s | None = None
 
     @property
     def last_tokens(self) -> Int64s:
@@ -73,7 +75,9 @@ def lay_out(
         return _lay_out_decodes(scheduled, rows, tables, block_size)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+    num_kept = None
     if drafts is not None:
+        num_kept = lengths.astype(np.int32)
         lengths += [len(draft) for draft in drafts]
     query_starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
     token_ids = []
@@ -101,6 +105,7 @@ def lay_out(
         max_query_len=int(lengths.max()),
         tree_masks=tree_masks,
         max_context_len=int(context_lens.max()),
+        num_kept=num_kept,
     )
 
 

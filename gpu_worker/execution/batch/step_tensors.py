@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from msgspec import Struct
 
 from gpu_worker.execution.batch.layout import StepLayout
 from gpu_worker.execution.batch.transfers import Upload
+from kernels.state_rows import StateRows
 
 
 class StepTensors(Struct, frozen=True, gc=False):
@@ -21,6 +23,12 @@ class StepTensors(Struct, frozen=True, gc=False):
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     tree_masks: torch.Tensor | None = None
+    num_kept: torch.Tensor | None = None
+
+    @property
+    def state_rows(self) -> StateRows:
+        """Describe the sequences to recurrent layers: a row of the batch is a slot."""
+        return StateRows(self.rows, self.query_starts, self.context_lens, self.max_query_len, self.num_kept)
 
 
 class StagedStep:
@@ -44,8 +52,8 @@ class StagedStep:
             upload.add(layout.query_starts),
             upload.add(layout.context_lens),
         ]
-        if layout.tree_masks is not None:
-            self._staged.append(upload.add(layout.tree_masks))
+        self._tree_masks = None if layout.tree_masks is None else upload.add(layout.tree_masks)
+        self._num_kept = None if layout.num_kept is None else upload.add(layout.num_kept)
         self._max_query_len = layout.max_query_len
 
     @property
@@ -53,7 +61,9 @@ class StagedStep:
         """Return the tensors of an upload that was sent or bound."""
         if self._tensors is not None:
             return self._tensors
-        return StepTensors(self._max_query_len, *[staged.tensor for staged in self._staged])
+        masks, kept = (None if staged is None else staged.tensor for staged in (self._tree_masks, self._num_kept))
+        step = StepTensors(self._max_query_len, *[staged.tensor for staged in self._staged])
+        return step if masks is kept is None else msgspec.structs.replace(step, tree_masks=masks, num_kept=kept)
 
 
 def _shared(layout: StepLayout) -> StepTensors:
@@ -69,4 +79,5 @@ def _shared(layout: StepLayout) -> StepTensors:
         torch.from_numpy(layout.query_starts),
         torch.from_numpy(layout.context_lens),
         None if layout.tree_masks is None else torch.from_numpy(layout.tree_masks),
+        None if layout.num_kept is None else torch.from_numpy(layout.num_kept),
     )

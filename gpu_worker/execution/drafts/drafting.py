@@ -23,7 +23,13 @@ class Drafting:
     """
 
     def __init__(
-        self, proposer: Proposer, vocab_size: int, sliding_window: int | None = None, *, draws_from_trees: bool = True
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        sliding_window: int | None = None,
+        *,
+        draws_from_trees: bool = True,
+        has_states: bool = False,
     ) -> None:
         """Ask `proposer` for tokens below `vocab_size`.
 
@@ -34,11 +40,12 @@ class Drafting:
             draws_from_trees: Sequences whose tokens are drawn may get trees; else they get chains. A chain is computed
                 to the very bits of plain decoding where the kernels see to that; behind a branch sums are rounded
                 otherwise, which turns one in ten thousand drawn tokens.
+            has_states: The model has recurrent layers, which take tokens in one order: all sequences get chains.
         """
         self._proposer: Proposer | None = proposer
         self._draws_from_trees = draws_from_trees
         self._vocab_size = vocab_size
-        self._can_branch = sliding_window is None or sliding_window > MAX_DRAFT_TOKENS
+        self._can_branch = not has_states and (sliding_window is None or sliding_window > MAX_DRAFT_TOKENS)
         self.wants_hidden = proposer.wants_hidden
 
     def drafts(

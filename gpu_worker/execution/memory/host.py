@@ -71,3 +71,20 @@ def check_host_weights_fit(num_bytes: int, dtype: str, free_bytes: int) -> None:
             f"the weights need {shown_bytes(num_bytes)} in {dtype}, but {shown_bytes(free_bytes)} of memory are free; "
             f"{halve}free some memory, or serve a quantized or a smaller model",
         )
+
+
+def check_host_states_fit(num_bytes: int, max_num_seqs: int, free_bytes: int) -> None:
+    """Check that the states of recurrent layers fit beside the weights: each sequence of a batch has one.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if num_bytes <= free_bytes:
+        return
+    fitting = max(0, free_bytes) * (max_num_seqs + 1) // num_bytes - 1
+    remedy = f"lower it to {fitting}" if fitting > 0 else "free some memory, or serve a smaller model"
+    raise ConfigError(
+        "HEADRACE_MAX_NUM_SEQS",
+        f"the states of {max_num_seqs} sequences in the model's recurrent layers need {shown_bytes(num_bytes)}, but "
+        f"{shown_bytes(max(0, free_bytes))} of memory are free beside the weights; {remedy}",
+    )

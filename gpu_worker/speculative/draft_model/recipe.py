@@ -57,6 +57,12 @@ class DraftModelRecipe(Recipe):
 
         assert settings.draft_model is not None
         draft = read_model_config(settings.draft_model)
+        if draft.has_states:
+            raise ConfigError(
+                variable_name(DRAFT_MODEL),
+                f"{settings.draft_model} has recurrent layers ({draft.architecture}), which cannot take drafts back; "
+                "give a smaller model with attention alone, or set HEADRACE_SPECULATIVE to ngram",
+            )
         dtype, device = _dtype(draft, config)
         weights = weights_bytes(settings.draft_model, dtype, device, is_tied=draft.tie_word_embeddings)
         kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)

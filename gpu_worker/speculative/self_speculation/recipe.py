@@ -28,7 +28,14 @@ class SelfSpeculationRecipe(Recipe):
         from gpu_worker.models.registry import read_model_config
         from gpu_worker.speculative.sizes import rows_num_bytes
 
-        return Needs(num_bytes=rows_num_bytes(config, read_model_config(config.model)))
+        model = read_model_config(config.model)
+        if model.has_states:
+            raise ConfigError(
+                variable_name("speculative"),
+                f"is {self.name}, but the model's recurrent layers ({model.architecture}) would remember the drafts of "
+                "its first layers; set it to ngram, or to off",
+            )
+        return Needs(num_bytes=rows_num_bytes(config, model))
 
     def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
         """Make a runner of the first layers, and the proposer."""

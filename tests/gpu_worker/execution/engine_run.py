@@ -108,6 +108,7 @@ def run(
     arrivals_per_step: int = 1000,
     headroom_tokens: int = 128,
     policy: DraftPolicy | None = None,
+    enable_prefix_caching: bool = True,
 ) -> Outcome:
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
     scheduler = Scheduler(
@@ -118,6 +119,7 @@ def run(
             max_num_batched_tokens=token_budget,
             max_model_len=runner.max_model_len,
             headroom_tokens=headroom_tokens,
+            enable_prefix_caching=enable_prefix_caching,
         ),
         None if policy is None else Speculation(policy),
     )

@@ -159,6 +159,7 @@ class ValuelessModel:
         max_model_len=MAX_LEN,
         num_layers=1,
         encoder=None,
+        layer=lambda index: SimpleNamespace(mixer=None),
         attention_shape=lambda layer: AttentionShape(1, 1, 4),
         layer_windows=(None,),
     )

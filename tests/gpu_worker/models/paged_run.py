@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.decoder import CausalLM
 from kernels.layer_cache import LayerCache
+from kernels.state_rows import StateRows
 
 
 class PagedRun:
     """Sequences under computation; `step()` computes the next tokens of some of them in one batch."""
 
-    def __init__(self, model: CausalLM, sequences: list[torch.Tensor], block_size: int = 4) -> None:
+    def __init__(
+        self, model: CausalLM, sequences: list[torch.Tensor], block_size: int = 4, max_draft_tokens: int = 0
+    ) -> None:
         config = model.config
         num_blocks = sum(-(-len(sequence) // block_size) for sequence in sequences) + 3
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
@@ -26,6 +31,11 @@ class PagedRun:
         free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
         self.tables = [[free.pop() for _ in range(-(-len(sequence) // block_size))] for sequence in sequences]
         self.computed = [0 for _ in sequences]
+        layout = cache_layout(config)
+        self.states = allocate_states(layout, len(sequences), max_draft_tokens, torch.device("cpu"))
+        for state in () if self.states is None else self.states.layers:
+            for part in () if state is None else state.parts:
+                part.fill_(torch.nan)
 
     def step(self, num_tokens: dict[int, int]) -> dict[int, torch.Tensor]:
         """Compute the next `num_tokens[s]` tokens of each sequence `s`; return their logits."""
@@ -45,12 +55,17 @@ class PagedRun:
             for table, where in zip(tables, positions.values(), strict=True)
         ]
         counts = [len(where) for where in positions.values()]
+        starts = torch.tensor([0, *counts]).cumsum(0).int()
+        context_lens = torch.tensor([self.computed[s] for s in positions], dtype=torch.int32)
+        rows = StateRows(torch.tensor(list(positions)), starts, context_lens, max(counts))
         return AttentionContext(
             caches=self.caches,
             slot_mapping=torch.cat(slots),
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
-            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
-            context_lens=torch.tensor([self.computed[s] for s in positions], dtype=torch.int32),
+            query_starts=starts,
+            context_lens=context_lens,
             max_query_len=max(counts),
             max_context_len=max(self.computed[s] for s in positions),
+            states=() if self.states is None else self.states.layers,
+            state_rows=None if self.states is None else rows,
         )

@@ -88,7 +88,10 @@ def randomize(model: torch.nn.Module) -> None:
     """Give every parameter a spread that matters: by default norms are one, biases zero, and attention is uniform."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight") or "layernorm" in name:
+            if name.endswith("A_log"):
+                # Rates from a tenth to four, as in trained models.
+                parameter.copy_(parameter.uniform_(0.1, 4).log())
+            elif name.endswith("norm.weight") or "layernorm" in name:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)

@@ -1,0 +1,59 @@
+"""The memory of recurrent layers: a slot for each row of the batch, of a fixed size however long sequences are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.layers.cache_layout import CacheLayout, KeepsState
+from gpu_worker.layers.layer_state import LayerState
+
+
+@dataclass(frozen=True, slots=True)
+class StatePool:
+    """The states of all layers, by slot.
+
+    Attributes:
+        layers: In order; None for those without a state.
+        max_draft_tokens: Of a sequence, that are kept until it is known which of them stand.
+    """
+
+    layers: Sequence[LayerState | None]
+    max_draft_tokens: int
+
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy states from slots to others; no slot is in both, or twice in `targets`.
+
+        Shapes:
+            sources, targets: `[num_states]` int64
+        """
+        for layer in self.layers:
+            for part in () if layer is None else layer.parts:
+                part.index_copy_(0, targets, part.index_select(0, sources))
+
+
+def allocate_states(
+    layout: CacheLayout, num_slots: int, max_draft_tokens: int, device: torch.device
+) -> StatePool | None:
+    """Allocate the states of a model's recurrent layers; None where it has none."""
+    if not layout.state_layers:
+        return None
+    layers: list[LayerState | None] = []
+    for memory in layout.layers:
+        if not isinstance(memory, KeepsState):
+            layers.append(None)
+            continue
+        # Zeros take no memory of a host before they are written.
+        parts = [torch.zeros(num_slots, *part.shape, dtype=part.dtype, device=device) for part in memory.parts]
+        drafts = torch.zeros(num_slots, max_draft_tokens, memory.num_inputs, device=device)
+        layers.append(LayerState(tuple(parts), drafts if max_draft_tokens else None))
+    return StatePool(layers, max_draft_tokens)
+
+
+def state_pool_bytes(layout: CacheLayout, num_slots: int, max_draft_tokens: int) -> int:
+    """Return the memory of what `allocate_states` allocates."""
+    states = [memory for memory in layout.layers if isinstance(memory, KeepsState)]
+    draft_bytes = sum(memory.num_inputs for memory in states) * max_draft_tokens * torch.float32.itemsize
+    return num_slots * (layout.state_bytes + draft_bytes)

@@ -1,0 +1,81 @@
+"""Models with recurrent layers in the real engine: mixed batches, preemption, resumption, drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.runner import TorchModelRunner
+from ops.bench.spec.fixed_depth import FixedDepth
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.execution.test_runner_on_cpu import greedy_by_transformers
+from tests.gpu_worker.models.recurrent_models import save_case
+
+LENGTHS = [1, 3, 17, 40, 9, 26]
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("recurrent-model")
+    return directory, save_case("qwen3_5", directory, eos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def runner(model: tuple[Path, Any]) -> TorchModelRunner:
+    return make_runner(model[0], max_num_seqs=6, max_draft_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def expected(model: tuple[Path, Any]) -> dict[str, list[int]]:
+    prompts = [random_prompt(length, seed=length) for length in LENGTHS]
+    return {str(index): greedy_by_transformers(model[1], prompt, COUNT) for index, prompt in enumerate(prompts)}
+
+
+def sequences(emitted: dict[str, list[int]] | None = None, **sampling: Any) -> list[Sequence]:
+    wanted = Sampling(**{"temperature": 0.0, "max_tokens": COUNT, **sampling})
+    given = {str(index): tuple((emitted or {}).get(str(index), ())) for index in range(len(LENGTHS))}
+    return [
+        make_sequence(str(index), random_prompt(length, seed=length), wanted, given[str(index)])
+        for index, length in enumerate(LENGTHS)
+    ]
+
+
+def test_mixed_batches_equal_transformers(runner: TorchModelRunner, expected: dict[str, list[int]]) -> None:
+    outcome = run(runner, sequences(), token_budget=11, arrivals_per_step=2, enable_prefix_caching=False)
+    assert outcome.tokens == expected
+
+
+def test_tokens_after_preemption_equal_transformers(runner: TorchModelRunner, expected: dict[str, list[int]]) -> None:
+    outcome = run(runner, sequences(), num_blocks=26, headroom_tokens=0, enable_prefix_caching=False)
+    assert outcome.num_preemptions > 0
+    assert outcome.tokens == expected
+
+
+def test_resumed_sequences_go_on_as_they_would_have(runner: TorchModelRunner, expected: dict[str, list[int]]) -> None:
+    emitted = {name: tokens[: int(name) + 1] for name, tokens in expected.items()}
+    outcome = run(runner, sequences(emitted), token_budget=30, enable_prefix_caching=False)
+    assert outcome.tokens == {name: tokens[int(name) + 1 :] for name, tokens in expected.items()}
+
+
+@pytest.mark.parametrize("proposer", [ChainProposer, TreeProposer])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafts_of_any_quality_leave_tokens_as_they_are(
+    runner: TorchModelRunner, proposer: type[ChainProposer], temperature: float
+) -> None:
+    sampling = {"temperature": temperature, "seed": 5}
+    plain = run(runner, sequences(**sampling), enable_prefix_caching=False)
+    runner.verify_drafts_of(proposer(plain.tokens, 0.7))
+    try:
+        outcome = run(
+            runner, sequences(**sampling), policy=FixedDepth(5), token_budget=200, enable_prefix_caching=False
+        )
+    finally:
+        runner.verify_drafts_of(None)
+    assert outcome.num_steps < plain.num_steps
+    assert outcome.tokens == plain.tokens

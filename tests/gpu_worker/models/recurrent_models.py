@@ -1,0 +1,65 @@
+"""Small random models with recurrent layers, made by `transformers`, which is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.gpu_worker.models.variants import SIZES, randomize
+
+
+class Case(NamedTuple):
+    """The classes of a family's configuration and model, and options beyond `SIZES`."""
+
+    config: str
+    model: str
+    options: dict[str, Any]
+
+
+DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "num_hidden_layers": 4,
+}
+
+CASES = {
+    "qwen3_5": Case("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
+    "qwen3_5-options": Case(
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        {
+            **DELTA,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+
+
+def save_case(name: str, directory: Path, **options: Any) -> Any:
+    """Save a random model of a case, and return it."""
+    import transformers
+
+    case = CASES[name]
+    config = getattr(transformers, case.config)(**{**SIZES, **case.options, **options})
+    torch.manual_seed(sum(name.encode()))
+    model = getattr(transformers, case.model)._from_config(config, attn_implementation="eager").eval()
+    randomize(model)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            # These families store weights less one.
+            if case.model.startswith("Qwen3") and "norm" in parameter_name and "linear_attn" not in parameter_name:
+                parameter.sub_(1)
+    model.save_pretrained(directory)
+    return model
