@@ -120,7 +120,9 @@ def _plan(config: RunnerConfig) -> _Plan:
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     block_bytes = bytes_per_block(config.block_size, model_config, kv_cache_dtype)
     demand = CacheDemand(block_bytes, config.block_size, max_model_len)
-    weights = weights_bytes(config.model, dtype, device, is_tied=model_config.tie_word_embeddings)
+    weights = weights_bytes(
+        config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
+    )
     return _Plan(config, model_config, dtype, kv_cache_dtype, device, demand, fixed_num_blocks(config, demand), weights)
 
 

@@ -17,6 +17,8 @@ class RopeType(Enum):
     DYNAMIC = "dynamic"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,10 @@ class RopeParameters:
         beta_slow: yarn: dimensions that turn less often than this are scaled in full.
         mscale: yarn: with `mscale_all_dim`, replaces the derivation of `attention_factor`; None when absent.
         truncate: yarn: round the bounds of the ramp to whole dimensions.
-        divisors: default: what each frequency is divided by; empty is nothing.
+        divisors: default: what each frequency is divided by; empty is nothing. longrope: the same where no sequence is
+            longer than `original_max_len`.
+        long_divisors: longrope: the same where sequences may be longer.
+        turning_share: proportional: of a head's pairs, the share that turns, the first ones.
     """
 
     rope_type: RopeType
@@ -50,6 +55,8 @@ class RopeParameters:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+    turning_share: float = 1.0
 
 
 def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
@@ -60,6 +67,10 @@ def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tens
     position `p` gets the frequencies of a sequence of length `p + 1`: those under which `transformers` generates it.
     (Its one-shot prefill of a prompt longer than `original_max_len` uses the prompt's whole length for all tokens.)
 
+    LongRoPE has two sets of frequencies. For the same reason, one of them holds for all tokens: that of long sequences
+    when `positions`, which are those of the longest sequence that is served, go beyond `original_max_len`.
+    (`transformers` chooses by the length of each batch, and recomputes a sequence that grows beyond it.)
+
     Shapes:
         positions: `[num_positions]`
         result: `[num_positions, head_dim / 2]`
@@ -68,8 +79,10 @@ def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tens
     if parameters.rope_type is RopeType.DYNAMIC:
         return positions * _dynamic_frequencies(parameters, head_dim, positions + 1)
     frequencies = _default_frequencies(parameters.theta, head_dim)
-    if parameters.divisors:
-        frequencies = frequencies / torch.tensor(parameters.divisors)
+    if parameters.rope_type is RopeType.PROPORTIONAL:
+        frequencies[int(parameters.turning_share * head_dim // 2) :] = 0
+    if divisors := _divisors(parameters, positions):
+        frequencies = frequencies / torch.tensor(divisors)
     if parameters.rope_type is RopeType.LINEAR:
         frequencies = frequencies / parameters.factor
     elif parameters.rope_type is RopeType.LLAMA3:
@@ -80,17 +93,25 @@ def rope_angles(parameters: RopeParameters, head_dim: int, positions: torch.Tens
 
 
 def rope_amplitude(parameters: RopeParameters) -> float:
-    """Return the factor by which cos and sin are multiplied: one, except for YaRN.
+    """Return the factor by which cos and sin are multiplied: one, except for YaRN and LongRoPE.
 
-    Source: arXiv 2309.00071, equation 22.
+    Source: arXiv 2309.00071, equation 22; arXiv 2402.13753, as the authors of Phi-3 have it.
     """
-    if parameters.rope_type is not RopeType.YARN:
+    if parameters.rope_type not in (RopeType.YARN, RopeType.LONGROPE):
         return 1.0
     if parameters.attention_factor is not None:
         return parameters.attention_factor
+    if parameters.rope_type is RopeType.LONGROPE:
+        growth = math.log(max(parameters.factor, 1.0)) / math.log(parameters.original_max_len)
+        return math.sqrt(1 + growth)
     if parameters.mscale and parameters.mscale_all_dim:
         return _mscale(parameters.factor, parameters.mscale) / _mscale(parameters.factor, parameters.mscale_all_dim)
     return _mscale(parameters.factor, 1.0)
+
+
+def _divisors(parameters: RopeParameters, positions: torch.Tensor) -> tuple[float, ...]:
+    is_long = parameters.long_divisors and bool((positions >= parameters.original_max_len).any())
+    return parameters.long_divisors if is_long else parameters.divisors
 
 
 def _mscale(factor: float, mscale: float) -> float:

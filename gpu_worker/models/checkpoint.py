@@ -35,11 +35,16 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 Progress = Callable[[int, int], None]
 
+Renaming = Sequence[tuple[str, str]]
+
 
 class Checkpoint:
     """Hands out tensors by name, checked for shape and converted; remembers which were taken.
 
     Use as a context manager: leaving it closes the files.
+
+    Attributes:
+        num_unused: Tensors that were left out.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class Checkpoint:
         single_file: str = SINGLE_FILE,
         keeps_half: KeepsHalf | None = None,
         adds_root: bool = False,
+        renamed: Renaming = (),
+        unused: Sequence[str] = (),
     ) -> None:
         """Open the files of `directory`.
 
@@ -62,6 +69,8 @@ class Checkpoint:
             progress: Called after each tensor with the bytes that were taken and that there are, in the files.
             single_file: Name of the single file.
             keeps_half: Says which matrices are not converted; None converts all.
+            renamed: Patterns in names, and what they are replaced by, before anything else.
+            unused: Patterns of whole names, then: such tensors are left out, and counted.
             adds_root: Give the tensors of a checkpoint of layers alone the names that they have in a whole model.
 
         Raises:
@@ -76,8 +85,12 @@ class Checkpoint:
         self._taken: set[str] = set()
         self._num_bytes_taken = 0
         try:
-            shards = self._open(directory, single_file)
-            self._shards = _with_root(shards) if adds_root else shards
+            shards = _renamed(self._open(directory, single_file), renamed)
+            found = _with_root(shards) if adds_root else shards
+            self._shards = {
+                name: file for name, file in found.items() if not any(re.fullmatch(p, name) for p in unused)
+            }
+            self.num_unused = len(found) - len(self._shards)
         except BaseException:
             self._files.close()
             raise
@@ -290,6 +303,19 @@ class Checkpoint:
         file = TensorFile(path)
         self._files.callback(file.close)
         return file
+
+
+def _renamed(shards: dict[str, TensorFile], renamed: Renaming) -> dict[str, TensorFile]:
+    def new_name(name: str) -> str:
+        for pattern, replacement in renamed:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    if not renamed:
+        return shards
+    for file in set(shards.values()):
+        file.rename(new_name)
+    return {new_name(name): file for name, file in shards.items()}
 
 
 def _with_root(shards: dict[str, TensorFile]) -> dict[str, TensorFile]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gpu_worker.layers.layer_traits import (
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_sliding
 from gpu_worker.models.rope_config import max_model_len, read_rope, read_rotary_dim
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
@@ -151,6 +152,9 @@ class FamilyTraits:
         activation: Of the feed-forward block; None reads `hidden_act`.
         norm_eps: The field of the normalisations' small addend, and what its absence means.
         is_tied: What an absent `tie_word_embeddings` means.
+        rotary_share: What an absent `partial_rotary_factor` means.
+        rope: The rotation; None reads the one for all layers.
+        max_model_len: What the model reaches; None follows from the rotation.
     """
 
     architecture: str
@@ -163,6 +167,9 @@ class FamilyTraits:
     activation: Activation | None = None
     norm_eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
     is_tied: bool = False
+    rotary_share: float = 1.0
+    rope: RopeParameters | None = None
+    max_model_len: int | None = None
 
 
 def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
@@ -183,11 +190,11 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rotary_dim=traits.attention.rotary_dim or read_rotary_dim(file, head_dim),
+        rotary_dim=None if traits.rope is not None else read_rotary_dim(file, head_dim, traits.rotary_share),
     )
     activation = traits.activation or read_activation(file)
     feed_forward = (GatedShape if traits.is_gated else PlainShape)(inner_size, activation, traits.mlp_bias)
-    rope = read_rope(file)
+    rope = traits.rope or read_rope(file)
     generation = _generation_config(file.path.parent)
     return ModelConfig(
         architecture=traits.architecture,
@@ -200,7 +207,7 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
         head_dim=head_dim,
         rms_norm_eps=file.number(*traits.norm_eps),
         rope=rope,
-        max_model_len=max_model_len(file, rope),
+        max_model_len=traits.max_model_len or max_model_len(file, rope),
         layers=windowed(attention, feed_forward, traits.layer_windows or (None,) * num_layers),
         tie_word_embeddings=file.boolean("tie_word_embeddings", traits.is_tied),
         eos_token_ids=frozenset(file.token_ids("eos_token_id") + generation.token_ids("eos_token_id")),
@@ -218,9 +225,18 @@ def windowed(
     return tuple(LayerTraits(replace(attention, sliding_window=window), feed_forward) for window in windows)
 
 
-def read_activation(file: JsonFile, field: str = "hidden_act") -> Activation:
+def map_attention(config: ModelConfig, change: Callable[[AttentionShape], AttentionShape]) -> ModelConfig:
+    """Return a model whose attention layers are changed."""
+    layers = [
+        replace(layer, mixer=change(layer.mixer)) if isinstance(layer.mixer, AttentionShape) else layer
+        for layer in config.layers
+    ]
+    return replace(config, layers=tuple(layers))
+
+
+def read_activation(file: JsonFile, field: str = "hidden_act", default: str = "silu") -> Activation:
     """Read which function a feed-forward block has."""
-    name = file.text(field, "silu")
+    name = file.text(field, default)
     if name not in _ACTIVATIONS:
         raise file.error(field, f"is {name[:80]!r}; supported: {', '.join(map(repr, _ACTIVATIONS))}")
     return _ACTIVATIONS[name]
@@ -234,16 +250,9 @@ def read_layer_windows(file: JsonFile) -> tuple[int | None, ...] | None:
     """
     if not file.boolean("use_sliding_window", False) or file.is_null("sliding_window"):
         return None
-    num_layers = file.integer("num_hidden_layers", maximum=1024)
     window = file.integer("sliding_window", 4096)
-    types = file.texts("layer_types")
-    if not types:
-        first = file.integer("max_window_layers", 28, minimum=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    if len(types) != num_layers or set(types) - {"full_attention", "sliding_attention"}:
-        problem = "must name full_attention or sliding_attention for each of the num_hidden_layers layers"
-        raise file.error("layer_types", problem)
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    first = file.integer("max_window_layers", 28, minimum=0)
+    return tuple(window if sliding else None for sliding in read_sliding(file, lambda layer: layer >= first))
 
 
 def _quantization(file: JsonFile) -> QuantizationMethod | None:

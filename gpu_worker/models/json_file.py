@@ -104,6 +104,14 @@ class JsonFile:
             raise self.error(name, f"is {_shown(value)}; it must be a list of whole numbers from 0 on")
         return tuple(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Read a list of finite numbers above zero, empty when absent."""
+        value = self._present(name, [])
+        is_list = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+        if not is_list or not all(0 < item <= sys.float_info.max for item in value):
+            raise self.error(name, f"is {_shown(value)}; it must be a list of numbers above 0")
+        return tuple(map(float, value))
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Read one token id or a list of them, empty when absent."""
         value = self._present(name, [])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.models.checkpoint import Progress
+from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.projections import QuantizedLayers
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import open_weights
 from kernels.linear import LinearFactory
 from kernels.linear.dense import keeps_half
+
+_log = logging.getLogger(__name__)
 
 # Older checkpoints store the rotary frequencies, which are computed here.
 _STORED_FREQUENCIES = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
@@ -54,12 +57,14 @@ def load_model(
         config = dataclasses.replace(config, max_model_len=max_model_len)
     config = dataclasses.replace(config, tapped_layers=tapped_layers)
     keeps = partial(keeps_half, inputs=dtype, device=device)
-    with open_weights(directory, dtype, device, progress, keeps_half=keeps) as checkpoint:
+    with open_weights(directory, dtype, device, progress, keeps_half=keeps, names=config.block.names) as checkpoint:
         method = config.quantization
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         linears = linears or LinearFactory(free_host_bytes)
         model = CausalLM(config, checkpoint, dtype, device, linears, quantized)
         checkpoint.discard(_STORED_FREQUENCIES)
+        if isinstance(checkpoint, Checkpoint) and checkpoint.num_unused:
+            _log.info("%d tensors of towers for images or sound are not loaded: text only", checkpoint.num_unused)
         if method is not None:
             checkpoint.discard(_CACHE_SCALES)
         checkpoint.check_all_taken()

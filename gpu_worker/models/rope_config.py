@@ -7,15 +7,21 @@ from gpu_worker.models.json_file import JsonFile
 
 _ORIGINAL = "original_max_position_embeddings"
 _MAX_LEN = 1 << 24
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_OLD_NAMES = {"su": "longrope"}
 
 
-def read_rope(file: JsonFile) -> RopeParameters:
+def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
     """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+
+    Args:
+        file: The configuration.
+        layer_type: Of which layers, where `rope_parameters` differ between types of layers; None takes one for all.
 
     Raises:
         CheckpointError: The scaling is unknown or its numbers make no sense.
     """
-    fields = _rope_fields(file)
+    fields = _rope_fields(file, layer_type)
     rope_type = _rope_type(fields)
     theta = fields.optional_number("rope_theta") or file.number("rope_theta", 10000.0)
     if theta <= 1:
@@ -23,6 +29,8 @@ def read_rope(file: JsonFile) -> RopeParameters:
     trained = _trained_len(file)
     if rope_type is RopeType.DEFAULT:
         return RopeParameters(rope_type, theta, trained)
+    if rope_type is RopeType.PROPORTIONAL:
+        return RopeParameters(rope_type, theta, trained, turning_share=fields.number("partial_rotary_factor", 1.0))
     if rope_type in (RopeType.LINEAR, RopeType.DYNAMIC):
         return RopeParameters(rope_type, theta, trained, fields.number("factor"))
     holder = file if _ORIGINAL in file.names() else fields
@@ -30,6 +38,8 @@ def read_rope(file: JsonFile) -> RopeParameters:
     if rope_type is RopeType.LLAMA3:
         return _read_llama3(fields, theta, original)
     factor = fields.optional_number("factor") or trained / original
+    if rope_type is RopeType.LONGROPE:
+        return _read_longrope(fields, theta, original, factor)
     return RopeParameters(
         rope_type,
         theta,
@@ -44,11 +54,11 @@ def read_rope(file: JsonFile) -> RopeParameters:
     )
 
 
-def read_rotary_dim(file: JsonFile, head_dim: int) -> int | None:
-    """Read how many dimensions of a head turn; None is all."""
+def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0) -> int | None:
+    """Read how many dimensions of a head turn; None is all. `default` is the share that is meant by no field."""
     fields = _rope_fields(file)
     holder = file if "partial_rotary_factor" in file.names() else fields
-    factor = holder.number("partial_rotary_factor", 1.0)
+    factor = holder.number("partial_rotary_factor", default)
     rotary_dim = int(head_dim * factor)
     if factor > 1 or rotary_dim < 2 or rotary_dim % 2:
         problem = f"is {factor:g}; of heads of {head_dim} it must choose an even number of dimensions, at least 2"
@@ -62,7 +72,7 @@ def max_model_len(file: JsonFile, rope: RopeParameters) -> int:
     Llama 3's `max_position_embeddings` is the scaled length already; the others' is not, or may not be.
     """
     trained = _trained_len(file)
-    if rope.rope_type in (RopeType.DEFAULT, RopeType.LLAMA3):
+    if rope.rope_type in (RopeType.DEFAULT, RopeType.LLAMA3, RopeType.PROPORTIONAL):
         return trained
     reached = rope.original_max_len * rope.factor
     if reached > _MAX_LEN:
@@ -76,18 +86,27 @@ def _trained_len(file: JsonFile) -> int:
     return file.integer("max_position_embeddings", maximum=_MAX_LEN)
 
 
-def _rope_fields(file: JsonFile) -> JsonFile:
+def has_ropes_by_type(file: JsonFile) -> bool:
+    """Say whether `rope_parameters` differ between types of layers."""
+    fields = file.nested("rope_parameters")
+    return fields is not None and bool(fields.names() & _LAYER_TYPES)
+
+
+def _rope_fields(file: JsonFile, layer_type: str | None = None) -> JsonFile:
     for name in ("rope_scaling", "rope_parameters"):
         fields = file.nested(name)
         if fields is not None and fields.names():
-            if fields.names() & {"full_attention", "sliding_attention"}:
-                raise file.error(name, "differs between layer types, which is not supported")
-            return fields
+            if not fields.names() & _LAYER_TYPES:
+                return fields
+            if layer_type is None:
+                raise file.error(name, "differs between layer types, which is not supported in this family")
+            return fields.nested(layer_type) or JsonFile(file.path, {})
     return JsonFile(file.path, {})
 
 
 def _rope_type(fields: JsonFile) -> RopeType:
     name = fields.text("rope_type" if "rope_type" in fields.names() else "type", "default")
+    name = _OLD_NAMES.get(name, name)
     try:
         return RopeType(name)
     except ValueError:
@@ -100,3 +119,19 @@ def _read_llama3(fields: JsonFile, theta: float, original: int) -> RopeParameter
     if low >= high:
         raise fields.error("low_freq_factor", f"is {low:g}; it must be below high_freq_factor ({high:g})")
     return RopeParameters(RopeType.LLAMA3, theta, original, fields.number("factor"), low, high)
+
+
+def _read_longrope(fields: JsonFile, theta: float, original: int, factor: float) -> RopeParameters:
+    short, long = fields.numbers("short_factor"), fields.numbers("long_factor")
+    if not short or len(short) != len(long):
+        problem = f"has {len(long)} numbers; it must have as many as short_factor, {len(short)}, and at least 1"
+        raise fields.error("long_factor", problem)
+    return RopeParameters(
+        RopeType.LONGROPE,
+        theta,
+        original,
+        factor,
+        attention_factor=fields.optional_number("attention_factor"),
+        divisors=short,
+        long_divisors=long,
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.models.block_traits import TensorNames
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from gpu_worker.quantization.gguf.model_file import find_gguf
@@ -21,6 +22,7 @@ def open_weights(
     progress: Progress | None = None,
     *,
     keeps_half: KeepsHalf | None = None,
+    names: TensorNames | None = None,
 ) -> StoredWeights:
     """Open the weights of a model; use the result as a context manager.
 
@@ -30,6 +32,7 @@ def open_weights(
         device: Where tensors are put.
         progress: Called after each tensor with the bytes that were taken and that there are, in the files.
         keeps_half: Says which matrices are not converted; None converts all.
+        names: What the family calls its tensors, and which of them are unused; None is as Llama.
 
     Raises:
         HeadraceError: A file is missing or damaged.
@@ -37,4 +40,7 @@ def open_weights(
     gguf = find_gguf(model)
     if gguf is not None:
         return GGUFCheckpoint(gguf, dtype, device, progress, keeps_half=keeps_half)
-    return Checkpoint(model, dtype, device, progress, keeps_half=keeps_half, adds_root=True)
+    renamed, unused = ((), ()) if names is None else (names.renamed, names.unused)
+    return Checkpoint(
+        model, dtype, device, progress, keeps_half=keeps_half, adds_root=True, renamed=renamed, unused=unused
+    )

@@ -65,7 +65,7 @@ def _device_and_memory(config: WorkerConfig, path: Path) -> Iterator[Finding]:
     try:
         model = read_model_config(path)
         dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-        needed = weights_bytes(path, dtype, device, is_tied=model.tie_word_embeddings)
+        needed = weights_bytes(path, dtype, device, is_tied=model.tie_word_embeddings, names=model.block.names)
     except HeadraceError as error:
         yield problem("weights", str(error))
         return

@@ -116,7 +116,9 @@ def prepare(plan: MaterialPlan, progress: Progress) -> Material:
 
 def _check_memory(num_rows: int, plan: MaterialPlan, config: ModelConfig, free_bytes: int) -> None:
     """Refuse rows whose hidden vectors do not fit beside the target, before it writes for hours."""
-    taken = weights_bytes(plan.target, _dtype(config), torch.device("cpu"), is_tied=config.tie_word_embeddings)
+    taken = weights_bytes(
+        plan.target, _dtype(config), torch.device("cpu"), is_tied=config.tie_word_embeddings, names=config.block.names
+    )
     weights, free = shown_bytes(taken), shown_bytes(free_bytes)
     if taken > free_bytes:
         problem = f"the weights of {plan.target} need {weights}, but {free} of memory are free"

@@ -62,7 +62,7 @@ def read_vocabulary(model: Path) -> Vocabulary:
     """
     config = read_model_config(model)
     size = (config.vocab_size, config.hidden_size)
-    with open_weights(model, torch.float32, torch.device("cpu")) as weights:
+    with open_weights(model, torch.float32, torch.device("cpu"), names=config.block.names) as weights:
         embedding = weights.take("model.embed_tokens.weight", *size)
         return Vocabulary(embedding, embedding if config.tie_word_embeddings else weights.take("lm_head.weight", *size))
 

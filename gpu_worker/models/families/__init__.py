@@ -1,5 +1,7 @@
 """The model families that can be served, a file each: `ARCHITECTURE` and `read_config(file) -> ModelConfig`.
 
+A family whose checkpoints have several names in `architectures` has the others in `ALSO`.
+
 A file in this folder is a family: nothing else lists them.
 """
 
@@ -19,4 +21,5 @@ ReadConfig = Callable[[JsonFile], ModelConfig]
 def find_families() -> Mapping[str, ReadConfig]:
     """Return how the configuration of each family is read, by the name that checkpoints give in `architectures`."""
     modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    return MappingProxyType({module.ARCHITECTURE: module.read_config for module in modules})
+    named = {name: module for module in modules for name in (module.ARCHITECTURE, *getattr(module, "ALSO", ()))}
+    return MappingProxyType({name: module.read_config for name, module in sorted(named.items())})

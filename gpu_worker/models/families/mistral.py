@@ -1,16 +1,22 @@
-"""Mistral: one sliding window for all layers, or none."""
+"""Mistral: one sliding window for all layers, or none. Mistral Small 3 is served without its vision tower."""
 
 from __future__ import annotations
 
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.text_part import text_names, text_part
 
 ARCHITECTURE = "MistralForCausalLM"
+ALSO = ("Mistral3ForConditionalGeneration",)
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. An absent window is the first release's 4096; null is none."""
-    windows = None
+    if (kind := file.nested("text_config")) is not None and kind.text("model_type", "mistral") != "mistral":
+        raise kind.error("model_type", f"is {kind.text('model_type')[:80]!r}; supported: 'mistral'")
+    file, windows = text_part(file), None
     if not file.is_null("sliding_window"):
         windows = (file.integer("sliding_window", 4096),) * file.integer("num_hidden_layers", maximum=1024)
-    return read_decoder(file, FamilyTraits(ARCHITECTURE, layer_windows=windows))
+    block = BlockTraits(names=text_names(TensorNames()))
+    return read_decoder(file, FamilyTraits(ARCHITECTURE, layer_windows=windows, block=block))

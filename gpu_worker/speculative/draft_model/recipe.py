@@ -64,7 +64,9 @@ class DraftModelRecipe(Recipe):
                 "give a smaller model with attention alone, or set HEADRACE_SPECULATIVE to ngram",
             )
         dtype, device = _dtype(draft, config)
-        weights = weights_bytes(settings.draft_model, dtype, device, is_tied=draft.tie_word_embeddings)
+        weights = weights_bytes(
+            settings.draft_model, dtype, device, is_tied=draft.tie_word_embeddings, names=draft.block.names
+        )
         kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
         rows = rows_num_bytes(config, draft)
         return Needs(weights + rows, bytes_per_block(config.block_size, draft, kv_cache_dtype))

@@ -1,0 +1,67 @@
+"""Gemma 3 (text): Gemma 2 with normalised heads instead of bounds; layers with a window have a rotation of their own.
+
+The models with a vision tower are served without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.models.block_traits import BlockTraits, NormKind
+from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_activation, read_decoder
+from gpu_worker.models.families import gemma2
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import all_but_every, read_windows
+from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
+from gpu_worker.models.text_part import text_names, text_part
+
+ARCHITECTURE = "Gemma3ForCausalLM"
+ALSO = ("Gemma3ForConditionalGeneration",)
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    file = text_part(file)
+    if file.boolean("use_bidirectional_attention", False):
+        raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
+    block = BlockTraits(
+        norm=NormKind(is_offset=True),
+        names=text_names(gemma2.NAMES),
+        embedding_scale=file.integer("hidden_size") ** 0.5,
+        logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
+    )
+    attention = AttentionShape(
+        scale=file.number("query_pre_attn_scalar", 256) ** -0.5,
+        soft_cap=gemma2.read_soft_cap(file, "attn_logit_softcapping", None),
+        head_norm=HeadNorm.HEADS,
+    )
+    pattern = all_but_every(file.integer("sliding_window_pattern", 6))
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        head_dim=256,
+        attention=attention,
+        layer_windows=read_windows(file, pattern),
+        block=block,
+        activation=read_activation(file, "hidden_activation", "gelu_pytorch_tanh"),
+        is_tied=True,
+        rope=_full_rope(file),
+        max_model_len=file.integer("max_position_embeddings", 131072),
+    )
+    config = replace(read_decoder(file, traits), more_ropes=(_sliding_rope(file),))
+    return map_attention(config, lambda shape: replace(shape, rotary=0 if shape.sliding_window is None else 1))
+
+
+def _full_rope(file: JsonFile) -> RopeParameters:
+    if has_ropes_by_type(file):
+        return read_rope(file, "full_attention")
+    rope = read_rope(file)
+    return rope if "rope_theta" in file.names() else replace(rope, theta=1e6)
+
+
+def _sliding_rope(file: JsonFile) -> RopeParameters:
+    if has_ropes_by_type(file):
+        return read_rope(file, "sliding_attention")
+    length = file.integer("max_position_embeddings", 131072)
+    return RopeParameters(RopeType.DEFAULT, file.number("rope_local_base_freq", 10_000.0), length)

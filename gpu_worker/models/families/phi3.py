@@ -1,0 +1,25 @@
+"""Phi-3 and Phi-4: Llama with matrices that are stored as one, heads that turn in part, and LongRoPE."""
+
+from __future__ import annotations
+
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "Phi3ForCausalLM"
+
+_NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    windows = None
+    if "sliding_window" in file.names():
+        windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        layer_windows=windows,
+        block=BlockTraits(names=_NAMES),
+        norm_eps=("rms_norm_eps", 1e-5),
+    )
+    return read_decoder(file, traits)

@@ -1,0 +1,29 @@
+"""StarCoder2: LayerNorm, biases throughout, and a feed-forward block without a gate."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "Starcoder2ForCausalLM"
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    bias, windows = file.boolean("use_bias", True), None
+    if "sliding_window" in file.names():
+        windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(qkv_bias=bias, output_bias=bias),
+        layer_windows=windows,
+        is_gated=False,
+        mlp_bias=bias,
+        block=BlockTraits(norm=NormKind(is_centered=True, has_bias=True), names=TensorNames(up="c_fc", down="c_proj")),
+        activation=read_activation(file, default="gelu_pytorch_tanh"),
+        norm_eps=("norm_epsilon", 1e-5),
+        is_tied=True,
+    )
+    return read_decoder(file, traits)
