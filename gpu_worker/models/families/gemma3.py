@@ -32,11 +32,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         embedding_scale=file.integer("hidden_size") ** 0.5,
         logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
     )
-    attention = AttentionShape(
-        scale=file.number("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=gemma2.read_soft_cap(file, "attn_logit_softcapping", None),
-        head_norm=HeadNorm.HEADS,
-    )
+    attention = AttentionShape(scale=file.number("query_pre_attn_scalar", 256) ** -0.5, head_norm=HeadNorm.HEADS)
     pattern = all_but_every(file.integer("sliding_window_pattern", 6))
     traits = FamilyTraits(
         ARCHITECTURE,

@@ -33,12 +33,14 @@ class Case:
     Attributes:
         dtype: What is saved; the oracle computes in float32 with the same numbers.
         saved: Options of `save_pretrained`.
+        model: Beginning of the model's class, where it is not that of the configuration's.
     """
 
     family: str
     options: Mapping[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     saved: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
 
 
 def save_case(case: Case, directory: Path) -> Any:
@@ -47,7 +49,8 @@ def save_case(case: Case, directory: Path) -> Any:
 
     config = getattr(transformers, f"{case.family}Config")(**{**SIZES, **case.options})
     torch.manual_seed(len(repr(case)))
-    model = getattr(transformers, f"{case.family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    model_class = getattr(transformers, f"{case.model or case.family}ForCausalLM")
+    model = model_class._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         vectors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dim() == 1]
         for vector in vectors:

@@ -1,0 +1,106 @@
+"""Dense families, each with sizes that are odd somewhere and options that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from tests.gpu_worker.models.families.random_models import Case
+
+_UNTIED = {"tie_word_embeddings": False}
+_WIDE_HEADS = {"head_dim": 20}
+_LOCAL = {"sliding_window": 9}
+_LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+_PLAIN = {"rope_type": "default", "rope_theta": 80.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+}
+
+
+def longrope(num_pairs: int, trained_len: int) -> dict[str, Any]:
+    """Two sets of divisors, of which the sequences' length chooses."""
+    return {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0 + 0.1 * pair for pair in range(num_pairs)],
+            "long_factor": [1.0 + 0.5 * pair for pair in range(num_pairs)],
+            "original_max_position_embeddings": trained_len,
+        },
+        "original_max_position_embeddings": trained_len,
+    }
+
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "gemma": Case("Gemma", {**_WIDE_HEADS, "hidden_activation": None}),
+        "gemma2": Case("Gemma2", {**_WIDE_HEADS, **_LOCAL, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0}),
+        "gemma3": Case(
+            "Gemma3Text",
+            {
+                **_WIDE_HEADS,
+                **_LOCAL,
+                "num_hidden_layers": 3,
+                "sliding_window_pattern": 2,
+                "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": _PLAIN},
+            },
+            model="Gemma3",
+        ),
+        "phi3": Case("Phi3", {"num_key_value_heads": 1, "partial_rotary_factor": 0.5}),
+        "phi3-long": Case("Phi3", longrope(3, 16)),
+        "olmo2": Case("Olmo2", {"attention_bias": True}),
+        "olmo3": Case(
+            "Olmo3",
+            {
+                **_LOCAL,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {"full_attention": _YARN, "sliding_attention": _PLAIN},
+            },
+        ),
+        "smollm3": Case("SmolLM3", {"no_rope_layer_interval": 2, "num_hidden_layers": 3}),
+        "granite": Case("Granite", {**_GRANITE, "attention_bias": True}),
+        "seed-oss": Case("SeedOss", {**_WIDE_HEADS, "attention_out_bias": True}),
+        "cohere": Case("Cohere", {"logit_scale": 0.5, "attention_bias": True}),
+        "cohere2": Case(
+            "Cohere2",
+            {**_LOCAL, "logit_scale": 0.5, "num_hidden_layers": 3, "layer_types": None, "sliding_window_pattern": 2},
+        ),
+        "exaone4": Case("Exaone4", {**_LOCAL, "num_hidden_layers": 3, "sliding_window_pattern": 2}),
+        "starcoder2": Case("Starcoder2", {**_LOCAL}),
+        "glm": Case("Glm", {"head_dim": 16}),
+        "glm4": Case("Glm4", {"head_dim": 16, "attention_bias": True}),
+        "ministral": Case(
+            "Ministral", {"head_dim": 12, **_LOCAL, "layer_types": ["full_attention", "sliding_attention"]}
+        ),
+    }
+)
+
+MORE_CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "gemma-mqa-untied": Case("Gemma", {**_WIDE_HEADS, **_UNTIED, "num_key_value_heads": 1}),
+        "gemma2-no-caps": Case(
+            "Gemma2", {**_WIDE_HEADS, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+        ),
+        "gemma3-cap": Case("Gemma3Text", {**_WIDE_HEADS, "final_logit_softcapping": 2.0}, model="Gemma3"),
+        "phi3-window": Case("Phi3", {**_LOCAL, "tie_word_embeddings": True}),
+        "phi3-short": Case("Phi3", longrope(3, 128)),
+        "olmo2-mqa": Case("Olmo2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        "smollm3-window": Case("SmolLM3", {"use_sliding_window": True, **_LOCAL, "no_rope_layers": [1, 0], **_UNTIED}),
+        "granite-tied": Case("Granite", {**_GRANITE, "tie_word_embeddings": True, "mlp_bias": True}),
+        "cohere-untied": Case("Cohere", {**_UNTIED, "logit_scale": 0.5, "num_key_value_heads": 4}),
+        "exaone4-full": Case(
+            "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}
+        ),
+        "starcoder2-plain": Case("Starcoder2", {"use_bias": False, **_UNTIED, "hidden_act": "relu2"}),
+        "glm4-mha": Case("Glm4", {"head_dim": 12, "num_key_value_heads": 4, "partial_rotary_factor": 1.0}),
+        "glm4-16-bits": Case("Glm4", {"head_dim": 16}, dtype=torch.bfloat16),
+    }
+)
