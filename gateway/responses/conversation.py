@@ -114,8 +114,13 @@ class _Conversation:
         turn.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
 
     def _add_call_output(self, item: ItemBody, where: str) -> None:
-        call_id = _required(item.call_id, f"{where}.call_id")
         text = _text(item.output, f"{where}.output")
+        if item.call_id is None and item.name:
+            # Codex tells so what its own tools have to say unasked. Chat templates know results of calls only.
+            self._end_turn()
+            self._messages.append(ChatMessage(role="user", content=text))
+            return
+        call_id = _required(item.call_id, f"{where}.call_id")
         self._end_turn()
         name = item.name or self._names.get(call_id)
         self._messages.append(ChatMessage(role="tool", content=text, name=name, tool_call_id=call_id))

@@ -23,7 +23,12 @@ PYTHON_PACKAGES = {
     "instructor_client.py": "instructor",
     "pydantic_ai_client.py": "pydantic-ai-slim[openai,anthropic]",
     "llama_index_client.py": "llama-index-llms-openai-like",
+    "dspy_client.py": "dspy",
 }
+# Programs for the terminal, which come as packages of Node.
+AGENTS = ("codex_agent.py", "claude_code_agent.py")
+# Needs nothing but the program.
+PLAIN = ("curl_client.py",)
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,17 @@ class Environment:
 
     def command(self, script: Path) -> list[str]:
         """Install what a script of one client needs, and return what runs it."""
+        if script.name in PLAIN:
+            return [sys.executable, str(script)]
+        if script.name in AGENTS:
+            _make_node("agents", self.directory)
+            programs = self.directory / "agents/node_modules/.bin"
+            return ["env", f"PATH={programs}:{os.environ['PATH']}", sys.executable, str(script)]
         if script.suffix == ".py":
             directory = self.directory / script.stem
             _make_python(directory, PYTHON_PACKAGES[script.name])
             return [str(directory / "bin/python"), str(script)]
-        _make_node(self.directory / "node")
+        _make_node("node", self.directory)
         # Node looks for packages beside the script.
         return ["node", str(self.directory / "node" / script.name)]
 
@@ -52,8 +63,9 @@ def _make_python(directory: Path, package: str) -> None:
     done.touch()
 
 
-def _make_node(directory: Path) -> None:
-    shutil.copytree(HERE / "node", directory, dirs_exist_ok=True)
+def _make_node(name: str, parent: Path) -> None:
+    directory = parent / name
+    shutil.copytree(HERE / name, directory, dirs_exist_ok=True)
     if not (directory / "node_modules").exists():
         _run(["npm", "install", "--silent", "--no-fund", "--no-audit"], directory)
 

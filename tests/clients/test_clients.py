@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.environment import HERE, ROOT, Environment
+from tests.clients.environment import AGENTS, HERE, ROOT, Environment
+from tests.clients.long_model import save_long_model
 from tests.clients.table import Cells, write_table
 from tests.integration.system import System, running_system
 
@@ -31,6 +32,10 @@ CLIENTS = {
     "instructor": "python/instructor_client.py",
     "pydantic-ai": "python/pydantic_ai_client.py",
     "llama-index": "python/llama_index_client.py",
+    "DSPy": "python/dspy_client.py",
+    "curl": "python/curl_client.py",
+    "Codex": "python/codex_agent.py",
+    "Claude Code": "python/claude_code_agent.py",
 }
 CLIENT_TIMEOUT_S = 600
 
@@ -49,6 +54,16 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @pytest.fixture(scope="module")
+def long_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system whose model has room for the prompts of coding agents."""
+    directory = tmp_path_factory.mktemp("long")
+    save_long_model(directory / "model")
+    environ = {"HEADRACE_CHAT_FORMAT": "hermes"}
+    with running_system(directory, "--model", str(directory / "model"), environ=environ) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
 def table() -> Iterator[Cells]:
     """What works in which client; written down once all have run."""
     cells: Cells = {}
@@ -59,8 +74,10 @@ def table() -> Iterator[Cells]:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_every_feature_of_the_client_works(
-    client: str, environment: Environment, system: System, table: Cells, tmp_path: Path
+    client: str, environment: Environment, request: pytest.FixtureRequest, table: Cells, tmp_path: Path
 ) -> None:
+    script = HERE / CLIENTS[client]
+    system: System = request.getfixturevalue("long_system" if script.name in AGENTS else "system")
     info = system.info
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "HEADRACE_URL": info["url"],
@@ -70,7 +87,7 @@ def test_every_feature_of_the_client_works(
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     }
     done = subprocess.run(
-        environment.command(HERE / CLIENTS[client]),
+        environment.command(script),
         env=environ,
         cwd=tmp_path,
         capture_output=True,

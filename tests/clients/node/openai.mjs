@@ -18,6 +18,22 @@ await run({
     });
     check((await stream.finalContent()) && (await stream.totalUsage()).completion_tokens <= 8);
   },
+  "text completion": async () => {
+    const answer = await client.completions.create({ model: MODEL, prompt: ["x =", "y ="], max_tokens: 4 });
+    check(answer.choices.length === 2 && answer.choices[1].index === 1, answer);
+  },
+  "choices and logprobs": async () => {
+    const answer = await client.chat.completions.create({
+      model: MODEL, messages, max_tokens: 4, n: 3, seed: 1, logprobs: true, top_logprobs: 2,
+    });
+    check(answer.choices.length === 3 && answer.choices[0].logprobs.content[0].top_logprobs.length === 2, answer);
+  },
+  stop: async () => {
+    const ask = { model: MODEL, prompt: "x", max_tokens: 12, temperature: 0 };
+    const whole = (await client.completions.create(ask)).choices[0].text;
+    const cut = await client.completions.create({ ...ask, stop: [whole.slice(3, 6)] });
+    check(cut.choices[0].text === whole.slice(0, whole.indexOf(whole.slice(3, 6))), cut);
+  },
   "JSON schema": async () => {
     const format = { type: "json_schema", json_schema: { name: "person", schema: SCHEMA, strict: true } };
     const answer = await client.chat.completions.create({
@@ -59,6 +75,26 @@ await run({
   Responses: async () => {
     const answer = await client.responses.create({ model: MODEL, input: "hello", max_output_tokens: 8 });
     check(answer.output_text, answer);
+  },
+  models: async () => {
+    const ids = [];
+    for await (const model of client.models.list()) ids.push(model.id);
+    check(ids.includes(MODEL), ids);
+  },
+  "streamed Responses": async () => {
+    const kinds = [];
+    for await (const event of client.responses.stream({ model: MODEL, input: "hello", max_output_tokens: 8 })) {
+      kinds.push(event.type);
+    }
+    check(kinds[0] === "response.created" && kinds.includes("response.output_text.delta"), kinds);
+  },
+  "Responses with tools": async () => {
+    const answer = await client.responses.create({
+      model: MODEL, input: "somebody", max_output_tokens: 400, tool_choice: "required", parallel_tool_calls: false,
+      tools: [{ type: "function", name: "person", parameters: SCHEMA, strict: true }],
+    });
+    const call = answer.output.find((item) => item.type === "function_call");
+    checkPerson(JSON.parse(call.arguments));
   },
   "typed errors": async () => {
     try {

@@ -59,6 +59,14 @@ def test_results_end_a_turn_and_are_named_by_their_calls() -> None:
     assert (other.tool_call_id, other.name) == ("c9", None)
 
 
+def test_output_that_no_call_asked_for_is_told_by_the_user() -> None:
+    unasked = {"type": "function_call_output", "name": "goal_objective", "namespace": "agent", "output": "win"}
+    assert shown(call(1), unasked) == [("assistant", "", None, ["c1"]), ("user", "win", None, [])]
+    with pytest.raises(ApiError) as caught:
+        shown({"type": "function_call_output", "output": "whose?"})
+    assert caught.value.param == "input.[0].call_id"
+
+
 def test_reasoning_is_read_from_what_the_client_kept_of_it() -> None:
     kept = {"type": "reasoning", "encrypted_content": encode_reasoning("tüt")}
     foreign = {"type": "reasoning", "encrypted_content": "gAAA", "summary": [{"type": "summary_text", "text": "s"}]}
