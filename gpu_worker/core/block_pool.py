@@ -75,8 +75,13 @@ class BlockPool:
                 del self._block_of[digest]
                 self._digests[block] = None
 
-    def release(self, blocks: list[int]) -> None:
-        """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first."""
+    def release(self, blocks: list[int], *, is_spent: bool = False) -> None:
+        """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first.
+
+        Args:
+            blocks: In prefix order.
+            is_spent: They are reused before all others that can be found.
+        """
         for block in reversed(blocks):
             count = self._ref_counts[block] - 1
             assert count >= 0, f"block {block} was released twice"
@@ -87,6 +92,8 @@ class BlockPool:
                 self._blank.append(block)
             else:
                 self._cached[block] = None
+                if is_spent:
+                    self._cached.move_to_end(block, last=False)
 
     def ref_counts(self) -> dict[int, int]:
         """Return the number of holders of each block in use."""

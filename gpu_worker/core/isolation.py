@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.core.step import ScheduledSequence, StateWork
+from shared.sampling import Sampling
 
 Group = list[ScheduledSequence]
 
@@ -48,3 +50,31 @@ class Isolation:
             return self._groups.popleft()
         self.is_active = False
         return None
+
+
+def begun_again(shares: list[ScheduledSequence], token_budget: int) -> list[ScheduledSequence]:
+    """Return shares for sequences that begin again before those of a step that failed.
+
+    They end where those do, as far as all of them fit into one step. One that others have meanwhile computed a longer
+    prefix of begins behind its old share, and gets one token.
+    """
+    again = []
+    for item in shares:
+        start = item.sequence.num_computed_tokens
+        num_tokens = max(1, min(item.start + item.num_tokens - start, token_budget // len(shares)))
+        again.append(ScheduledSequence(item.sequence, start, num_tokens, item.samples))
+    return again
+
+
+def control_share(sequence: Sequence, block_size: int) -> ScheduledSequence:
+    """Return a share of a step that any runner can compute: one token of a sequence that nobody asked for.
+
+    It writes into blocks of `sequence`: those where its next token belongs, which are in no other table and not
+    findable; and into its state.
+    """
+    place = sequence.num_computed_tokens // block_size
+    control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, block_table=[sequence.block_table[place]])
+    control.window_tables = tuple(WindowTable([table.blocks[place]], 0, 1, 1) for table in sequence.window_tables)
+    control.state_slot = sequence.state_slot
+    work = None if control.state_slot is None else StateWork(is_first=True)
+    return ScheduledSequence(control, 0, 1, True, state=work)

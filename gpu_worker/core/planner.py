@@ -101,7 +101,9 @@ class Planner:
 
         Their sequences run, and hold the blocks for it.
         """
-        scheduled = [self._take(item.sequence, item.num_tokens, step) for item in items]
+        shares = [(item.sequence, self._blocks.reach(item.sequence, item.num_tokens)) for item in items]
+        scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
+        self._blocks.add_state_work(scheduled)
         num_decodes = sum(item.num_tokens == 1 and item.samples for item in scheduled)
         num_tokens = sum(item.num_tokens for item in scheduled)
         return StepPlan(step, scheduled, num_tokens, self._running.take_departed(), num_decodes)
@@ -115,12 +117,12 @@ class Planner:
         block_size, blocks = self._config.block_size, self._blocks
         # A decode can lack a block only where its next token starts one.
         growing = [sequence for sequence in decodes if sequence.num_computed_tokens % block_size == 0]
-        growing = [sequence for sequence in (*growing, *catching_up) if blocks.num_missing(sequence) > 0]
-        while growing and sum(map(blocks.num_missing, growing)) > blocks.pool.num_available:
+        growing = [sequence for sequence in (*growing, *catching_up) if blocks.is_short(sequence)]
+        while growing and not blocks.can_grow(growing):
             if self._in_flight:
                 return False
             victim = self._running.worst()
-            self._preempt(victim)
+            self.preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         for sequence in growing:
             blocks.grow(sequence)
@@ -163,13 +165,12 @@ class Planner:
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """Return the batch work, best first, that may be preempted for this one of people; none if not enough."""
         victims = sorted(self._running.batch(), key=attrgetter("order"))
-        enough = self._blocks.admission_shortage(sequence) <= sum(map(self._blocks.num_counted, victims))
-        return victims if enough else []
+        return victims if self._blocks.would_fit_without(sequence, victims) else []
 
     def _make_room(self, sequence: Sequence, victims: list[Sequence]) -> bool:
         """Preempt victims until the sequence fits, and say whether it does."""
         while victims:
-            self._preempt(victims.pop())
+            self.preempt(victims.pop())
             if self._fits(sequence):
                 return True
         return False
@@ -178,7 +179,7 @@ class Planner:
         num_running = len(self._running)
         if num_running == 0 and not self._in_flight:
             return True
-        return num_running < self._config.max_num_seqs and self._blocks.admission_shortage(sequence) <= 0
+        return num_running < self._config.max_num_seqs and self._blocks.fits(sequence)
 
     def _batch_decodes(self, allowance: BatchAllowance, num_tokens_left: int) -> list[Sequence]:
         """Return the batch sequences that decode in this step; the others of them are paused."""
@@ -230,15 +231,17 @@ class Planner:
         left = self._config.max_num_batched_tokens - num_decodes
         num_batch_tokens = sum([num_tokens for _, num_tokens in batch_chunks])
         for sequence in prompts:
-            num_tokens = min(sequence.num_uncomputed_tokens, left - num_batch_tokens)
+            num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_batch_tokens))
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
                 continue
             if num_tokens > 0:
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
-        for sequence, num_tokens in batch_chunks:
-            scheduled.append(self._take(sequence, num_tokens, step))
-            left -= num_tokens
+        for sequence, wanted in batch_chunks:
+            num_tokens = self._blocks.reach(sequence, wanted)
+            if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
+                scheduled.append(self._take(sequence, num_tokens, step))
+                left -= num_tokens
         departed = self._running.take_departed() if scheduled else []
         num_forced = 0
         if self._running.num_needing_last_token and not self._in_flight:
@@ -249,6 +252,7 @@ class Planner:
             if self._policy.may_draft(num_decodes, is_changing=is_changing) and not self._in_flight:
                 limits = _draft_limits(scheduled[:num_decodes], is_throttled=is_throttled)
                 self._add_drafts(self._policy, scheduled, limits, left - num_forced)
+        self._blocks.add_state_work(scheduled)
         num_tokens = self._config.max_num_batched_tokens - left
         return StepPlan(step, scheduled, num_tokens, departed, num_decodes, is_throttled, num_forced > 0)
 
@@ -301,6 +305,7 @@ class Planner:
 
     def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:
         """Give a sequence `num_tokens` of step number `step`."""
+        self._blocks.take(sequence, num_tokens)
         start = sequence.num_computed_tokens
         samples = num_tokens == sequence.num_uncomputed_tokens and sequence.wants_token
         sequence.num_computed_tokens = start + num_tokens
@@ -309,7 +314,20 @@ class Planner:
         self._running.reclassify(sequence)
         return ScheduledSequence(sequence, start, num_tokens, samples)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def go_back(self, sequence: Sequence) -> None:
+        """Let a running sequence, whose counters were set back, compute again what steps were undone.
+
+        A recurrent state cannot be set back: there it begins again, or waits when its blocks are not enough for that.
+        """
+        if self._blocks.states is None:
+            self._blocks.trim(sequence)
+        elif not self._blocks.restart(sequence):
+            self.preempt(sequence)
+            return
+        self._running.reclassify(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence out, which no step in flight names; it waits at its old place."""
         self._running.remove(sequence)
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED

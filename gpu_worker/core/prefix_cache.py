@@ -8,19 +8,30 @@ once costs one digest, and nothing is ever hashed twice. Only full blocks have a
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Values
 from hashlib import sha256
 from struct import Struct
+from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
 
 
+class HitRule(Protocol):
+    """What a further group of layers says of a prefix."""
+
+    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
+        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""
+        ...
+
+
 class PrefixCache:
     """Chains digests and asks the pool's index for them."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
-        """Look up blocks of `block_size` tokens in `pool`."""
+    def __init__(self, pool: BlockPool, block_size: int, rules: Values[HitRule] = ()) -> None:
+        """Look up blocks of `block_size` tokens in `pool`; the groups of `rules` must be able to go on there too."""
         self._pool = pool
+        self._rules = rules
         self._block_size = block_size
         self._packing = Struct(f"<{block_size}q")
 
@@ -40,12 +51,26 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def num_resumable(self, sequence: Sequence, num_known: int) -> int:
+        """Return how many of `num_known` blocks, which `match` found, can be gone on behind in all groups."""
+        count = None
+        while num_known != count:
+            count = num_known
+            for rule in self._rules:
+                num_known = rule.resumable(sequence.block_digests, num_known)
+        return num_known
+
     def publish(self, sequence: Sequence, num_written: int) -> None:
         """Make the blocks findable that the sequence's first `num_written` tokens fill, as far as they were not yet."""
         num_full = num_written // self._block_size
         for index in range(sequence.num_findable_blocks, num_full):
             self._pool.label(sequence.block_table[index], self._digest(sequence, index))
         sequence.num_findable_blocks = num_full
+
+    def chain(self, sequence: Sequence, num_blocks: int) -> None:
+        """Make the digests of the sequence's first blocks, whose tokens are known."""
+        for index in range(len(sequence.block_digests), num_blocks):
+            self._digest(sequence, index)
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         """Return the digest of full block `index`; those before it have been asked for already."""

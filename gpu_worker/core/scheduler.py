@@ -21,6 +21,7 @@ from operator import attrgetter
 
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.deadlines import Deadlines
+from gpu_worker.core.isolation import begun_again, control_share
 from gpu_worker.core.planner import Planner
 from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
@@ -33,7 +34,6 @@ from gpu_worker.core.stopping import extend, finish_reason, refusal, set_limits
 from gpu_worker.core.waiting_queue import WaitingQueue
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import Lane
-from shared.sampling import Sampling
 
 __all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -62,6 +62,7 @@ class Scheduler:
         )
         self._deadlines = Deadlines()
         self._events: list[SequenceEvent] = []
+        self._is_landmark = self._blocks.landmarks
         self._num_added = 0
         self._num_planned = 0
 
@@ -76,7 +77,7 @@ class Scheduler:
             waiting_batch=len(batch),
             max_batch_seqs=self._throttle.max_batch_seqs(self.config.max_num_seqs),
             waiting_tokens=interactive.num_tokens + batch.num_tokens + self._running.num_tokens_behind,
-            free_blocks=self._blocks.pool.num_available,
+            free_blocks=self._blocks.num_free,
             total_blocks=self.config.num_blocks,
             num_preemptions=self._planner.num_preemptions,
             num_prefix_queries=self._blocks.num_prefix_queries,
@@ -191,6 +192,8 @@ class Scheduler:
         self._land(plan)
         events = self.take_events()
         block_size, finished = self.config.block_size, SequenceStatus.FINISHED
+        is_landmark = self._is_landmark
+        self._blocks.land_states(plan, result)
         for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
             sequence, new = item.sequence, sampled.token_ids
             if sequence.status is finished:
@@ -209,7 +212,7 @@ class Scheduler:
             ):
                 token_ids.append(new[0])
                 sequence.num_pending_tokens -= 1
-                if num_before % block_size == 0:
+                if is_landmark[num_before % block_size]:
                     self._blocks.publish(sequence, num_before)
                 num_output = num_before - sequence.num_prompt_tokens
                 events.append(SequenceEvent(sequence, new, num_output, None, sampled.logprobs))
@@ -243,9 +246,9 @@ class Scheduler:
         self._running.departed += touched
         for sequence in touched:
             if sequence.status is SequenceStatus.RUNNING:
-                self._blocks.trim(sequence)
-                self._running.reclassify(sequence)
-        return [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
+                self._planner.go_back(sequence)
+        shares = [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
+        return shares if self._blocks.states is None else begun_again(shares, self.config.max_num_batched_tokens)
 
     def schedule_again(self, items: Iterable[ScheduledSequence]) -> StepPlan | None:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
@@ -267,16 +270,15 @@ class Scheduler:
     def control_step(self, sequence: Sequence) -> StepPlan:
         """Return a step that any runner can compute: one token of a sequence that nobody asked for.
 
-        It is not in flight, and must be computed at once. It writes into a block of `sequence`, which must run, and end
-        right after that: the one where its next token belongs, which is in no other table and not findable.
+        It is not in flight, and must be computed at once. It writes where the next token of `sequence` belongs, which
+        must run, and end right after that.
         """
-        block = sequence.block_table[sequence.num_computed_tokens // self.config.block_size]
-        control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, block_table=[block])
+        control = control_share(sequence, self.config.block_size)
         self._num_planned += 1
         self.step = self._num_planned
         departed = self._running.take_departed()
-        self._running.departed.append(control)
-        return StepPlan(self.step, [ScheduledSequence(control, 0, 1, True)], 1, departed, 1)
+        self._running.departed.append(control.sequence)
+        return StepPlan(self.step, [control], 1, departed, 1)
 
     def fail(self, sequence: Sequence, error: str) -> None:
         """End a sequence because it cannot be executed; the next `settle` or `take_events` reports it."""

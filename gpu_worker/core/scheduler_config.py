@@ -6,6 +6,36 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class WindowConfig:
+    """Layers that read only a sequence's last tokens.
+
+    Attributes:
+        window: Tokens that one sees, itself included.
+        num_blocks: Blocks of these layers.
+    """
+
+    window: int
+    num_blocks: int
+
+    def most_blocks(self, block_size: int) -> int:
+        """Return the blocks that hold a window wherever it begins: one more than it fills at most."""
+        return -(-(self.window - 1) // block_size) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """Layers that keep a fixed number of bytes of a sequence.
+
+    Attributes:
+        num_slots: Of so many bytes each: one for each running sequence, the others for checkpoints.
+        interval_blocks: Along a prompt, a checkpoint is made every so many blocks; a power of two.
+    """
+
+    num_slots: int
+    interval_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Sizes that do not change while the engine runs.
 
@@ -17,6 +47,8 @@ class SchedulerConfig:
             default is long enough that a short answer is never preempted, and short enough that a large `max_tokens`
             does not empty the batch.
         batch_slowdown: How much longer batch work may make a step of interactive sequences, as a share of it.
+        windows: Groups of layers that keep the last tokens, besides the group that keeps all: that of `num_blocks`.
+        state: The group of recurrent layers, if there are any.
     """
 
     block_size: int
@@ -27,12 +59,25 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     headroom_tokens: int = 128
     batch_slowdown: float = 0.05
+    windows: tuple[WindowConfig, ...] = ()
+    state: StateConfig | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or running sequences could not all go on in one step"
+            )
+        for group in self.windows:
+            most = min(group.most_blocks(self.block_size), self.num_blocks_for(self.max_model_len))
+            if group.num_blocks < most:
+                raise ValueError(
+                    f"the {group.num_blocks} blocks of the layers with a window of {group.window} tokens must be at "
+                    f"least {most}, which one sequence needs"
+                )
+        if self.state is not None and self.state.num_slots < self.max_num_seqs:
+            raise ValueError(
+                f"{self.state.num_slots} slots for states must be at least max_num_seqs ({self.max_num_seqs})"
             )
 
     def num_blocks_for(self, num_tokens: int) -> int:

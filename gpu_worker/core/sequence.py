@@ -14,6 +14,7 @@ import enum
 from dataclasses import dataclass, field
 
 from gpu_worker.core.constraint import OutputConstraint
+from gpu_worker.core.group_tables import StateSlot, WindowTable
 from gpu_worker.core.pooling import PoolingPlan
 from shared.messages import Lane
 from shared.sampling import Sampling
@@ -47,7 +48,9 @@ class Sequence:
         num_pending_tokens: Tokens that steps in flight are sampling and that are not in `token_ids` yet.
         last_step: Number of the last step that was planned with it.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
-        block_table: Ids of the blocks that hold the KV, in order.
+        block_table: Ids of the blocks that hold the KV, in order, of the layers that keep all tokens.
+        window_tables: Its blocks in each group of layers that keeps the last tokens.
+        state_slot: Where its state is, of a model with recurrent layers.
         row: Stable row of the model runner's batch state while running, else None.
         stop_ids: Tokens that end the sequence: `stop_token_ids`, and the end-of-sequence tokens unless ignored.
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
@@ -87,6 +90,8 @@ class Sequence:
     last_step: int = 0
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    window_tables: tuple[WindowTable, ...] = ()
+    state_slot: StateSlot | None = None
     row: int | None = None
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()

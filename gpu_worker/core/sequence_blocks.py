@@ -1,47 +1,108 @@
 """Gives sequences their blocks: at admission, as they grow, and back when they stop.
 
-Owns the pool, the prefix cache and the count of promised blocks. Admission counts the blocks of all known tokens,
-which are taken at once, so that an admitted prompt is never stuck half-way, plus a bounded headroom for output, which
-is only promised: later admissions leave it alone, and the sequence takes it block by block as it grows.
+Owns the pool of the blocks that keep all tokens, the prefix cache, the count of promised blocks, and the further groups
+of layers: those that keep the last tokens, and the states of recurrent layers. Admission counts the blocks of all known
+tokens, which are taken at once, so that an admitted prompt is never stuck half-way, plus a bounded headroom for output,
+which is only promised: later admissions leave it alone, and the sequence takes it block by block as it grows. Blocks of
+the last tokens are counted alike, and taken as steps need them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Values
+
+from msgspec import structs
+
 from gpu_worker.core.block_pool import BlockPool
-from gpu_worker.core.prefix_cache import PrefixCache
+from gpu_worker.core.prefix_cache import HitRule, PrefixCache
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.state_slots import StateSlots
+from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
+from gpu_worker.core.window_blocks import WindowBlocks
 
 
 class SequenceBlocks:
-    """Writes `block_table`, `expected_blocks` and the prefix counters of sequences."""
+    """Writes the tables, `expected_blocks` and the prefix counters of sequences.
+
+    Attributes:
+        pool: Blocks that keep all tokens.
+        windows: Groups that keep the last tokens.
+        states: Slots of recurrent layers, None where there are none.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        """Manage the pool that `config` describes."""
+        """Manage the pools that `config` describes."""
         self.pool = BlockPool(config.num_blocks)
+        self.windows = tuple(WindowBlocks(group, config.block_size) for group in config.windows)
+        self.states = None if config.state is None else StateSlots(config.state, config.block_size)
         self._config = config
         self._block_size = config.block_size
-        self._cache = PrefixCache(self.pool, config.block_size) if config.enable_prefix_caching else None
+        rules: tuple[HitRule, ...] = self.windows if self.states is None else (*self.windows, self.states)
+        self._cache = PrefixCache(self.pool, config.block_size, rules) if config.enable_prefix_caching else None
         self._num_promised = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
 
-    def admission_shortage(self, sequence: Sequence) -> int:
-        """Return how many more blocks would have to be free to admit a waiting sequence; none when not positive.
+    @property
+    def landmarks(self) -> list[bool]:
+        """For each number of tokens, modulo the block size, whether `publish` has something to do there."""
+        marks = {0, *((group.window - 1) % self._block_size for group in self.windows)}
+        return [offset in marks for offset in range(self._block_size)]
 
-        With nothing running, a sequence that fits the pool needs no asking: there is no promise to keep to anybody.
+    @property
+    def num_free(self) -> int:
+        """Blocks that keep all tokens and can be handed out, or their share where a group of windows has fewer."""
+        free = self.pool.num_available
+        for group in self.windows:
+            free = min(free, self.pool.num_blocks * group.pool.num_available // group.pool.num_blocks)
+        return free
+
+    def shortages(self, sequence: Sequence) -> list[int]:
+        """Return for each group how many more blocks would have to be free to admit a waiting sequence.
+
+        None are missing where it is not positive. With nothing running, a sequence that fits the pools needs no asking:
+        there is no promise to keep to anybody.
         """
-        num_shared = sum(map(self.pool.is_in_use, self._match(sequence)))
-        return self._expected_blocks(sequence) - num_shared - (self.pool.num_available - self._num_promised)
+        hits, _ = self._match(sequence)
+        expected = self._expected_blocks(sequence)
+        num_shared = sum(map(self.pool.is_in_use, hits))
+        shortages = [expected - num_shared - (self.pool.num_available - self._num_promised)]
+        shortages += [group.shortage(min(expected, group.most_blocks)) for group in self.windows]
+        if self.states is not None:
+            shortages.append(1 - self.states.num_available)
+        return shortages
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Say whether a waiting sequence can be admitted beside those that run."""
+        return max(self.shortages(sequence)) <= 0
+
+    def would_fit_without(self, sequence: Sequence, victims: Values[Sequence]) -> bool:
+        """Say whether a waiting sequence may fit when these running ones have given back all that they hold."""
+        shortages = self.shortages(sequence)
+        counted = [sum(map(self.num_counted, victims))]
+        for number in range(len(self.windows)):
+            tables = [victim.window_tables[number] for victim in victims]
+            counted.append(sum(max(table.expected, table.num_held) for table in tables))
+        if self.states is not None:
+            counted.append(len(victims))
+        return all(shortage <= count for shortage, count in zip(shortages, counted, strict=True))
 
     @staticmethod
     def num_counted(sequence: Sequence) -> int:
-        """Return how many blocks a running sequence holds or was promised."""
+        """Return how many blocks that keep all tokens a running sequence holds or was promised."""
         return max(sequence.expected_blocks, len(sequence.block_table))
 
     def admit(self, sequence: Sequence) -> None:
         """Give the sequence its prefix hits and new blocks for the rest of its tokens."""
-        hits = self._match(sequence)
+        self._place(sequence)
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            self.num_prefix_queries += sequence.num_prompt_tokens
+            self.num_prefix_hits += sequence.num_cached_tokens
+
+    def _place(self, sequence: Sequence) -> None:
+        hits, num_known = self._match(sequence)
         self.pool.share(hits)
         missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits)
         sequence.block_table = hits + self.pool.allocate(missing)
@@ -49,25 +110,64 @@ class SequenceBlocks:
         sequence.num_computed_tokens = len(hits) * self._block_size
         # What steps contributed before a preemption is computed again.
         sequence.pooled.clear()
-        sequence.expected_blocks = self._expected_blocks(sequence)
+        sequence.expected_blocks = expected = self._expected_blocks(sequence)
         self._num_promised += self._promised(sequence)
-        if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-            self.num_prefix_queries += sequence.num_prompt_tokens
-            self.num_prefix_hits += sequence.num_cached_tokens
+        if self.windows:
+            anchors = (len(hits), num_known, sequence.num_prompt_tokens // self._block_size)
+            sequence.window_tables = tuple(
+                group.open(sequence.block_digests, len(hits), min(expected, group.most_blocks), anchors)
+                for group in self.windows
+            )
+        if self.states is not None:
+            sequence.state_slot = self.states.open(sequence.block_digests, len(hits), num_known)
 
     def num_missing(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence lacks for the tokens that it has or is getting."""
         return self._config.num_blocks_for(sequence.num_tokens) - len(sequence.block_table)
 
+    def is_short(self, sequence: Sequence) -> bool:
+        """Say whether the sequence lacks blocks for the tokens that it has, or for the next one behind a window."""
+        if self.num_missing(sequence) > 0:
+            return True
+        end = sequence.num_computed_tokens + 1
+        tables = zip(self.windows, sequence.window_tables, strict=True)
+        return any(group.num_missing(table, end) > 0 for group, table in tables)
+
+    def can_grow(self, sequences: Values[Sequence]) -> bool:
+        """Say whether the pools have what these sequences lack."""
+        if sum(map(self.num_missing, sequences)) > self.pool.num_available:
+            return False
+        for number, group in enumerate(self.windows):
+            ends = ((sequence.window_tables[number], sequence.num_computed_tokens + 1) for sequence in sequences)
+            if sum(group.num_missing(table, end) for table, end in ends) > group.pool.num_available:
+                return False
+        return True
+
     def grow(self, sequence: Sequence) -> None:
-        """Give the sequence the blocks that it lacks; the pool has them."""
+        """Give the sequence the blocks that it lacks; the pools have them."""
         promised = self._promised(sequence)
         sequence.block_table += self.pool.allocate(self.num_missing(sequence))
         self._num_promised -= promised - self._promised(sequence)
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            group.grow(table, sequence.num_computed_tokens + 1)
+
+    def reach(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` tokens a step can compute: as many as there are blocks for.
+
+        All of them but where layers keep the last tokens only. `take` gives the blocks.
+        """
+        start = sequence.num_computed_tokens
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            num_tokens = group.reach(table, start + num_tokens) - start
+        return num_tokens
+
+    def take(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give the sequence the blocks for its next tokens where layers keep the last ones only; they are there."""
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            group.grow(table, sequence.num_computed_tokens + num_tokens)
 
     def cover(self, sequence: Sequence, num_tokens: int) -> int:
-        """Let the block table cover so many tokens, as far as blocks are free; return how many it covers, at most that.
+        """Let the tables cover so many tokens, as far as blocks are free; return how many they cover, at most that.
 
         For one step: `trim` takes back what the sequence did not grow into.
         """
@@ -77,7 +177,12 @@ class SequenceBlocks:
             promised = self._promised(sequence)
             sequence.block_table += self.pool.allocate(count)
             self._num_promised -= promised - self._promised(sequence)
-        return min(num_tokens, len(sequence.block_table) * self._block_size)
+        num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size)
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            num_tokens = group.reach(table, num_tokens, takes_promised=True)
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            group.grow(table, num_tokens)
+        return num_tokens
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the blocks behind those that the sequence's tokens need."""
@@ -88,15 +193,69 @@ class SequenceBlocks:
             # A new list, because runners take a table that is the same list to have only grown.
             sequence.block_table = sequence.block_table[:needed]
             self._num_promised += self._promised(sequence) - promised
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            group.trim(table, max(sequence.num_tokens, sequence.num_computed_tokens + 1))
 
     def publish(self, sequence: Sequence, num_written: int) -> None:
-        """Make the blocks findable that the sequence's first `num_written` tokens fill; these are in them for good."""
+        """Take in that the sequence's first `num_written` tokens are in its blocks for good.
+
+        Others may find the blocks that these fill. What no later token reads is given back.
+        """
         if self._cache:
             self._cache.publish(sequence, num_written)
+        if not self.windows:
+            return
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            if self._cache:
+                group.publish(table, sequence.block_digests, num_written // self._block_size)
+            group.leave_behind(table, num_written)
+
+    def add_state_work(self, scheduled: list[ScheduledSequence]) -> None:
+        """Say in each share of a step what becomes of the sequence's state, of a model with recurrent layers."""
+        if self.states is None:
+            return
+        for place, item in enumerate(scheduled):
+            if (work := self.states.plan(item, makes_checkpoints=self._cache is not None)) is not None:
+                scheduled[place] = structs.replace(item, state=work)
+
+    def land_states(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in that a step has landed: others may start from the checkpoints that it has made."""
+        if self.states is None:
+            return
+        for item, sampled in zip(plan.scheduled, result.sampled, strict=True):
+            sequence = item.sequence
+            if item.state is None or sampled.error is not None or sequence.status is SequenceStatus.FINISHED:
+                continue
+            if item.state.saves:
+                assert self._cache is not None
+                num_tokens, _ = item.state.saves[-1]
+                self._cache.chain(sequence, (item.start + num_tokens) // self._block_size)
+            self.states.land(sequence, item.start, item.state)
+
+    def restart(self, sequence: Sequence) -> bool:
+        """Let a running sequence begin again behind the longest prefix of which its state is known.
+
+        Returns:
+            False where the blocks that it gives back are not enough, because it shared them: it must be preempted.
+        """
+        self.release(sequence)
+        hits, _ = self._match(sequence)
+        num_cached = sum(not self.pool.is_in_use(block) for block in hits)
+        missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits) + num_cached
+        is_placed = missing <= self.pool.num_available and all(
+            shortage <= 0 for shortage in self.shortages(sequence)[1:]
+        )
+        if is_placed:
+            self._place(sequence)
+        return is_placed
 
     def hide(self, sequence: Sequence) -> None:
         """Let nobody find what the sequence's blocks hold: it may be wrong. Those who share them keep them."""
         self.pool.unlabel(sequence.block_table)
+        for group, table in zip(self.windows, sequence.window_tables, strict=True):
+            group.hide(table)
+        if self.states is not None:
+            self.states.hide(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""
@@ -106,6 +265,13 @@ class SequenceBlocks:
         sequence.expected_blocks = 0
         sequence.num_findable_blocks = 0
         sequence.num_computed_tokens = 0
+        # One that could not begin again has none any more.
+        for group, table in zip(self.windows, sequence.window_tables, strict=False):
+            group.close(table)
+        sequence.window_tables = ()
+        if self.states is not None and sequence.state_slot is not None:
+            self.states.close(sequence.state_slot)
+            sequence.state_slot = None
 
     def check_integrity(self, holders: list[Sequence]) -> None:
         """Assert that exactly these sequences hold blocks, each block as often as it is counted."""
@@ -118,9 +284,20 @@ class SequenceBlocks:
             for block in sequence.block_table:
                 counts[block] = counts.get(block, 0) + 1
         assert counts == self.pool.ref_counts(), "a block is held by nobody or counted wrongly"
+        for number, group in enumerate(self.windows):
+            group.check_integrity((s.window_tables[number], s.num_computed_tokens) for s in holders)
+        if self.states is not None:
+            self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])
+            assert all(sequence.state_slot is not None for sequence in holders)
 
-    def _match(self, sequence: Sequence) -> list[int]:
-        return self._cache.match(sequence) if self._cache else []
+    def _match(self, sequence: Sequence) -> tuple[list[int], int]:
+        """Return the blocks behind which all groups can go on, and how many hold the longest known prefix."""
+        if self._cache is None:
+            return [], 0
+        known = self._cache.match(sequence)
+        if not known or (not self.windows and self.states is None):
+            return known, len(known)
+        return known[: self._cache.num_resumable(sequence, len(known))], len(known)
 
     def _expected_blocks(self, sequence: Sequence) -> int:
         return self._config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)

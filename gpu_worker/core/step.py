@@ -14,6 +14,24 @@ from gpu_worker.core.sequence import Sequence
 from shared.messages import FinishReason
 
 
+class StateWork(Struct, frozen=True, gc=False):
+    """What the runner does with the state of a sequence in its share of a step, besides going on in its slot.
+
+    Before any slot is written in a step, all `source` slots are read.
+
+    Attributes:
+        is_first: The state in the sequence's slot is not its own yet: it becomes a copy of that in `source`, or what
+            a state is before the first token.
+        source: The slot of the checkpoint that the sequence starts from, which may be its own; None starts anew.
+        saves: Where to copy the state: after how many of the share's tokens, in order, and to which slot. Draft tokens
+            come behind all of these.
+    """
+
+    is_first: bool
+    source: int | None = None
+    saves: tuple[tuple[int, int], ...] = ()
+
+
 class ScheduledSequence(Struct, frozen=True, gc=False):
     """One sequence's share of a step.
 
@@ -28,6 +46,7 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
         num_draft_tokens: Draft tokens after these that the runner may compute and verify in this step; the
             block table covers them too. Only where the step samples.
         is_forced: The draft tokens are those that the sequence's constraint forces.
+        state: Of a model with recurrent layers: what becomes of the state, other than that it goes on.
     """
 
     sequence: Sequence
@@ -36,6 +55,7 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
     samples: bool
     num_draft_tokens: int = 0
     is_forced: bool = False
+    state: StateWork | None = None
 
 
 class StepPlan(Struct, frozen=True, gc=False):

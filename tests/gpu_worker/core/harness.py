@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, SequenceEvent, StepPlan, StepResult
@@ -45,6 +46,8 @@ class Harness:
         drafter: Drafter | None = None,
         cost: StepCost | None = None,
         batch_slowdown: float = 0.05,
+        windows: tuple[WindowConfig, ...] = (),
+        state: StateConfig | None = None,
     ) -> None:
         self.cost = cost
         self.scheduler = Scheduler(
@@ -57,10 +60,14 @@ class Harness:
                 enable_prefix_caching=enable_prefix_caching,
                 headroom_tokens=headroom_tokens,
                 batch_slowdown=batch_slowdown,
+                windows=windows,
+                state=state,
             ),
             None if policy is None else Speculation(policy),
         )
-        self.runner = OracleRunner(BLOCK, vocab_size, max_steps_in_flight, max_num_seqs, drafter)
+        self.runner = OracleRunner(
+            BLOCK, vocab_size, max_steps_in_flight, max_num_seqs, drafter, tuple(group.window for group in windows)
+        )
         self.in_flight: deque[tuple[StepPlan, OracleStep]] = deque()
         self.now = 0.0
         self.output: dict[str, list[int]] = {}

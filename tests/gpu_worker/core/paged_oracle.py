@@ -15,10 +15,11 @@ all tokens, and what was right is found by sampling behind each.
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 
+from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, StepPlan, StepResult
 
@@ -28,9 +29,14 @@ def content(previous: int, token_id: int) -> int:
     return int.from_bytes(blake2b(f"{previous}/{token_id}".encode(), digest_size=8).digest())
 
 
+def root(salt: bytes) -> int:
+    """What is known before the first token."""
+    return int.from_bytes(blake2b(salt, digest_size=8).digest())
+
+
 def contents(salt: bytes, token_ids: list[int], previous: int | None = None) -> list[int]:
     """KV of all positions, as a contiguous model has it; `previous` is the KV before them if they are not the first."""
-    result, last = [], int.from_bytes(blake2b(salt, digest_size=8).digest()) if previous is None else previous
+    result, last = [], root(salt) if previous is None else previous
     for token_id in token_ids:
         last = content(last, token_id)
         result.append(last)
@@ -74,6 +80,8 @@ class _Work:
     token_ids: list[int]
     block_table: list[int]
     drafts: list[int]
+    windows: list[WindowTable]
+    slot: int | None
 
     @property
     def end(self) -> int:
@@ -110,7 +118,12 @@ class OracleRunner:
         max_steps_in_flight: int = 1,
         max_num_seqs: int = 1000,
         drafter: Drafter | None = None,
+        windows: tuple[int, ...] = (),
     ) -> None:
+        self._windows = windows
+        self._window_memory: defaultdict[tuple[int, int], list[int | None]] = defaultdict(lambda: [None] * block_size)
+        self._states: dict[int, int | None] = {}
+        self.num_loads = 0
         self._drafter = drafter
         self.block_size = block_size
         self.vocab_size = vocab_size
@@ -137,6 +150,7 @@ class OracleRunner:
         self._last_computed = number
         for work in works:
             self._draft(work)
+        self._load_states(works)
         expected = [[] if number >= work.row.lost_from else self._expected(work) for work in works]
         written: set[int] = set()
         for work, values in zip(works, expected, strict=True):
@@ -145,11 +159,57 @@ class OracleRunner:
                 assert slot not in written, f"two tokens of one step share slot {slot}"
                 written.add(slot)
                 self._write(slot, values[position] if values else -1)
+                self._write_windows(work, position, values[position] if values else -1)
+        for work, values in zip(works, expected, strict=True):
+            self._read_windows(work, values)
+            self._advance_state(work, values)
         return [self._sample(work, values) for work, values in zip(works, expected, strict=True)]
 
     def spoil(self, work: _Work) -> None:
         for position in range(work.item.start, work.end):
             self._write(self._slot(work, position), -1)
+            self._write_windows(work, position, -1)
+        if work.slot is not None:
+            self._states[work.slot] = -1
+
+    def _write_windows(self, work: _Work, position: int, value: int) -> None:
+        place, offset = divmod(position, self.block_size)
+        for group, table in enumerate(work.windows):
+            assert place >= table.num_released, "a token is written into a block that was given back"
+            self._window_memory[group, table.blocks[place]][offset] = value
+
+    def _read_windows(self, work: _Work, values: list[int]) -> None:
+        """Read what the step's tokens see: of each, the window that ends with it."""
+        for group, (window, table) in enumerate(zip(self._windows, work.windows, strict=True)):
+            for position in range(max(0, work.item.start - window + 1), len(values)):
+                place, offset = divmod(position, self.block_size)
+                assert place >= table.num_released, "a block in the window was given back"
+                read = self._window_memory[group, table.blocks[place]][offset]
+                assert read == values[position], f"{work.item.sequence.id} reads wrong KV in its window at {position}"
+
+    def _load_states(self, works: list[_Work]) -> None:
+        """Copy checkpoints: all are read before any slot is written."""
+        loaded: dict[int, int | None] = {}
+        for work in works:
+            if work.slot is not None and work.item.state is not None and work.item.state.is_first:
+                source = work.item.state.source
+                self.num_loads += source is not None
+                loaded[work.slot] = root(work.item.sequence.salt) if source is None else self._states[source]
+        self._states |= loaded
+
+    def _advance_state(self, work: _Work, values: list[int]) -> None:
+        """Check the state before the step's tokens, and leave what it is behind each."""
+        item = work.item
+        if work.slot is None:
+            return
+        if values:
+            before = values[item.start - 1] if item.start else root(item.sequence.salt)
+            assert self._states[work.slot] == before, f"{item.sequence.id} goes on from the state of another text"
+        for num_tokens, slot in () if item.state is None else item.state.saves:
+            assert 0 < num_tokens <= item.num_tokens
+            assert slot != work.slot
+            self._states[slot] = values[item.start + num_tokens - 1] if values else -1
+        self._states[work.slot] = values[work.end - 1] if values else -1
 
     def _write(self, slot: int, value: int) -> None:
         self._memory[slot // self.block_size][slot % self.block_size] = value
@@ -161,7 +221,9 @@ class OracleRunner:
             self._rows[sequence] = _Row(self._free_rows.pop())
         row = self._rows[sequence]
         sequence.row = row.number
-        return _Work(item, row, list(sequence.token_ids), list(sequence.block_table), [])
+        windows = [replace(table, blocks=list(table.blocks)) for table in sequence.window_tables]
+        slot = None if sequence.state_slot is None else sequence.state_slot.slot
+        return _Work(item, row, list(sequence.token_ids), list(sequence.block_table), [], windows, slot)
 
     def _draft(self, work: _Work) -> None:
         sequence, count = work.item.sequence, work.item.num_draft_tokens
@@ -204,6 +266,8 @@ class OracleRunner:
         work.row.sampled[end] = drawn[0]
         right = [draft == token_id for draft, token_id in zip(work.drafts, drawn, strict=False)]
         num_accepted = [*right, False].index(False)
+        if work.slot is not None:
+            self._states[work.slot] = values[end - 1 + num_accepted]
         return SampledTokens(
             tuple(drawn[: num_accepted + 1]),
             prompt_logprobs=prompt_logprobs,

@@ -1,0 +1,260 @@
+"""Slots of recurrent state: one for each running sequence, and checkpoints that others start from.
+
+Owns which slot is whose, and the index from a prefix's digest to its checkpoint. A checkpoint is made where a later
+sequence is likely to start: at the end of the prompt, where a known prefix was left, every so many blocks, and behind
+the prompt at the last full block, which replaces the one before. It counts as made when its step has landed.
+
+Who is evicted: the checkpoint that costs least to compute again for its bytes, which are the same for all. The cost
+is the number of tokens since the nearest checkpoint before it, on top of what was evicted last, so that one that
+nobody uses gives way in the end.
+Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+
+from gpu_worker.core.group_tables import StateSlot
+from gpu_worker.core.scheduler_config import StateConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence, StateWork
+
+
+@dataclass(slots=True, eq=False)
+class _Checkpoint:
+    """A state that can be found.
+
+    Attributes:
+        ancestors: Number of blocks and digest of checkpoints before it in the same text, in order.
+        base: What the last eviction had cost when this one was made or used last.
+        num_pins: Sequences that are about to start from it.
+        num_uses: Sequences that have started from it.
+    """
+
+    slot: int
+    digest: bytes
+    num_blocks: int
+    ancestors: tuple[tuple[int, bytes], ...]
+    base: float
+    priority: float = 0.0
+    num_pins: int = 0
+    num_uses: int = 0
+
+
+class StateSlots:
+    """Writes `StateSlot`."""
+
+    def __init__(self, config: StateConfig, block_size: int) -> None:
+        """Manage the slots that `config` describes."""
+        self._config = config
+        self._block_size = block_size
+        self._free = list(range(config.num_slots - 1, -1, -1))
+        self._found: dict[bytes, _Checkpoint] = {}
+        self._pinned: dict[int, _Checkpoint] = {}
+        self._heap: list[tuple[float, int, _Checkpoint]] = []
+        self._num_pushed = 0
+        self._last_cost = 0.0
+
+    @property
+    def num_checkpoints(self) -> int:
+        """States that can be found."""
+        return len(self._found)
+
+    @property
+    def num_available(self) -> int:
+        """Slots that a running sequence can have."""
+        return len(self._free) + sum(checkpoint.num_pins == 0 for checkpoint in self._found.values())
+
+    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
+        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""
+        while num_blocks > 0 and digests[num_blocks - 1] not in self._found:
+            num_blocks -= 1
+        return num_blocks
+
+    def open(self, digests: Values[bytes], num_hits: int, num_known: int) -> StateSlot:
+        """Give a sequence a slot; it starts from the checkpoint behind `num_hits` blocks, or from nothing.
+
+        Args:
+            digests: Of its blocks.
+            num_hits: What `resumable` returned.
+            num_known: Blocks of its prefix that somebody has computed before.
+        """
+        branch = num_known if num_known > num_hits else 0
+        if num_hits == 0:
+            slot = self._take()
+            assert slot is not None, "open() without asking num_available first"
+            return StateSlot(slot, None, 0, branch)
+        checkpoint = self._found[digests[num_hits - 1]]
+        checkpoint.num_uses += 1
+        self._pin(checkpoint)
+        slot = self._take()
+        if slot is None:
+            # It is the last one that nobody runs in: the sequence goes on in it.
+            self._forget(checkpoint)
+            del self._pinned[checkpoint.slot]
+            return StateSlot(checkpoint.slot, checkpoint.slot, num_hits, branch)
+        self._push(checkpoint)
+        return StateSlot(slot, checkpoint.slot, num_hits, branch, chain=[num_hits])
+
+    def plan(self, item: ScheduledSequence, *, makes_checkpoints: bool) -> StateWork | None:
+        """Return what the runner has to do with the state in a sequence's share of a step, None where it only goes on.
+
+        Takes slots for the checkpoints that are made behind its tokens.
+        """
+        state = item.sequence.state_slot
+        assert state is not None
+        saves = []
+        for num_blocks in self._wanted(item, state) if makes_checkpoints else ():
+            slot = self._take()
+            if slot is None:
+                break
+            state.reserved[num_blocks] = slot
+            saves.append((num_blocks * self._block_size - item.start, slot))
+        is_first, state.is_loaded = not state.is_loaded, True
+        if not is_first and not saves:
+            return None
+        return StateWork(is_first, state.source if is_first else None, tuple(saves))
+
+    def land(self, sequence: Sequence, start: int, work: StateWork) -> None:
+        """Make the checkpoints of a share findable that began behind `start` tokens and has landed.
+
+        The digests of the sequence's blocks up to there are known.
+        """
+        state, digests = sequence.state_slot, sequence.block_digests
+        assert state is not None
+        if work.is_first:
+            self._unpin(state)
+        for num_tokens, slot in work.saves:
+            num_blocks = (start + num_tokens) // self._block_size
+            assert state.reserved.pop(num_blocks) == slot
+            digest = digests[num_blocks - 1]
+            if digest in self._found:
+                self._free.append(slot)
+            else:
+                ancestors = tuple((place, digests[place - 1]) for place in state.chain if place < num_blocks)
+                checkpoint = _Checkpoint(slot, digest, num_blocks, ancestors, self._last_cost)
+                self._found[digest] = checkpoint
+                self._push(checkpoint)
+            state.chain.append(num_blocks)
+            self._replace_tail(sequence, state, num_blocks)
+
+    def hide(self, sequence: Sequence) -> None:
+        """Let nobody find the states that the sequence has made or started from: they may be wrong."""
+        state = sequence.state_slot
+        assert state is not None
+        for num_blocks in state.chain:
+            if (checkpoint := self._found.get(sequence.block_digests[num_blocks - 1])) is not None:
+                self._drop(checkpoint)
+
+    def close(self, state: StateSlot) -> None:
+        """Take back a sequence's slot, and those of checkpoints that have not landed."""
+        self._unpin(state)
+        self._free.append(state.slot)
+        self._free += state.reserved.values()
+        state.reserved = {}
+
+    def check_integrity(self, holders: Iterable[StateSlot]) -> None:
+        """Assert that every slot is free, a checkpoint, or of exactly one of these sequences."""
+        slots, pins = list(self._free), dict.fromkeys(self._pinned, 0)
+        for state in holders:
+            slots += (state.slot, *state.reserved.values())
+            if state.source is not None and state.source != state.slot:
+                pins[state.source] += 1
+        slots += [checkpoint.slot for checkpoint in self._found.values()]
+        slots += [slot for slot, checkpoint in self._pinned.items() if checkpoint.digest not in self._found]
+        assert sorted(slots) == list(range(self._config.num_slots)), "a slot was lost, or is used twice"
+        assert all(digest == checkpoint.digest for digest, checkpoint in self._found.items())
+        assert pins == {slot: checkpoint.num_pins for slot, checkpoint in self._pinned.items()}
+
+    def _wanted(self, item: ScheduledSequence, state: StateSlot) -> list[int]:
+        """Return behind how many blocks a share should leave checkpoints, in order."""
+        sequence, size = item.sequence, self._block_size
+        first, last = item.start // size + 1, (item.start + item.num_tokens) // size
+        if first > last:
+            return []
+        interval = self._config.interval_blocks
+        wanted = set(range(-(-first // interval) * interval, last + 1, interval))
+        wanted |= {place for place in (state.branch, self._prompt_end(sequence)) if first <= place <= last}
+        if item.samples:
+            wanted.add(last)
+        return sorted(wanted)
+
+    def _prompt_end(self, sequence: Sequence) -> int:
+        """Return the last block behind which the same prompt can start again: it leaves one token to compute."""
+        return (sequence.num_prompt_tokens - 1) // self._block_size
+
+    def _replace_tail(self, sequence: Sequence, state: StateSlot, num_blocks: int) -> None:
+        """Drop the checkpoint before this one if both are behind the prompt, unless it has a use of its own."""
+        if num_blocks * self._block_size <= sequence.num_prompt_tokens:
+            return
+        previous, state.tail = state.tail, num_blocks
+        if previous is None or previous % self._config.interval_blocks == 0:
+            return
+        checkpoint = self._found.get(sequence.block_digests[previous - 1])
+        if checkpoint is not None and checkpoint.num_uses == 0:
+            state.chain.remove(previous)
+            self._drop(checkpoint)
+
+    def _take(self) -> int | None:
+        """Return a free slot, or that of the checkpoint that costs least to compute again."""
+        if self._free:
+            return self._free.pop()
+        aside = []
+        slot = None
+        while self._heap:
+            priority, _, checkpoint = heapq.heappop(self._heap)
+            if self._found.get(checkpoint.digest) is not checkpoint or priority != checkpoint.priority:
+                continue
+            if checkpoint.num_pins:
+                aside.append(checkpoint)
+            elif checkpoint.base + self._cost(checkpoint) > priority:
+                # One before it was evicted since.
+                self._push(checkpoint, is_used=False)
+            else:
+                self._last_cost = priority
+                self._forget(checkpoint)
+                slot = checkpoint.slot
+                break
+        for checkpoint in aside:
+            self._push(checkpoint, is_used=False)
+        return slot
+
+    def _cost(self, checkpoint: _Checkpoint) -> int:
+        """Return how many tokens have to be computed to get the state again."""
+        before = next((place for place, digest in reversed(checkpoint.ancestors) if digest in self._found), 0)
+        return (checkpoint.num_blocks - before) * self._block_size
+
+    def _push(self, checkpoint: _Checkpoint, *, is_used: bool = True) -> None:
+        if is_used:
+            checkpoint.base = self._last_cost
+        checkpoint.priority = checkpoint.base + self._cost(checkpoint)
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (checkpoint.priority, self._num_pushed, checkpoint))
+
+    def _pin(self, checkpoint: _Checkpoint) -> None:
+        checkpoint.num_pins += 1
+        self._pinned[checkpoint.slot] = checkpoint
+
+    def _unpin(self, state: StateSlot) -> None:
+        """Take in that the sequence has its own copy of what it starts from, or needs none."""
+        source, state.source = state.source, None
+        if source is None or source == state.slot:
+            return
+        checkpoint = self._pinned[source]
+        checkpoint.num_pins -= 1
+        if checkpoint.num_pins == 0:
+            del self._pinned[source]
+            if self._found.get(checkpoint.digest) is not checkpoint:
+                self._free.append(source)
+
+    def _drop(self, checkpoint: _Checkpoint) -> None:
+        """Let nobody find a checkpoint; its slot is free when nobody is about to start from it."""
+        self._forget(checkpoint)
+        if checkpoint.num_pins == 0:
+            self._free.append(checkpoint.slot)
+
+    def _forget(self, checkpoint: _Checkpoint) -> None:
+        del self._found[checkpoint.digest]

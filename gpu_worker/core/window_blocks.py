@@ -1,0 +1,147 @@
+"""Blocks of the layers that read only a sequence's last tokens.
+
+Owns the group's pool and the count of promised blocks; writes `WindowTable`. Blocks are taken as steps need them, and
+given back when a landed step has left them behind the window, so that between steps a sequence holds the window and
+one block at most. Given back, a block can be found until it is reused, but is reused before others, unless it lies
+where prefixes are likely to part: a hit needs the whole window before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+
+from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.group_tables import WindowTable
+from gpu_worker.core.scheduler_config import WindowConfig
+
+
+class WindowBlocks:
+    """One group.
+
+    Attributes:
+        pool: Its blocks.
+        window: Tokens that a token sees, itself included.
+        most_blocks: Blocks that a window may lie in.
+    """
+
+    def __init__(self, config: WindowConfig, block_size: int) -> None:
+        """Manage the group's blocks, of `block_size` tokens."""
+        self.pool = BlockPool(config.num_blocks)
+        self.window = config.window
+        self.most_blocks = config.most_blocks(block_size)
+        self._block_size = block_size
+        self._num_promised = 0
+
+    def first_needed(self, num_tokens: int) -> int:
+        """Return the first block that the token behind `num_tokens` reads, or the one that it is written to."""
+        return max(0, num_tokens - self.window + 1) // self._block_size
+
+    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
+        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""
+        end = place = num_blocks
+        while end > 0 and place > self.first_needed(end * self._block_size):
+            place -= 1
+            if self.pool.find(digests[place]) is None:
+                end = place
+        return end
+
+    def shortage(self, expected: int) -> int:
+        """Return how many more blocks must be free to admit a sequence that is counted with `expected`."""
+        return expected - (self.pool.num_available - self._num_promised)
+
+    def open(self, digests: Values[bytes], num_hits: int, expected: int, anchors: tuple[int, ...]) -> WindowTable:
+        """Give a sequence that goes on behind `num_hits` known blocks those in its window, and one for the next token.
+
+        The pool must have as many as are expected.
+        """
+        first = min(num_hits, self.first_needed(num_hits * self._block_size))
+        found = [self.pool.find(digest) for digest in digests[first:num_hits]]
+        hits = [block for block in found if block is not None]
+        assert len(hits) == num_hits - first, "the prefix was matched without asking this group"
+        self.pool.share(hits)
+        held = hits + self.pool.allocate(1)
+        table = WindowTable([held[0]] * first + held, first, expected, num_hits, anchors)
+        self._num_promised += _promised(table)
+        return table
+
+    def num_missing(self, table: WindowTable, num_tokens: int) -> int:
+        """Return how many blocks the table lacks to cover so many tokens."""
+        return max(0, -(-num_tokens // self._block_size) - len(table.blocks))
+
+    def grow(self, table: WindowTable, num_tokens: int) -> None:
+        """Let the table cover so many tokens; the pool has the blocks."""
+        self._extend(table, self.num_missing(table, num_tokens))
+
+    def reach(self, table: WindowTable, num_tokens: int, *, takes_promised: bool = False) -> int:
+        """Return how many tokens the table can cover, `num_tokens` at most.
+
+        Blocks that others were promised are left alone unless they are taken for one step only.
+        """
+        room = self.pool.num_available
+        if not takes_promised:
+            room -= self._num_promised - _promised(table)
+        return min(num_tokens, (len(table.blocks) + max(0, room)) * self._block_size)
+
+    def trim(self, table: WindowTable, num_tokens: int) -> None:
+        """Take back the blocks behind those that so many tokens need."""
+        needed = -(-num_tokens // self._block_size)
+        if needed < len(table.blocks):
+            promised = _promised(table)
+            self.pool.release(table.blocks[needed:])
+            # A new list, because runners take a table that is the same list to have only grown.
+            table.blocks = table.blocks[:needed]
+            self._num_promised += _promised(table) - promised
+
+    def publish(self, table: WindowTable, digests: Values[bytes], num_full: int) -> None:
+        """Make the first `num_full` blocks findable, as far as they were not considered yet."""
+        for place in range(max(table.num_findable, table.num_released), num_full):
+            self.pool.label(table.blocks[place], digests[place])
+        table.num_findable = max(table.num_findable, num_full)
+
+    def leave_behind(self, table: WindowTable, num_written: int) -> None:
+        """Give back the blocks that no token behind the first `num_written` reads."""
+        first = self.first_needed(num_written)
+        if first <= table.num_released:
+            return
+        promised = _promised(table)
+        for place in range(table.num_released, first):
+            is_near = any(anchor - self.most_blocks <= place < anchor for anchor in table.anchors)
+            self.pool.release([table.blocks[place]], is_spent=not is_near)
+        table.num_released = first
+        self._num_promised += _promised(table) - promised
+
+    def hide(self, table: WindowTable) -> None:
+        """Let nobody find what the sequence's blocks hold."""
+        self.pool.unlabel(table.blocks[table.num_released :])
+
+    def close(self, table: WindowTable) -> None:
+        """Take all blocks back; what they hold stays findable until they are reused."""
+        self._num_promised -= _promised(table)
+        self.pool.release(table.blocks[table.num_released :])
+
+    def check_integrity(self, holders: Iterable[tuple[WindowTable, int]]) -> None:
+        """Assert that these tables hold all blocks that are held, and what their next tokens, by number, read."""
+        self.pool.check_integrity()
+        counts: dict[int, int] = {}
+        num_promised = 0
+        for table, num_tokens in holders:
+            held = table.blocks[table.num_released :]
+            assert num_tokens <= len(table.blocks) * self._block_size
+            assert len(set(held)) == len(held)
+            assert table.num_released <= self.first_needed(num_tokens), "a block in the window was given back"
+            num_promised += _promised(table)
+            for block in held:
+                counts[block] = counts.get(block, 0) + 1
+        assert counts == self.pool.ref_counts(), "a block is held by nobody or counted wrongly"
+        assert num_promised == self._num_promised
+
+    def _extend(self, table: WindowTable, count: int) -> None:
+        if count > 0:
+            promised = _promised(table)
+            table.blocks += self.pool.allocate(count)
+            self._num_promised -= promised - _promised(table)
+
+
+def _promised(table: WindowTable) -> int:
+    return max(0, table.expected - table.num_held)

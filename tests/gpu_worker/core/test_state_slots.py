@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig
+from gpu_worker.core.sequence import Sequence
+from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.sequences import make_sequence
+
+
+def harness_of(num_slots: int = 12, interval: int = 64, **settings: object) -> Harness:
+    return Harness(state=StateConfig(num_slots, interval), **settings)  # type: ignore[arg-type]
+
+
+def cached_tokens(harness: Harness, *sequences: Sequence) -> list[int]:
+    """Run sequences one after another; return how many tokens of each prompt were found."""
+    for sequence in sequences:
+        harness.add(sequence)
+        harness.run()
+        harness.assert_reference(sequence)
+    return [sequence.num_cached_tokens for sequence in sequences]
+
+
+def saves_of(harness: Harness, sequence: Sequence) -> list[int]:
+    """Return behind how many tokens of a sequence checkpoints were made."""
+    items = [item for plan in harness.runner.plans for item in plan.scheduled if item.sequence is sequence]
+    return [item.start + num_tokens for item in items if item.state for num_tokens, _ in item.state.saves]
+
+
+def test_same_prompt_starts_behind_the_last_block_of_the_first_one() -> None:
+    first, second = (make_sequence(range(1, 31), max_tokens=1) for _ in range(2))
+    harness = harness_of()
+    assert cached_tokens(harness, first, second) == [0, 28]
+    assert saves_of(harness, first) == [28]
+    assert harness.runner.num_loads == 1
+
+
+def test_next_turn_starts_behind_the_last_block_of_the_answer() -> None:
+    first = make_sequence(range(1, 31), max_tokens=21)
+    harness = harness_of()
+    cached_tokens(harness, first)
+    follow_up = make_sequence([*first.token_ids, 7, 8, 9], max_tokens=1)
+    # The last token that was sampled was not computed.
+    assert cached_tokens(harness, follow_up) == [48]
+
+
+def test_one_checkpoint_stays_behind_the_prompt() -> None:
+    harness, sequence = harness_of(), make_sequence(range(1, 31), max_tokens=100)
+    cached_tokens(harness, sequence)
+    assert len(saves_of(harness, sequence)) > 20
+    blocks = harness.scheduler._blocks
+    assert blocks.states is not None
+    assert blocks.states.num_checkpoints == 2
+
+
+def test_second_sight_of_a_prefix_makes_a_checkpoint_where_the_texts_part() -> None:
+    sequences = [
+        make_sequence([*range(1, 42), *range(1000 * (number + 1), 1000 * (number + 1) + 20)], max_tokens=1)
+        for number in range(4)
+    ]
+    assert cached_tokens(harness_of(), *sequences) == [0, 0, 40, 40]
+
+
+def test_long_prompt_leaves_checkpoints_on_its_way() -> None:
+    harness, sequence = harness_of(interval=4), make_sequence(range(1, 70), max_tokens=1)
+    cached_tokens(harness, sequence)
+    assert saves_of(harness, sequence) == [16, 32, 48, 64, 68]
+
+
+def test_checkpoint_that_costs_least_to_compute_again_is_evicted() -> None:
+    harness = harness_of(num_slots=4, max_num_seqs=1)
+    long, short, other, last = (make_sequence(length, max_tokens=1) for length in (61, 9, 31, 22))
+    cached_tokens(harness, long, short, other, last)
+    again = [make_sequence(old.token_ids[: old.num_prompt_tokens], max_tokens=1) for old in (long, other, last, short)]
+    assert cached_tokens(harness, *again) == [60, 28, 20, 0]
+
+
+def test_checkpoint_that_nobody_uses_gives_way_in_the_end() -> None:
+    harness = harness_of(num_slots=3, max_num_seqs=1)
+    long = make_sequence(100, max_tokens=1)
+    cached_tokens(harness, long)
+    cached_tokens(harness, *(make_sequence(20, max_tokens=1) for _ in range(12)))
+    assert cached_tokens(harness, make_sequence(long.token_ids[:100], max_tokens=1)) == [0]
+
+
+def test_sequence_takes_over_the_last_slot_with_what_it_starts_from() -> None:
+    harness = harness_of(num_slots=2, max_num_seqs=2, max_num_batched_tokens=64)
+    harness.add(first := make_sequence(range(1, 31), max_tokens=1))
+    harness.run()
+    harness.add(make_sequence(20, max_tokens=40), second := make_sequence(range(1, 31), max_tokens=1))
+    harness.run()
+    assert second.num_cached_tokens == 28
+    harness.assert_reference(first, second)
+
+
+def test_without_a_prefix_cache_no_checkpoint_is_made() -> None:
+    harness, sequence = harness_of(enable_prefix_caching=False), make_sequence(range(1, 70), max_tokens=9)
+    cached_tokens(harness, sequence)
+    assert saves_of(harness, sequence) == []
+
+
+def test_steps_that_fail_begin_again_from_a_checkpoint() -> None:
+    harness = harness_of(interval=2, max_num_batched_tokens=16)
+    sequence = make_sequence(range(1, 60), max_tokens=12)
+    harness.add(sequence)
+    for _ in range(3):
+        harness.step()
+    harness.schedule()
+    items = harness.lose()
+    assert [(item.start, item.num_tokens) for item in items] == [(48, 11)]
+    harness.schedule_again(items)
+    harness.land()
+    harness.run()
+    harness.assert_reference(sequence)
+
+
+def test_fewer_slots_than_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 slots for states must be at least max_num_seqs"):
+        SchedulerConfig(4, 100, 4, 8, 1000, state=StateConfig(3, 4))
+
+
+def agent_trace(generator: random.Random) -> list[list[int]]:
+    """Return prompts of agents that share a system prompt, go on from earlier turns, and branch off from them."""
+    system = list(range(1, 200))
+    texts = [[*system, *generator.choices(range(1000, 9000), k=30)] for _ in range(6)]
+    prompts = list(texts)
+    for _ in range(30):
+        text = generator.choice(texts[-8:])
+        texts.append([*text, *generator.choices(range(1000, 9000), k=generator.randint(20, 90))])
+        prompts.append(texts[-1])
+    return prompts
+
+
+def test_agents_that_branch_hit_nearly_what_was_ever_computed() -> None:
+    """The oracle has every state of every prompt at every block; what is there at first sight only is left out."""
+    harness = harness_of(num_slots=64, interval=32, num_blocks=30_000, max_num_batched_tokens=512, vocab_size=1_000_003)
+    best = found = 0
+    seen: set[tuple[int, ...]] = set()
+    met: set[tuple[int, ...]] = set()
+    for prompt in agent_trace(random.Random(1)):
+        sequence = make_sequence(prompt, max_tokens=1)
+        harness.add(sequence)
+        harness.run()
+        blocks = [tuple(prompt[: place * BLOCK]) for place in range(1, (len(prompt) - 1) // BLOCK + 1)]
+        known = [len(block) for block in blocks if block in seen]
+        longest = max(known, default=0)
+        if tuple(prompt[:longest]) in met:
+            best += longest
+            found += sequence.num_cached_tokens
+        met.add(tuple(prompt[:longest]))
+        met.add(blocks[-1])
+        seen.update(blocks)
+    assert best > 5000
+    assert found >= 0.95 * best

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
+from gpu_worker.core.window_blocks import WindowBlocks
+from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.sequences import make_sequence
+
+WINDOW = 8
+MOST = 3
+
+
+def digests(count: int) -> list[bytes]:
+    return [sha256(bytes([place])).digest() for place in range(count)]
+
+
+def harness_of(num_window_blocks: int = 12, **settings: object) -> Harness:
+    return Harness(windows=(WindowConfig(WINDOW, num_window_blocks),), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("window", "most"), [(1, 1), (2, 2), (4, 2), (5, 2), (6, 3), (8, 3), (9, 3)])
+def test_window_lies_in_one_block_more_than_it_fills(window: int, most: int) -> None:
+    config = WindowConfig(window, 10)
+    lies_in = {(start + window - 1) // BLOCK - start // BLOCK + 1 for start in range(BLOCK)}
+    assert config.most_blocks(BLOCK) == most == max(lies_in)
+
+
+def test_token_reads_its_window_and_no_block_before() -> None:
+    group = WindowBlocks(WindowConfig(WINDOW, 10), BLOCK)
+    assert [group.first_needed(num_tokens) for num_tokens in range(14)] == [0] * 11 + [1] * 3
+
+
+def test_hit_needs_the_whole_window_before_it() -> None:
+    group, names = WindowBlocks(WindowConfig(WINDOW, 20), BLOCK), digests(10)
+    table = group.open([], 0, 0, ())
+    group.grow(table, 10 * BLOCK)
+    for place in (0, 1, 3, 4, 6, 8, 9):
+        group.pool.label(table.blocks[place], names[place])
+    resumable = [group.resumable(names, known) for known in range(11)]
+    # Behind block 5 lie 3 and 4, behind the first ones all that there are; 6 and 8 stand alone.
+    assert resumable == [0, 1, 2, 2, 2, 5, 5, 5, 5, 5, 10]
+
+
+def test_long_sequence_holds_the_window_and_one_block() -> None:
+    harness = harness_of(max_steps_in_flight=2, num_blocks=64)
+    sequence = make_sequence(3, max_tokens=60)
+    harness.add(sequence)
+    held = []
+    while harness.scheduler.has_work():
+        harness.step()
+        held.append(sequence.window_tables[0].num_held if sequence.window_tables else 0)
+    assert harness.output[sequence.id] == harness.reference(sequence)[0]
+    assert max(held) == MOST
+
+
+def test_long_prompt_is_computed_in_chunks_as_large_as_there_are_blocks() -> None:
+    harness = harness_of(5, max_num_batched_tokens=40)
+    sequence = make_sequence(50, max_tokens=2)
+    harness.add(sequence)
+    chunks = []
+    while harness.scheduler.has_work():
+        harness.step()
+        chunks.append(harness.runner.plans[-1].num_tokens)
+        assert not sequence.window_tables or sequence.window_tables[0].num_held <= MOST
+    # Five blocks at first; then what is left beside the window that the next tokens see.
+    assert chunks[:3] == [20, 12, 12]
+    assert harness.output[sequence.id] == harness.reference(sequence)[0]
+
+
+def test_same_prompt_hits_while_its_window_is_there() -> None:
+    harness = harness_of()
+    first, second = (make_sequence(range(1, 30), max_tokens=1) for _ in range(2))
+    harness.add(first)
+    harness.run()
+    harness.add(second)
+    harness.run()
+    assert second.num_cached_tokens == 28
+
+
+def test_blocks_left_behind_are_reused_before_windows_of_ended_sequences() -> None:
+    harness = harness_of(9, num_blocks=200)
+    ended = make_sequence(range(1, 30), max_tokens=1)
+    harness.add(ended)
+    harness.run()
+    harness.add(make_sequence(100, max_tokens=1))
+    harness.run()
+    again = make_sequence(range(1, 30), max_tokens=1)
+    harness.add(again)
+    harness.run()
+    assert again.num_cached_tokens == 28
+
+
+def test_second_sight_of_a_prefix_keeps_its_window() -> None:
+    """Prompts that share 20 tokens and go on for longer than the window: the third one hits."""
+    harness = harness_of(10, num_blocks=300)
+    cached = []
+    for number in range(4):
+        sequence = make_sequence([*range(1, 21), *range(1000 * (number + 1), 1000 * (number + 1) + 40)], max_tokens=1)
+        harness.add(sequence)
+        harness.run()
+        cached.append(sequence.num_cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] < 20
+    assert cached[2:] == [20, 20]
+
+
+def test_admission_waits_for_blocks_of_a_window() -> None:
+    harness = harness_of(2 * MOST, max_num_seqs=4)
+    sequences = [make_sequence(12, max_tokens=20) for _ in range(3)]
+    harness.add(*sequences)
+    harness.step()
+    assert [bool(sequence.window_tables) for sequence in sequences] == [True, True, False]
+    harness.run()
+    assert all(harness.output[s.id] == harness.reference(s)[0] for s in sequences)
+
+
+def test_free_blocks_are_scaled_to_the_group_that_has_fewest() -> None:
+    harness = harness_of(6, num_blocks=60)
+    assert harness.scheduler.stats.free_blocks == 60
+    harness.add(make_sequence(4, max_tokens=30))
+    harness.step()
+    assert harness.scheduler.stats.free_blocks == 50
+
+
+def test_group_that_cannot_hold_one_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="window of 64 tokens must be at least 17"):
+        SchedulerConfig(4, 100, 1, 8, 1000, windows=(WindowConfig(64, 16),))
+    SchedulerConfig(4, 100, 1, 8, 20, windows=(WindowConfig(64, 5),))
