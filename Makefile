@@ -13,13 +13,14 @@ COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/gpu_worker
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up test computing-tests waiting-tests chaos clients lint audit mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test computing-tests waiting-tests chaos clients lint docs audit mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
 	@echo "make test    run the default tests (ARGS=\"-k scheduler\" for some, ARGS=\"-m slow\" for the long ones, ARGS=--cov for"
 	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make docs    the documentation as a site in build/docs (ARGS=serve shows it while you write)"
 	@echo "make audit   known vulnerabilities of the packages that we need, from PyPI; without a network it says so and passes"
 	@echo "make clients run the client libraries against the whole system; installs them beside (ARGS=\"-k openai\")"
 	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
@@ -64,6 +65,9 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --config-file ops/mkdocs.yml
+
 audit: $(VENV)/.dev
 	@exec $(BIN)/python -m ops.dependency_audit
 
@@ -91,7 +95,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
-$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.mutants: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.docs $(VENV)/.mutants: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	@echo "Installing headrace[$*] into $(VENV)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$*]'
 	@touch $@

@@ -140,6 +140,16 @@ class Machine:
             )
         self._started.append(container.process)
 
+    def start_shell(self, container: Container) -> subprocess.Popen[bytes]:
+        """Run its command with a pipe as its standard input; what it prints goes to its log."""
+        with container.log.open("ab") as output:
+            process = subprocess.Popen(
+                self._command(container, container.command), stdin=subprocess.PIPE, stdout=output, stderr=output
+            )
+        self._started.append(process)
+        container.process = process
+        return process
+
     def execute(
         self, container: Container, command: Sequence[str], timeout_s: float = 30
     ) -> subprocess.CompletedProcess[str]:
@@ -182,11 +192,12 @@ class Machine:
 def _programs(directory: Path) -> Path:
     """Make a folder with the programs that images bring: ours, the servers, and Alpine's `nc -z HOST PORT`."""
     directory.mkdir()
-    (directory / "python").symlink_to(sys.executable)
+    # A link would not find the packages of the environment.
+    (directory / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (directory / "headrace").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m ops.cli "$@"\n')
     connect = "import socket, sys; socket.create_connection((sys.argv[2], int(sys.argv[3])), 2)"
     (directory / "nc").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{connect}' \"$@\"\n")
-    for name in ("headrace", "nc"):
+    for name in ("python", "headrace", "nc"):
         (directory / name).chmod(0o755)
     (directory / "nats-server").symlink_to(find_binary("nats-server"))
     redis = _redis()

@@ -1,0 +1,23 @@
+"""Generated pages are current, and the site has every page."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from ops.docs_site.configuration import page
+from tests.architecture.source import ROOT
+
+DOCS = ROOT / "ops" / "docs"
+
+
+def test_configuration_page_is_current() -> None:
+    current = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    assert page() == current, "run: python -m ops.docs_site.configuration > ops/docs/configuration.md"
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    named = set(re.findall(r"[\w/-]+\.md", yaml.dump(yaml.safe_load((ROOT / "ops" / "mkdocs.yml").read_text())["nav"])))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")}
+    assert (named - pages, pages - named) == (set(), set())
