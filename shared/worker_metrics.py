@@ -76,6 +76,9 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         resident_bytes: Its memory.
         gpus: Its GPUs; none on a CPU, or where NVML cannot be asked.
         kv_groups: The KV cache by kinds of memory.
+        expert_tokens: Times that an expert of a mixture was given a token, over all layers.
+        expert_imbalance: The most that an expert got over the mean of its layer, where that is most; 0 without experts.
+        unused_experts: Experts, over all layers, that no token went to.
     """
 
     prompt_tokens: Counter = 0
@@ -97,3 +100,6 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     resident_bytes: Counter = 0
     gpus: Annotated[tuple[GpuReading, ...], Meta(max_length=MAX_GPUS)] = ()
     kv_groups: Annotated[tuple[KvGroup, ...], Meta(max_length=MAX_KV_GROUPS)] = ()
+    expert_tokens: Counter = 0
+    expert_imbalance: Amount = 0.0
+    unused_experts: Counter = 0

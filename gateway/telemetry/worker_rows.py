@@ -75,6 +75,14 @@ WORKER_ROWS = (
     _own("draining", "gauge", "1: it takes no more requests.", lambda b, m: b.draining),
     _own("start_time_seconds", "gauge", "Unix time of its start.", lambda b, m: b.started),
     _own("process_cpu_seconds_total", "counter", "Processor time of its process.", lambda b, m: m.cpu_seconds),
+    _own("expert_tokens_total", "counter", "Times that an expert was given a token.", lambda b, m: m.expert_tokens),
+    _own(
+        "expert_imbalance",
+        "gauge",
+        "The most tokens of an expert over the mean of its layer, in the layer where that is most; 0 without experts.",
+        lambda b, m: m.expert_imbalance,
+    ),
+    _own("unused_experts", "gauge", "Experts that no token went to, over all layers.", lambda b, m: m.unused_experts),
     _own("process_resident_memory_bytes", "gauge", "Memory of its process.", lambda b, m: m.resident_bytes),
 )
 STEP_TOKENS_ROW = MetricRow("vllm:iteration_tokens_total", "histogram", ENGINE, "Tokens of each step.")

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from nats.aio.msg import Msg
@@ -39,6 +40,9 @@ from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, en
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 
+if TYPE_CHECKING:
+    from gpu_worker.layers.expert_loads import ExpertLoads
+
 GATEWAY_CHECK_INTERVAL_S = 1.0
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
 
@@ -62,6 +66,7 @@ class Consumer:
         limits: StreamLimits,
         tasks: TaskSupervisor,
         gpu: GpuMonitor,
+        experts: ExpertLoads | None = None,
     ) -> None:
         """Join the parts; nothing happens before `start`."""
         self._log_limit = LogLimit(_log)
@@ -85,7 +90,7 @@ class Consumer:
         )
         self._batch_queue = BatchQueues(nats, source.model, limits, self._batch_capacity, batch.take, tasks)
         self._gpu = gpu
-        self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu)
+        self._metrics = MetricsSource(engine, self._interactive_queue, self._batch_queue, batch, gpu, experts)
         outbox.on_unsent = self._abandon
         outbox.on_too_large = self._refuse_too_large
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_queues import BatchQueues
@@ -13,6 +14,9 @@ from shared.histogram import Histogram
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.worker_metrics import HistogramCounts, KvGroup, WorkerMetrics
 
+if TYPE_CHECKING:
+    from gpu_worker.layers.expert_loads import ExpertLoads
+
 # Heartbeats are more frequent than anybody looks at metrics.
 REFRESH_S = 0.5
 
@@ -21,7 +25,13 @@ class MetricsSource:
     """Reads the counts of engine, queues and process. Keeps the last reading for a moment; counts nothing itself."""
 
     def __init__(
-        self, engine: EngineThread, interactive: PullQueue, batch: BatchQueues, lane: BatchLane, gpu: GpuMonitor
+        self,
+        engine: EngineThread,
+        interactive: PullQueue,
+        batch: BatchQueues,
+        lane: BatchLane,
+        gpu: GpuMonitor,
+        experts: ExpertLoads | None = None,
     ) -> None:
         """Read these."""
         self._engine = engine
@@ -29,6 +39,7 @@ class MetricsSource:
         self._batch = batch
         self._lane = lane
         self._gpu = gpu
+        self._experts = experts
         self._metrics: WorkerMetrics | None = None
         self._read_at = 0.0
 
@@ -42,6 +53,7 @@ class MetricsSource:
     def _read(self) -> WorkerMetrics:
         stats, counts, batch = self._engine.stats, self._engine.counts, self._batch
         used = stats.total_blocks - stats.free_blocks
+        experts = None if self._experts is None else self._experts.read()
         return WorkerMetrics(
             prompt_tokens=stats.num_prefix_queries,
             prefix_hits=stats.num_prefix_hits,
@@ -62,6 +74,9 @@ class MetricsSource:
             resident_bytes=resident_bytes(),
             gpus=self._gpu.readings,
             kv_groups=(KvGroup("full", used, stats.total_blocks),),
+            expert_tokens=0 if experts is None else experts.tokens,
+            expert_imbalance=0.0 if experts is None else experts.imbalance,
+            unused_experts=0 if experts is None else experts.unused,
         )
 
 

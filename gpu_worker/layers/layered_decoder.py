@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_parts import LayerParts, RecurrentBlock
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_weights import LayerWeights, NormWeights
+from gpu_worker.layers.mixture import Mixture
 from kernels.state_rows import StateRows
 
 
@@ -61,6 +63,11 @@ class DecoderLayer:
         if state is not None:
             assert isinstance(self._mixer, RecurrentBlock)
             self._mixer.replay(state.kept_drafts(places), state, rows)
+
+    @property
+    def tokens_per_expert(self) -> torch.Tensor | None:
+        """Counts of the layer's mixture, `[num_experts]` int64; None where it has none."""
+        return self._feed_forward.tokens_per_expert if isinstance(self._feed_forward, Mixture) else None
 
     def add_to(
         self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext
@@ -140,6 +147,11 @@ class LayeredDecoder:
         """Do what `CausalLM.replay_drafts` promises."""
         for layer, state in zip(self._layers, states, strict=True):
             layer.replay(places, state, rows)
+
+    def expert_loads(self) -> ExpertLoads | None:
+        """Return what reads how tokens fall on experts; None where there are no mixtures."""
+        counters = [counter for layer in self._layers if (counter := layer.tokens_per_expert) is not None]
+        return ExpertLoads(counters) if counters else None
 
     def first(self, num_layers: int) -> LayeredDecoder:
         """Do what `DecoderForm` promises."""

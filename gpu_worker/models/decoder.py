@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.decoder_form import DecoderForm
+from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
@@ -110,6 +111,10 @@ class CausalLM:
         short.config = self.config.first(num_layers)
         short._decoder = self._decoder.first(num_layers)
         return short
+
+    def expert_loads(self) -> ExpertLoads | None:
+        """Return what reads how tokens fall on experts; None where there are no mixtures."""
+        return self._decoder.expert_loads() if isinstance(self._decoder, LayeredDecoder) else None
 
     def head_in(self, dtype: torch.dtype) -> LMHead:
         """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""

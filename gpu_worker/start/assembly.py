@@ -101,6 +101,7 @@ class Worker:
             limits=limits,
             tasks=tasks,
             gpu=GpuMonitor(setup.gpu_uuid),
+            experts=setup.experts,
         )
         relay.handle = self.consumer.accept
 

@@ -27,6 +27,8 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gpu_worker.execution.runner import TorchModelRunner
+    from gpu_worker.layers.expert_loads import ExpertLoads
     from gpu_worker.models.config import ModelConfig
 
 SIMULATED_NUM_BLOCKS = 32_768
@@ -42,11 +44,13 @@ class EngineSetup:
 
     Attributes:
         gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
+        experts: Reads how tokens fall on the model's experts; None where it has none.
     """
 
     engine: Engine
     scheduler: SchedulerConfig
     gpu_uuid: str | None = None
+    experts: ExpertLoads | None = None
 
 
 def build_engine(
@@ -60,7 +64,7 @@ def build_engine(
     check_speculation(config, tokenizer)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
-    gpu_uuid = None
+    gpu_uuid = experts = None
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
             config.simulate,
@@ -73,7 +77,8 @@ def build_engine(
             config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS
         )
     else:
-        runner, scheduler = _load_model(config, directory, start_up or StartUp())
+        loaded, scheduler = _load_model(config, directory, start_up or StartUp())
+        runner, experts = loaded, loaded.model.expert_loads()
         gpu_uuid = _gpu_uuid(config.device)
     _log.info(
         "engine ready",
@@ -87,12 +92,12 @@ def build_engine(
             "speculative": config.speculative,
         },
     )
-    return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler, gpu_uuid)
+    return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler, gpu_uuid, experts)
 
 
 def _load_model(
     config: WorkerConfig, directory: ModelDirectory, start_up: StartUp
-) -> tuple[ModelRunner, SchedulerConfig]:
+) -> tuple[TorchModelRunner, SchedulerConfig]:
     import torch
 
     from gpu_worker.execution.build import build_runner

@@ -8,9 +8,10 @@ Blocks that were never written hold NaN, which would end every request that read
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -79,15 +80,17 @@ class Parts:
     proposer: Proposer | None
 
 
-def save_models(directory: Path) -> Models:
-    """Save a model and what drafts for it, and load both models."""
-    model = save_tiny_model(directory / "target")
+def save_models(directory: Path, save: Callable[[Path], Any] = save_tiny_model) -> Models:
+    """Save a model and what drafts for it, and load both models; `save` makes one of two layers."""
+    model = save(directory / "target")
     model.config.max_position_embeddings = MAX_LEN
     with torch.no_grad():
         model.lm_head.weight[:NUM_SHARP_TOKENS] *= 1.5
         model.lm_head.weight[NUM_SHARP_TOKENS:] *= 0.2
         model.model.layers[1].self_attn.o_proj.weight *= 0.5
-        model.model.layers[1].mlp.down_proj.weight *= 0.5
+        for name, parameter in model.model.layers[1].named_parameters():
+            if "down_proj" in name:
+                parameter *= 0.5
         model.save_pretrained(directory / "target")
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.layers.expert_loads import ExpertLoad
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from shared.sampling import Sampling
@@ -69,3 +70,17 @@ def test_other_options_and_names_equal_transformers(tmp_path: Path, name: str) -
     oracle = save_case(MORE_CASES[name], tmp_path)
     assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
     assert_answers_are_greedy(tmp_path, oracle)
+
+
+def test_tokens_of_experts_are_counted(tmp_path: Path) -> None:
+    save_case(CASES["qwen3-moe"], tmp_path)
+    model = load_model(tmp_path, torch.float32, CPU)
+    loads = model.expert_loads()
+    assert loads is not None
+    assert loads.read() == ExpertLoad(tokens=0, imbalance=0.0, unused=7)
+    PagedRun(model, [random_tokens(30)]).step({0: 30})
+    load = loads.read()
+    # The first of the two layers is dense, and a token gets three of the other's seven experts.
+    assert load.tokens == 30 * 3
+    assert 1 < load.imbalance <= 7 / 3
+    assert load.unused < 4

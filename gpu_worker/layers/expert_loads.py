@@ -1,0 +1,45 @@
+"""How evenly a model's tokens fall on its experts, as a few numbers for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """Tokens on experts since the model was loaded.
+
+    Attributes:
+        tokens: Times that an expert was given a token, over all layers.
+        imbalance: The most that an expert got over the mean of its layer, in the layer where that is most; 0 before
+            the first token.
+        unused: Experts, over all layers, that no token went to.
+    """
+
+    tokens: int
+    imbalance: float
+    unused: int
+
+
+class ExpertLoads:
+    """Reads the counters of a model's mixtures; any thread may do so while steps are computed."""
+
+    __slots__ = ("_counters", "_stream")
+
+    def __init__(self, tokens_per_expert: Sequence[torch.Tensor]) -> None:
+        """Read these, one a layer: `[num_experts]` int64, all on one device."""
+        self._counters = tuple(tokens_per_expert)
+        device = self._counters[0].device
+        # A stream of its own, because that of the model has steps before and behind whatever is put into it.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def read(self) -> ExpertLoad:
+        """Return the numbers of this moment."""
+        with torch.cuda.stream(self._stream):
+            counts = [counter.cpu().double() for counter in self._counters]
+        busiest = [float(layer.max() / layer.mean()) for layer in counts if layer.any()]
+        unused = sum(int((layer == 0).sum()) for layer in counts)
+        return ExpertLoad(int(sum(float(layer.sum()) for layer in counts)), max(busiest, default=0.0), unused)
