@@ -66,8 +66,7 @@ class Worker:
         relay = StepRelay(asyncio.get_running_loop())
         tasks = TaskSupervisor()
         self.has_failed = tasks.has_failed
-        self._engine = EngineThread(setup.engine, relay.deliver)
-        sizes = setup.scheduler
+        sizes, self._engine = setup.scheduler, EngineThread(setup.engine, relay.deliver)
         pooled = PooledAnswers(model_tasks)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model_tasks.score_form)
         held = HeldRequests()
