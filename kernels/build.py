@@ -65,6 +65,7 @@ HEADERS = (
     "silu_mul/rows.h",
     "moe/routing.h",
     "moe/mixture.h",
+    "moe/block.h",
     "rope_kv_write/token.h",
     "sampling/philox.h",
     "sampling/row.h",

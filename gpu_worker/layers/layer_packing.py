@@ -7,18 +7,27 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits
-from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, NormWeights, Projection
+from gpu_worker.layers.layer_weights import (
+    AttentionWeights,
+    GatedWeights,
+    LayerWeights,
+    MixtureWeights,
+    NormWeights,
+    Projection,
+)
+from gpu_worker.layers.mixture_shape import MixtureShape
 from kernels.activation import Activation
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackLayer
 from kernels.linear.forms import SplitWeight
 from kernels.linear.panels import PanelMatrix, pack_panels
+from kernels.moe.cpu import MAX_EXPERTS, CpuMixture, make_cpu_mixture
 
 
 def can_pack(traits: LayerTraits) -> bool:
-    """Say whether the fused kernels compute such a layer: rotated attention, and a gated block with SiLU."""
+    """Say whether the fused kernels compute such a layer: rotated attention, and a gated block with SiLU or experts."""
     mixer, feed_forward = traits.mixer, traits.feed_forward
-    if not (isinstance(mixer, AttentionShape) and isinstance(feed_forward, GatedShape)):
+    if not (isinstance(mixer, AttentionShape) and isinstance(feed_forward, GatedShape | MixtureShape)):
         return False
     return (
         mixer.scale is None
@@ -27,8 +36,19 @@ def can_pack(traits: LayerTraits) -> bool:
         and mixer.rotary is not None
         and mixer.head_norm is not HeadNorm.WHOLE
         and not (mixer.has_sinks or mixer.output_gate)
-        and feed_forward.activation is Activation.SILU
+        and (
+            _can_pack_mixture(feed_forward) if isinstance(feed_forward, MixtureShape) else _can_pack_gated(feed_forward)
+        )
     )
+
+
+def _can_pack_gated(shape: GatedShape) -> bool:
+    return shape.activation is Activation.SILU
+
+
+def _can_pack_mixture(shape: MixtureShape) -> bool:
+    is_even = shape.expert_size % 2 == 0
+    return shape.num_experts <= MAX_EXPERTS and is_even and shape.shared_size == 0 and not shape.weighs_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +62,6 @@ class LayerPacking:
         """Pack the matrices of a layer that `can_pack` lets pass, and make the others float32."""
         mixer, feed_forward = weights.mixer, weights.feed_forward
         assert isinstance(mixer, AttentionWeights)
-        assert isinstance(feed_forward, GatedWeights)
         before_feed_forward = _plain(weights.norms.before_feed_forward)
         assert before_feed_forward is not None
         head_norm = mixer.head_norm
@@ -51,11 +70,18 @@ class LayerPacking:
             qkv=self._parts(mixer.qkv),
             output=self.matrix(mixer.output),
             mlp_norm=before_feed_forward,
-            gate_up=self._parts(feed_forward.gate_up, is_gated=True),
-            down=self.matrix(feed_forward.down),
+            gate_up=self._parts(feed_forward.gate_up, is_gated=True) if isinstance(feed_forward, GatedWeights) else (),
+            down=self.matrix(feed_forward.down) if isinstance(feed_forward, GatedWeights) else None,
+            mixture=self._mixture(feed_forward) if isinstance(feed_forward, MixtureWeights) else None,
             query_norm=None if head_norm is None else head_norm.query.float(),
             key_norm=None if head_norm is None else head_norm.key.float(),
             sliding_window=mixer.shape.sliding_window,
+        )
+
+    def _mixture(self, weights: MixtureWeights) -> CpuMixture:
+        router = self.matrix(weights.router)
+        return make_cpu_mixture(
+            self.library, router, weights.rule, weights.gate_up, weights.down, weights.activation, self.dtype
         )
 
     def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PanelMatrix]:

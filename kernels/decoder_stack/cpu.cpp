@@ -53,7 +53,7 @@ EXPORT_STRUCTURE(Matrix, FIELD_AT(weight, dense.weight), FIELD_AT(bias, dense.bi
                  FIELD_AT(dtype, dense.dtype), FIELD(quantized))
 EXPORT_STRUCTURE(Layer, FIELD(attention_norm), FIELD(mlp_norm), FIELD(query_norm), FIELD(key_norm), FIELD(qkv),
                  FIELD(gate_up), FIELD(output), FIELD(down), FIELD(key_cache), FIELD(value_cache), FIELD(kv_scales),
-                 FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up))
+                 FIELD(router), FIELD(routing), FIELD(mixture), FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up))
 EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FIELD(hidden_norm), FIELD(cos_sin),
                  FIELD(final_norm), FIELD(layers), FIELD(tapped_layers), FIELD(num_tapped), FIELD(is_stream_normed),
                  FIELD(num_layers), FIELD(vocab_size), FIELD(max_positions), FIELD(hidden_size),

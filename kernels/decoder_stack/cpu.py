@@ -22,6 +22,7 @@ from kernels.cpu_structures import (
 )
 from kernels.layer_cache import LayerCache
 from kernels.linear.panels import PanelMatrix, matrix_structure
+from kernels.moe.cpu import CpuMixture
 
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
@@ -51,7 +52,8 @@ class StackLayer:
     Attributes:
         attention_norm: `[hidden_size]`, or None where attention takes the stream as it is.
         qkv: One matrix, or up to three, side by side, where no single form holds all features.
-        gate_up: One matrix, packed with `is_gated`, or two side by side.
+        gate_up: One matrix, packed with `is_gated`, or two side by side; none in a layer with experts.
+        mixture: The experts of a layer that has no `down`.
         query_norm: `[head_dim]`, or None, as is `key_norm`, where heads are not normalised.
         sliding_window: Tokens a query sees, itself included; None is unlimited.
     """
@@ -60,8 +62,9 @@ class StackLayer:
     qkv: Sequence[PanelMatrix]
     output: PanelMatrix
     mlp_norm: torch.Tensor
-    gate_up: Sequence[PanelMatrix]
-    down: PanelMatrix
+    gate_up: Sequence[PanelMatrix] = ()
+    down: PanelMatrix | None = None
+    mixture: CpuMixture | None = None
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     sliding_window: int | None = None
@@ -242,6 +245,7 @@ def check_fault(fault: int) -> None:
 
 
 def _layer_structure(layer: StackLayer) -> LayerStructure:
+    mixture = layer.mixture
     return LayerStructure(
         attention_norm=None if layer.attention_norm is None else layer.attention_norm.data_ptr(),
         mlp_norm=layer.mlp_norm.data_ptr(),
@@ -250,7 +254,10 @@ def _layer_structure(layer: StackLayer) -> LayerStructure:
         qkv=(MatrixStructure * MAX_PARTS)(*map(matrix_structure, layer.qkv)),
         output=matrix_structure(layer.output),
         gate_up=(MatrixStructure * 2)(*map(matrix_structure, layer.gate_up)),
-        down=matrix_structure(layer.down),
+        down=MatrixStructure() if layer.down is None else matrix_structure(layer.down),
+        router=MatrixStructure() if mixture is None else matrix_structure(mixture.router),
+        routing=None if mixture is None else ctypes.addressof(mixture.routing),
+        mixture=None if mixture is None else ctypes.addressof(mixture.experts.structure),
         sliding_window=layer.sliding_window or 0,
         num_qkv=len(layer.qkv),
         num_gate_up=len(layer.gate_up),

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "../linear/matrix.h"
+#include "../moe/block.h"
 #include "../paged_attention/attention.h"
 #include "../rope_kv_write/token.h"
 #include "../silu_mul/rows.h"
@@ -16,7 +17,7 @@ namespace headrace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
-constexpr int kOperationsPerLayer = 17;  // At most: in parts, and quantized throughout.
+constexpr int kOperationsPerLayer = 20;  // At most: in parts, with experts, and quantized throughout.
 constexpr int kOperationsBeside = 4;     // Before and behind the layers, at most.
 
 struct Layer {
@@ -30,6 +31,9 @@ struct Layer {
   void* key_cache;
   void* value_cache;
   void* kv_scales;  // Null unless the cache has eight bits.
+  Matrix router;  // Of a layer with experts, which has neither gate_up nor down.
+  const Routing* routing;
+  const Mixture* mixture;  // Null where there are none.
   int32_t sliding_window;
   int32_t num_qkv, num_gate_up;
 };
@@ -79,7 +83,20 @@ int64_t prepared_bytes(const Stack& stack, int64_t num_tokens) {
     for (int part = 0; part < layer.num_qkv; ++part) include(layer.qkv[part]);
     for (int part = 0; part < layer.num_gate_up; ++part) include(layer.gate_up[part]);
     include(layer.output);
+    include(layer.router);
     include(layer.down);
+  }
+  return bytes;
+}
+
+// Memory for the experts of any layer.
+template <typename T>
+int64_t mixture_bytes(const Stack& stack, int64_t num_tokens) {
+  int64_t bytes = 0;
+  for (int i = 0; i < stack.num_layers; ++i) {
+    const Layer& layer = stack.layers[i];
+    if (!layer.mixture) continue;
+    bytes = std::max(bytes, MixtureMemory<T>(*layer.routing, *layer.mixture, num_tokens, nullptr).bytes);
   }
   return bytes;
 }
@@ -91,7 +108,7 @@ struct Scratch {
   float* residual;
   T *joined, *normed, *qkv, *attended, *gated;
   float* gate_up;
-  char* prepared;
+  char *prepared, *experts;
   int64_t bytes;
 
   Scratch(const Stack& stack, int64_t num_tokens, char* memory) {
@@ -108,6 +125,7 @@ struct Scratch {
                                        [](const Layer& layer) { return layer.num_gate_up > 1; });
     gate_up = pieces.take<float>(has_parts ? num_tokens * stack.intermediate_size * 2 : 0);
     prepared = pieces.take<char>(prepared_bytes<T>(stack, num_tokens));
+    experts = pieces.take<char>(mixture_bytes<T>(stack, num_tokens));
     bytes = pieces.bytes;
   }
 };
@@ -282,6 +300,25 @@ struct Walk {
     });
   }
 
+  // Scores the experts, routes each token to some of them, and adds what they make of it.
+  void mix(const Layer& layer) {
+    const Routing& routing = *layer.routing;
+    const int count = routing.num_experts, top_k = routing.top_k, size = stack.hidden_size;
+    const MixtureMemory<T> memory(routing, *layer.mixture, step.num_tokens, scratch.experts);
+    normalise_for(layer.router, layer.mlp_norm);
+    multiply_rows<Finish::kStoreFloat>(layer.router, scratch.normed, memory.logits, count);
+    each_token([&](int64_t token) {
+      route_row(routing, memory.logits + token * count, memory.ids + token * top_k, memory.weights + token * top_k);
+    });
+    const Chosen chosen{memory.ids, memory.weights, step.num_tokens, top_k};
+    const MixtureScratch<T> rows(*layer.mixture, step.num_tokens, top_k, memory.experts);
+    MixtureWalk<T> walk{*layer.mixture, chosen, rows, scratch.normed, size, operation};
+    walk.run([&](int64_t token, int column, int columns, Floats sum) {
+      add_columns(scratch.residual + token * size + column, columns, sum);
+    });
+    operation = walk.operation;
+  }
+
   void run(const Layer& layer) {
     project(layer);
     switch (stack.cache_dtype) {
@@ -294,6 +331,7 @@ struct Walk {
     attend(layer);
     prepare(layer.output, scratch.attended);
     multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);
+    if (layer.mixture) return mix(layer);
     gate(layer);
     prepare(layer.down, scratch.gated);
     multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
@@ -78,15 +79,7 @@ def _layout(form: WeightForm) -> tuple[object, ...] | None:
 class CpuExperts:
     """Experts on packed weights. Owns the memory between operations: one thread calls it at a time."""
 
-    __slots__ = (
-        "_library",
-        "_matrices",
-        "_packed",
-        "_scratch",
-        "_structure",
-        "_takes_bfloat16",
-        "tokens_per_expert",
-    )
+    __slots__ = ("_library", "_matrices", "_packed", "_scratch", "_takes_bfloat16", "structure", "tokens_per_expert")
 
     def __init__(
         self,
@@ -103,7 +96,7 @@ class CpuExperts:
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64)
         matrices = [(MatrixStructure * num_experts)(*map(matrix_structure, parts)) for parts in (gate_up, down)]
         self._matrices = matrices
-        self._structure = MixtureStructure(
+        self.structure = MixtureStructure(
             ctypes.addressof(matrices[0]),
             ctypes.addressof(matrices[1]),
             self.tokens_per_expert.data_ptr(),
@@ -132,7 +125,7 @@ class CpuExperts:
         num_tokens, top_k = ids.shape
         ids, weights = ids.contiguous(), weights.contiguous()
         number = DTYPE_NUMBERS[x.dtype]
-        structure = ctypes.byref(self._structure)
+        structure = ctypes.byref(self.structure)
         scratch = self._memory(self._library.experts_scratch(structure, number, num_tokens, top_k))
         result = torch.empty(x.shape, dtype=x.dtype)
         self._library.experts(
@@ -156,14 +149,63 @@ class CpuExperts:
         return self._scratch.data_ptr()
 
 
-def pack_experts(library: CpuLibrary, weights: ExpertWeights, *, is_gated: bool) -> tuple[PanelMatrix, ...]:
-    """Pack the matrices of all experts; the plain ones can be freed afterwards."""
+def pack_experts(
+    library: CpuLibrary, weights: ExpertWeights, dtype: torch.dtype | None = None, *, is_gated: bool
+) -> tuple[PanelMatrix, ...]:
+    """Pack the matrices of all experts; the plain ones can be freed afterwards.
+
+    Args:
+        library: Knows the width of a panel on this machine.
+        weights: On a CPU.
+        dtype: Of the inputs, and of what becomes dense: experts of different forms, or of those that no kernel knows.
+            None keeps what `can_pack_experts` lets pass as it is.
+        is_gated: As for `kernels.linear.dense.cpu.pack`.
+    """
+    forms = weights.forms
+    if dtype is not None and not can_pack_experts(weights):
+        forms = tuple(DenseWeight(form.dequantize().to(dtype)) for form in forms)
 
     def dtype_of(form: WeightForm) -> torch.dtype:
         """Return the type that a dense matrix keeps."""
         return form.weight.dtype if isinstance(form, DenseWeight) else torch.float32
 
     return tuple(
-        pack_panels(library, form, dtype_of(form), weights.bias_of(expert), is_gated=is_gated)
-        for expert, form in enumerate(weights.forms)
+        pack_panels(library, form, dtype or dtype_of(form), weights.bias_of(expert), is_gated=is_gated)
+        for expert, form in enumerate(forms)
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuMixture:
+    """Router, rule and experts as the decoder stack takes them.
+
+    Attributes:
+        router: `[num_experts, hidden_size]`.
+        routing: Describes the rule, by the address of its bias.
+        rule: Kept alive with it.
+    """
+
+    router: PanelMatrix
+    routing: RoutingStructure
+    rule: RoutingRule
+    experts: CpuExperts
+
+
+def make_cpu_mixture(
+    library: CpuLibrary,
+    router: PanelMatrix,
+    rule: RoutingRule,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    activation: GatedActivation,
+    dtype: torch.dtype,
+) -> CpuMixture:
+    """Pack a mixture for a decoder stack that computes in `dtype`."""
+    experts = CpuExperts(
+        library,
+        pack_experts(library, gate_up, dtype, is_gated=True),
+        pack_experts(library, down, dtype, is_gated=False),
+        activation,
+        0,
+    )
+    return CpuMixture(router, routing_structure(rule, gate_up.num_experts), rule, experts)
