@@ -20,6 +20,16 @@ from shared.histogram import Histogram
 from shared.process_usage import cpu_seconds, resident_bytes
 
 ERROR_BUCKETS_S = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "shed": ("overloaded", "queue_full", "no_worker"),
+        "limited": ("requests", "tokens", "concurrency"),
+        "promises": ("made", "kept", "broken", "unused"),
+        "redispatches": ("worker_dead", "gap", "handoff", "silent", "unclaimed", "nats_restart", "cancelled", "early"),
+        "sequences": ("completed", "failed", "cancelled"),
+        "dead_letters": ("worker_lost", "attempts_exhausted"),
+    }
+)
 RETRY_ERROR_BUCKETS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
@@ -95,12 +105,11 @@ class GatewayMetrics:
     def __init__(self) -> None:
         """Begin at zero."""
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.shed: Counter[str] = Counter()
-        self.limited: Counter[str] = Counter()
-        self.promises: Counter[str] = Counter()
-        self.redispatches: Counter[str] = Counter()
-        self.sequences: Counter[str] = Counter()
-        self.dead_letters: Counter[str] = Counter()
+        self.shed, self.limited, self.promises, self.redispatches, self.sequences, self.dead_letters = (
+            # Each known reason is there from the start: Prometheus sees no increase in what begins with a 1.
+            Counter(dict.fromkeys(REASONS[name], 0))
+            for name in ("shed", "limited", "promises", "redispatches", "sequences", "dead_letters")
+        )
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.completion_tokens = 0

@@ -34,6 +34,7 @@ from shared.bounds import (
     TenantName,
     TokenIds,
     TokensPerSecond,
+    TraceParent,
     UnixSeconds,
     Version,
 )
@@ -72,6 +73,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         return_prompt_token_ids: Send the prompt's token ids with the first generated token.
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
+        traceparent: W3C's name of the span that this request is part of, when requests are traced.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
     """
@@ -102,6 +104,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     truncate_prompt_tokens: NumTruncatedTokens | None = None
     cache_salt: CacheSalt | None = None
     return_prompt_token_ids: bool = False
+    traceparent: TraceParent | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

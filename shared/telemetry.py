@@ -1,4 +1,4 @@
-"""Logging: one line an event, `time level logger message key=value ...`, to standard error.
+"""Logging: one line an event, `time level logger message key=value ...` or a JSON object, to standard error.
 
 Code logs a constant message and puts what varies into `extra`, so that lines can be searched by message and parsed by
 key. Values are quoted when they hold spaces, and never span lines: what a client sends cannot forge a log line.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
 
 _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _MAX_VALUE_LENGTH = 500
+# Tracebacks are worth more room; what a client sends is bounded where it is logged.
+_MAX_JSON_LENGTH = 20_000
 
 
 class LineFormatter(logging.Formatter):
@@ -35,20 +39,51 @@ class LineFormatter(logging.Formatter):
         return " ".join(parts) + self._suffix
 
 
-def configure_logging(level: str, **fields: str) -> None:
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        """Add `fields` to every line, e.g. the process's role and name."""
+        super().__init__()
+        self._fields = fields
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; an exception's traceback becomes `trace`."""
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{clock}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD_FIELDS}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps({key: _plain(value) for key, value in (line | self._fields).items()})
+
+
+def configure_logging(level: str, log_format: str = "text", **fields: str) -> None:
     """Send the process's log lines of at least this level to standard error, replacing earlier handlers.
 
     Args:
         level: One of `LEVELS`.
+        log_format: One of `FORMATS`.
         fields: Appended to every line, e.g. `role="worker"`.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(fields))
+    handler.setFormatter(JsonFormatter(fields) if log_format == "json" else LineFormatter(fields))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # What torch tells of itself helps nobody who runs a server.
     logging.getLogger("torch").setLevel(max(logging.WARNING, root.level))
+
+
+def _plain(value: object) -> object:
+    """Return what JSON can hold; texts are shortened, and numbers that it cannot hold are texts."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)[:_MAX_JSON_LENGTH]
 
 
 def _one_line(text: str) -> str:

@@ -22,17 +22,25 @@ class Caller:
     Attributes:
         key_id, tenant: Whose request it is.
         request_id: Names the request in log lines.
+        traceparent: Names its span, when requests are traced.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.
     """
 
     def __init__(
-        self, key_id: str, tenant: str, headers: Iterable[tuple[bytes, bytes]], body: bytes, request_id: str = ""
+        self,
+        key_id: str,
+        tenant: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        request_id: str = "",
+        traceparent: str | None = None,
     ) -> None:
         """Read the headers; the body is hashed only when somebody asks."""
         self.key_id = key_id
         self.tenant = tenant
         self.request_id = request_id
+        self.traceparent = traceparent
         self.ticket: str | None = None
         self.is_retry: bool | None = None
         self._body = body

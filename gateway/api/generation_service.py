@@ -21,6 +21,7 @@ from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.counting import count_answer
 from gateway.api.endpoint import Asked, Endpoint, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Ticket
+from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -36,6 +37,9 @@ TICK_S = 0.25
 # A key may have so many times the free places for streams: 7/8 of all if it is alone.
 _STREAMS_PER_FREE_PLACE = 7
 
+# No status of HTTP's: nobody reads it.
+_CLIENT_LEFT = 499
+
 _logger = logging.getLogger(__name__)
 
 
@@ -50,6 +54,7 @@ class GenerationService:
         shedder: Shedder,
         starter: GenerationStarter,
         metrics: GatewayMetrics,
+        observer: RequestObserver,
     ) -> None:
         """Serve with these parts; `tick_forever` must run beside."""
         self._config = config
@@ -58,6 +63,7 @@ class GenerationService:
         self._shedder = shedder
         self._starter = starter
         self._metrics = metrics
+        self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._flusher = Flusher(self._loop)
         self._stream_limits = EventStreamLimits(config.stream_buffer_bytes, config.send_timeout_s)
@@ -78,36 +84,42 @@ class GenerationService:
     async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Answer one request."""
         head = ResponseHead(request_id_of(exchange.head.headers), time.perf_counter(), endpoint.dialect)
+        record = self._observer.begin(endpoint.name, head.request_id, exchange.head.headers)
         try:
-            status = await self._answer(endpoint, exchange, head)
+            status = await self._answer(endpoint, exchange, head, record)
         except ClientGoneError:
             self._metrics.disconnects += 1
+            self._observer.end(record, _CLIENT_LEFT)
             return
         except ApiError as error:
-            status = error.status
+            status, record.error = error.status, error
             exchange.respond(status, head.headers(error.response_headers()), head.dialect.error_body(error))
         except Exception:
             _logger.exception("a request failed", extra={"request_id": head.request_id})
             status = 500
             _report_internal_error(exchange, head)
         self._metrics.requests[(endpoint.name, status)] += 1
+        self._observer.end(record, status)
 
-    async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead) -> int:
+    async def _answer(self, endpoint: Endpoint, exchange: Exchange, head: ResponseHead, record: RequestRecord) -> int:
         principal = self._keys.authenticate(exchange.head.headers)
         body = await exchange.read_body(self._config.max_body_bytes, principal.body_owner)
         with self._place(principal.key_id):
             generation = await endpoint.generation(body, principal)
+            record.parsed(principal, generation)
             principal.check_model(generation.model)
             generation, lease = await self._admit(principal, generation)
             head.limits = lease.headers
             fingerprint = self._starter.fingerprint(generation.model)
             asked = Asked(exchange, generation, head, principal, fingerprint)
             answer = self._new_answer(endpoint, asked)
-            caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, head.request_id)
+            names = (head.request_id, record.traceparent)
+            caller = Caller(principal.key_id, principal.tenant, exchange.head.headers, body, *names)
             tokens_used: int | None = None
             try:
                 is_fresh = _wants_fresh(exchange.head.headers)
                 ticket = await endpoint.start(self._starter, asked, answer, caller, is_fresh)
+                record.dispatched_at = time.monotonic()
                 # A stream may last for minutes: it does not keep its request's bytes.
                 del body, caller, asked
                 try:
@@ -115,10 +127,10 @@ class GenerationService:
                 finally:
                     ticket.leave()
                 tokens_used = _tokens_used(answer, ticket, outcome)
-                return self._note(generation, principal, answer, ticket, outcome, head)
+                return self._note(record, generation, answer, ticket, outcome, head)
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
-                tokens_used = 0
+                tokens_used, record.error = 0, error
                 answer.fail(error)
                 return error.status
             finally:
@@ -163,8 +175,8 @@ class GenerationService:
 
     def _note(
         self,
+        record: RequestRecord,
         generation: Generation,
-        principal: Principal,
         answer: Answer,
         ticket: Ticket,
         outcome: Outcome,
@@ -172,17 +184,19 @@ class GenerationService:
     ) -> int:
         """Count what became of an answer, and return the status it stands for."""
         metrics = self._metrics
-        usage = answer.usage
+        usage = record.usage = answer.usage
+        record.outcome, record.error = outcome.value, answer.error
         is_complete = outcome is Outcome.COMPLETED
-        count_answer(metrics, generation, principal.tenant, usage, head.started, is_complete=is_complete)
+        count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
+            record.first_token_at = record.began_at + ttft_s
             metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
             if ticket.prediction is not None:
                 self._shedder.observe(ticket.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         if outcome is Outcome.DISCONNECTED:
             metrics.disconnects += 1
-            return 499
+            return _CLIENT_LEFT
         if outcome is Outcome.SLOW_READER:
             metrics.slow_readers += 1
             return 408

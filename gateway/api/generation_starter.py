@@ -177,7 +177,8 @@ class GenerationStarter:
     def _dispatch(self, generation: Generation, caller: Caller, sinks: Sequence[Sink]) -> SequenceWindow:
         load = self._dispatcher.fleet.load(generation.model)
         timeout_s = generation.timeout_s or self._timeout_s
-        requests = wire_requests(generation, caller.tenant, self._dispatcher.reply, timeout_s, caller.request_id)
+        reply, names = self._dispatcher.reply, (caller.request_id, caller.traceparent)
+        requests = wire_requests(generation, caller.tenant, reply, timeout_s, *names)
 
         def submit(index: int, sink: Sink) -> Flight:
             prompt, choice = divmod(index, generation.n)

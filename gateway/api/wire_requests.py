@@ -14,7 +14,9 @@ from shared.messages import Request
 _SEED_VALUES = 2**64
 
 
-def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: float, request_id: str) -> list[Request]:
+def wire_requests(
+    generation: Generation, tenant: str, reply: str, timeout_s: float, request_id: str, traceparent: str | None = None
+) -> list[Request]:
     """Return the requests of all choices, in their order.
 
     Args:
@@ -23,6 +25,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
         reply: Subject for the frames.
         timeout_s: Time until the deadline.
         request_id: Names them all in log lines.
+        traceparent: Names the span that they are part of, when requests are traced.
     """
     now = time.time()
     base = secrets.token_urlsafe(12)
@@ -52,6 +55,7 @@ def wire_requests(generation: Generation, tenant: str, reply: str, timeout_s: fl
                     echo=generation.echo,
                     created=now,
                     trace=request_id,
+                    traceparent=traceparent,
                     prediction=generation.prediction,
                     pooling=pooling,
                     suffix=prompt.suffix,

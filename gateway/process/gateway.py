@@ -46,6 +46,7 @@ from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
 from gateway.metrics import GatewayMetrics
 from gateway.process.listeners import Listeners, bind_listeners, url_of
+from gateway.process.observing import observing
 from gateway.process.parent_link import ParentLink, ProcessState
 from gateway.process.process_metrics import MetricsBoard
 from gateway.process.processes import SLOTS_PER_PROCESS, ProcessGroup
@@ -82,10 +83,10 @@ def main(config: GatewayConfig) -> int:
     _tls(config)
     check_auth_settings(asks_for_key=config.auth, host=config.host)
     if config.processes == 1:
-        _configure_logging()
+        _configure_logging(config)
         with contextlib.closing(bind_listeners(config)) as listeners:
             return _run(config, listeners, 0, None, None)
-    configure_logging("info", role="gateway-parent")
+    configure_logging("info", config.log_format, role="gateway-parent")
     listeners = bind_listeners(config)
     board = MetricsBoard(config.processes * SLOTS_PER_PROCESS)
     _logger.info("supervising", extra={"processes": config.processes, "url": listeners.url})
@@ -94,7 +95,7 @@ def main(config: GatewayConfig) -> int:
 
 
 def _run_child(config: GatewayConfig, listeners: Listeners, board: MetricsBoard, slot: int, link: ParentLink) -> int:
-    _configure_logging(process=str(slot))
+    _configure_logging(config, process=str(slot))
     try:
         return _run(config, listeners, slot, link, board)
     except HeadraceError as error:
@@ -102,8 +103,8 @@ def _run_child(config: GatewayConfig, listeners: Listeners, board: MetricsBoard,
         return 1
 
 
-def _configure_logging(**fields: str) -> None:
-    configure_logging("info", role="gateway", **fields)
+def _configure_logging(config: GatewayConfig, **fields: str) -> None:
+    configure_logging("info", config.log_format, role="gateway", **fields)
 
 
 def _run(
@@ -197,7 +198,8 @@ async def _assemble(
     stack.push_async_callback(checker.close)
     grammars = StructuredOutputAdmission(checker)
     starter = GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
-    service = GenerationService(config, keys, limiter, shedder, starter, metrics)
+    observer = await stack.enter_async_context(observing(config, slot))
+    service = GenerationService(config, keys, limiter, shedder, starter, metrics, observer)
     services = RouteServices(
         config=config,
         keys=keys,

@@ -48,7 +48,7 @@ class Submission:
         """
         draft = generation.draft
         timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
-        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id)
+        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id, caller.traceparent)
         request = msgspec.structs.replace(request, id=draft.id, lane="batch", reply=None)
         stream_seq = await self.store.jobs.publish(request)
         job = BackgroundJob.of(generation, stream_seq, time.time() + timeout_s)

@@ -87,7 +87,7 @@ class ModelMetrics:
         self.prompt_lengths, self.output_lengths = Histogram(TOKENS_BOUNDS), Histogram(TOKENS_BOUNDS)
         self.longest_outputs, self.max_tokens = Histogram(TOKENS_BOUNDS), Histogram(TOKENS_BOUNDS)
         self.choices = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
-        self.finished: Counter[str] = Counter()
+        self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
 
     def sequence_ended(self, reason: str, total_s: float, usage: Usage | None, timing: Timing | None) -> None:
         """Count a sequence.

@@ -46,6 +46,7 @@ class AnswerWriter:
         finish = None
         if reason is not None:
             finish = self._finish(held, event, reason, num_tokens)
+            held.outcome = finish.reason
         logprobs = None
         if request.sampling.logprobs is not None:
             logprobs = tuple(to_token_logprob(self._tokenizer, entry) for entry in event.logprobs[:num_tokens])
@@ -145,4 +146,5 @@ def ending(held: HeldRequest, finish: Finish) -> Delta:
 
     The engine may be ahead of them: outcomes that have not been accepted yet will find the request gone.
     """
+    held.outcome = finish.reason
     return Delta(held.request.id, held.request.epoch, held.num_output_tokens, finish=finish)

@@ -140,6 +140,7 @@ class BatchLane:
 
     def give_back(self, held: HeldRequest) -> None:
         """Let another worker do it, from where it is."""
+        held.outcome = "handoff"
         self._remove(held)
         self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
@@ -220,6 +221,7 @@ class BatchLane:
         error: str | None = None,
         letter: DeadLetter | None = None,
     ) -> None:
+        held.outcome = reason
         self._remove(held)
         result = self._result(held, reason, num_output, error)
         self._results.put(held.key, held.request, held.message, result, letter)

@@ -7,7 +7,8 @@ on the event loop's thread only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpu_worker.consumer.queued_message import QueuedMessage
@@ -44,6 +45,9 @@ class HeldRequest:
             The engine may know more already.
         num_earlier_tokens: Those of earlier attempts.
         num_recorded_tokens: As many of them as another worker would continue from.
+        taken_at: Monotonic seconds at which it came.
+        queued_s: For how long it had been on its way by then, by the wall clocks of both ends; 0 where it does not say.
+        outcome: How it ended here: a finish reason, or `dropped` when nobody was told anything.
         first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
     """
@@ -64,8 +68,13 @@ class HeldRequest:
     num_recorded_tokens: int = 0
     probation: int = 0
     first_output_at: float | None = None
+    taken_at: float = field(default_factory=time.monotonic)
+    queued_s: float = 0.0
+    outcome: str = "dropped"
 
     def __post_init__(self) -> None:
+        if self.request.created:
+            self.queued_s = max(0.0, time.time() - self.request.created)
         self.resume(len(self.request.emitted))
 
     def resume(self, num_tokens: int) -> None:
@@ -92,6 +101,7 @@ class HeldRequests:
     Attributes:
         by_sequence: For reading in the hot path; only `admit` and `remove` change it.
         is_empty: Set while nothing is held.
+        on_remove: Called with each request that is let go.
     """
 
     def __init__(self) -> None:
@@ -103,6 +113,7 @@ class HeldRequests:
         self._num_admitted = 0
         self.is_empty = asyncio.Event()
         self.is_empty.set()
+        self.on_remove: Callable[[HeldRequest], None] = lambda held: None
 
     def __iter__(self) -> Iterator[HeldRequest]:
         """Iterate over a snapshot, so that requests may be removed meanwhile."""
@@ -158,5 +169,6 @@ class HeldRequests:
         self.expect_blocks(held, 0)
         if held.sequence is not None:
             del self.by_sequence[held.sequence.id]
+        self.on_remove(held)
         if not self._by_key:
             self.is_empty.set()

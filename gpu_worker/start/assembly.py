@@ -18,6 +18,7 @@ from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.pull_capacity import PullCapacity
+from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.step_relay import StepRelay
@@ -61,6 +62,7 @@ class Worker:
         tokenizer: ModelTokenizer,
         model_tasks: ModelTasks,
         limits: StreamLimits,
+        observer: RequestObserver | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         relay = StepRelay(asyncio.get_running_loop())
@@ -70,6 +72,8 @@ class Worker:
         pooled = PooledAnswers(model_tasks)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model_tasks.score_form)
         held = HeldRequests()
+        if observer is not None:
+            held.on_remove = observer.removed
         capacity = PullCapacity(held, sizes)
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer, pooled)
         self._constraints = ConstraintSource(tokenizer)

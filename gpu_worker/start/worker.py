@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from gpu_worker.consumer.consumer import Consumer
+from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.assembly import Identity, Worker
@@ -29,6 +30,7 @@ from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
+from gpu_worker.start.observing import observing
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
@@ -60,8 +62,9 @@ def main(config: WorkerConfig) -> int:
     try:
         config = _with_local_models(config)
         identity = _identity(config)
-        configure_logging(config.log_level, role="worker", worker=identity.worker)
-        return _serve(config, identity)
+        configure_logging(config.log_level, config.log_format, role="worker", worker=identity.worker)
+        with observing(config, identity.worker) as observer:
+            return _serve(config, identity, observer)
     except KeyboardInterrupt:  # while loading; later, SIGINT drains
         return 130
 
@@ -96,7 +99,7 @@ def _identity(config: WorkerConfig) -> Identity:
     return Identity(worker, model, served_revision(config))
 
 
-def _serve(config: WorkerConfig, identity: Identity) -> int:
+def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) -> int:
     assert config.model is not None
     # The tokenizer's own threads would take the cores from the engine for prompts that are encoded one at a time.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -117,7 +120,7 @@ def _serve(config: WorkerConfig, identity: Identity) -> int:
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup, health_socket))
+        return runner.run(_run(config, identity, directory, tokenizer, model_tasks, setup, health_socket, observer))
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
@@ -136,6 +139,7 @@ async def _run(
     model_tasks: ModelTasks,
     setup: EngineSetup,
     health_socket: socket.socket | None,
+    observer: RequestObserver,
 ) -> int:
     stopping = _stop_signals()
     events = _ConnectionEvents()
@@ -143,7 +147,7 @@ async def _run(
     if not await _unless_stopping(connecting, stopping):
         return 0
     nats = connecting.result()
-    worker = Worker(identity, nats, setup, directory, tokenizer, model_tasks, StreamLimits())
+    worker = Worker(identity, nats, setup, directory, tokenizer, model_tasks, StreamLimits(), observer)
     events.consumer = worker.consumer
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected)
     if health_socket is not None:

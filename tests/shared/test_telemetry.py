@@ -1,7 +1,9 @@
+import json
 import logging
 import sys
+from pathlib import Path
 
-from shared.telemetry import LineFormatter
+from shared.telemetry import JsonFormatter, LineFormatter
 
 
 def _line(message: str, **extra: object) -> str:
@@ -33,3 +35,24 @@ def test_exception_becomes_one_field() -> None:
         line = _line("failed", exc_info=sys.exc_info())
     assert "\n" not in line
     assert 'trace="Traceback' in line
+
+
+def test_json_line_has_the_same_fields_with_their_types() -> None:
+    record = logging.makeLogRecord(
+        {"name": "part", "levelname": "INFO", "msg": "request", "created": 0.25, "msecs": 250.0}
+    )
+    record.__dict__.update(tokens=7, ttft_s=0.5, path=Path("/x"), rate=float("nan"), forged="a\nb")
+    line = JsonFormatter({"role": "worker"}).format(record)
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "level": "info",
+        "logger": "part",
+        "message": "request",
+        "tokens": 7,
+        "ttft_s": 0.5,
+        "path": "/x",
+        "rate": "nan",
+        "forged": "a\nb",
+        "role": "worker",
+    }

@@ -1,0 +1,172 @@
+"""What is told of each request of a generating route when it ends: a log line, and spans for OpenTelemetry.
+
+Neither has any text of prompts or answers, unless the operator asks for prompts in the log. Without traces, all that
+they cost is a comparison with None.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gateway.admission.auth import Principal
+from gateway.api.usage import UsageTotals
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt
+from shared.request_log import RequestLog
+from shared.tracing import AttributeValue, Tracing, traceparent
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+MAX_PROMPT_CHARACTERS = 500
+_TRACEPARENT = b"traceparent"
+# Names of OpenTelemetry's conventions for generative AI, for our kinds of answers.
+_OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "score": "score"}
+
+
+class RequestRecord:
+    """What is known of one request so far; who learns something writes it here.
+
+    Attributes:
+        route: Our own name of it.
+        began_at: `time.monotonic()`, as the other times are.
+        dispatched_at: When it was admitted and its sequences had been handed to the queue, or to one in flight.
+        first_token_at: When its first output came.
+        outcome: `refused` until it was dispatched; then how its answer ended.
+        error: What its client was told, if that was an error.
+        span: Its span, when requests are traced; `traceparent` names it to workers.
+    """
+
+    __slots__ = (
+        "began_at",
+        "dispatched_at",
+        "error",
+        "first_token_at",
+        "generation",
+        "outcome",
+        "request_id",
+        "route",
+        "span",
+        "tenant",
+        "traceparent",
+        "usage",
+    )
+
+    def __init__(self, route: str, request_id: str) -> None:
+        """Begin now."""
+        self.route = route
+        self.request_id = request_id
+        self.began_at = time.monotonic()
+        self.tenant: str | None = None
+        self.generation: Generation | None = None
+        self.dispatched_at: float | None = None
+        self.first_token_at: float | None = None
+        self.outcome = "refused"
+        self.error: ApiError | None = None
+        self.usage: UsageTotals | None = None
+        self.span: Span | None = None
+        self.traceparent: str | None = None
+
+    def parsed(self, principal: Principal, generation: Generation) -> None:
+        """Take note of who asks for what."""
+        self.tenant = principal.tenant
+        self.generation = generation
+
+
+class RequestObserver:
+    """Tells of requests."""
+
+    def __init__(self, log: RequestLog, tracing: Tracing | None = None, *, logs_prompts: bool = False) -> None:
+        """Write lines to `log`; make spans if there is `tracing`."""
+        self._log = log
+        self._tracing = tracing
+        self._logs_prompts = logs_prompts
+
+    def begin(self, route: str, request_id: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestRecord:
+        """Begin the record of a request."""
+        record = RequestRecord(route, request_id)
+        if self._tracing is not None:
+            parents = [value.decode("latin-1") for name, value in headers if name == _TRACEPARENT]
+            record.span = self._tracing.begin(route, parents[0] if len(parents) == 1 else None)
+            record.traceparent = traceparent(record.span)
+        return record
+
+    def end(self, record: RequestRecord, status: int) -> None:
+        """Tell of a request that has ended with an HTTP status; 499 where its client left."""
+        if self._log.is_on:
+            self._log.write("request", self._fields(record, status))
+        if self._tracing is not None and record.span is not None:
+            self._end_span(self._tracing, record, record.span, status)
+
+    def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
+        generation, usage, now = record.generation, record.usage, time.monotonic()
+        fields: dict[str, object] = {
+            "request_id": record.request_id,
+            "route": record.route,
+            "status": status,
+            "outcome": record.outcome,
+            "error": None if record.error is None else record.error.code,
+            "tenant": record.tenant,
+        }
+        if generation is not None:
+            fields |= {"model": generation.model, "n": generation.num_sequences, "stream": generation.stream}
+            if self._logs_prompts:
+                fields["prompt"] = _excerpt(generation.prompts[0])
+        if usage is not None:
+            fields["prompt_tokens"] = usage.prompt_tokens
+            fields["cached_tokens"] = usage.cached_tokens
+            fields["completion_tokens"] = usage.completion_tokens
+        fields["admission_s"] = _since(record, record.dispatched_at)
+        fields["ttft_s"] = _since(record, record.first_token_at)
+        fields["total_s"] = now - record.began_at
+        return fields
+
+    def _end_span(self, tracing: Tracing, record: RequestRecord, span: Span, status: int) -> None:
+        generation, usage = record.generation, record.usage
+        attributes: dict[str, AttributeValue | None] = {
+            "http.response.status_code": status,
+            "http.route": record.route,
+            "gen_ai.provider.name": "headrace",
+            "headrace.request_id": record.request_id,
+            "headrace.tenant": record.tenant,
+            "headrace.outcome": record.outcome,
+            "headrace.time_to_first_token_s": _since(record, record.first_token_at),
+            "error.type": None if record.error is None else record.error.code or str(status),
+        }
+        name = record.route
+        if generation is not None:
+            name = f"{_OPERATIONS[generation.kind]} {generation.model}"
+            attributes |= _asked(generation)
+        if usage is not None:
+            attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+            attributes["gen_ai.usage.output_tokens"] = usage.completion_tokens
+        if record.dispatched_at is not None and record.traceparent is not None:
+            tracing.add("admission", record.traceparent, record.began_at, record.dispatched_at, {})
+        error = record.error.message if record.error is not None and status >= 500 else None
+        tracing.end(span, name, attributes, error)
+
+
+def _asked(generation: Generation) -> dict[str, AttributeValue | None]:
+    sampling = generation.sampling
+    return {
+        "gen_ai.operation.name": _OPERATIONS[generation.kind],
+        "gen_ai.request.model": generation.model,
+        "gen_ai.response.model": generation.model,
+        "gen_ai.request.choice.count": generation.n if generation.n > 1 else None,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+    }
+
+
+def _since(record: RequestRecord, moment: float | None) -> float | None:
+    return None if moment is None else moment - record.began_at
+
+
+def _excerpt(prompt: Prompt) -> str | None:
+    """Return the end of a prompt, where what is new in a conversation stands; None of token ids."""
+    if prompt.messages:
+        return str(prompt.messages[-1].content)[-MAX_PROMPT_CHARACTERS:]
+    return None if prompt.text is None else prompt.text[-MAX_PROMPT_CHARACTERS:]
