@@ -52,7 +52,6 @@ class MetricsSource:
 
     def _read(self) -> WorkerMetrics:
         stats, counts, batch = self._engine.stats, self._engine.counts, self._batch
-        used = stats.total_blocks - stats.free_blocks
         experts = None if self._experts is None else self._experts.read()
         return WorkerMetrics(
             prompt_tokens=stats.num_prefix_queries,
@@ -73,7 +72,7 @@ class MetricsSource:
             cpu_seconds=cpu_seconds(),
             resident_bytes=resident_bytes(),
             gpus=self._gpu.readings,
-            kv_groups=(KvGroup("full", used, stats.total_blocks),),
+            kv_groups=tuple(KvGroup(*group) for group in stats.groups),
             expert_tokens=0 if experts is None else experts.tokens,
             expert_imbalance=0.0 if experts is None else experts.imbalance,
             unused_experts=0 if experts is None else experts.unused,

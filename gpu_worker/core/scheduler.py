@@ -63,8 +63,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._events: list[SequenceEvent] = []
         self._is_landmark = self._blocks.landmarks
-        self._num_added = 0
-        self._num_planned = 0
+        self._num_added = self._num_planned = 0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -79,6 +78,7 @@ class Scheduler:
             waiting_tokens=interactive.num_tokens + batch.num_tokens + self._running.num_tokens_behind,
             free_blocks=self._blocks.num_free,
             total_blocks=self.config.num_blocks,
+            groups=self._blocks.usage,
             num_preemptions=self._planner.num_preemptions,
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,

@@ -101,6 +101,7 @@ class SchedulerStats:
     Attributes:
         max_batch_seqs: Batch sequences that it is worth having in the engine at present.
         free_blocks: Blocks that can be handed out, those with findable content included.
+        groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
         num_prefix_queries: Prompt tokens admitted so far, and of these `num_prefix_hits` found in the prefix cache.
     """
 
@@ -112,6 +113,7 @@ class SchedulerStats:
     waiting_tokens: int
     free_blocks: int
     total_blocks: int
+    groups: tuple[tuple[str, int, int], ...]
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int

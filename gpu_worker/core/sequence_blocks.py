@@ -58,6 +58,21 @@ class SequenceBlocks:
             free = min(free, self.pool.num_blocks * group.pool.num_available // group.pool.num_blocks)
         return free
 
+    @property
+    def usage(self) -> tuple[tuple[str, int, int], ...]:
+        """Name each kind of memory, with its blocks that nobody else can have now, and all.
+
+        Slots of recurrent layers count as used while they hold a checkpoint.
+        """
+        pool = self.pool
+        usage = [("full", pool.num_blocks - pool.num_available, pool.num_blocks)]
+        for group in self.windows:
+            pool = group.pool
+            usage.append((f"window-{group.window}", pool.num_blocks - pool.num_available, pool.num_blocks))
+        if self.states is not None:
+            usage.append(("state", self.states.num_used, self.states.num_slots))
+        return tuple(usage)
+
     def shortages(self, sequence: Sequence) -> list[int]:
         """Return for each group how many more blocks would have to be free to admit a waiting sequence.
 

@@ -59,6 +59,16 @@ class StateSlots:
         self._last_cost = 0.0
 
     @property
+    def num_slots(self) -> int:
+        """Slots in all."""
+        return self._config.num_slots
+
+    @property
+    def num_used(self) -> int:
+        """Slots of running sequences and of checkpoints."""
+        return self._config.num_slots - len(self._free)
+
+    @property
     def num_checkpoints(self) -> int:
         """States that can be found."""
         return len(self._found)

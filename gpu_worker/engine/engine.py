@@ -53,6 +53,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
         max_batch_seqs: Batch sequences that it is worth having in the engine at present; people set the limit.
         waiting_tokens: Tokens known and not computed yet, of waiting and running sequences.
         free_blocks: Blocks that can be handed out, those with findable content included.
+        groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
         prefill_rate: Tokens per second; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
         is_fatal: The runner or the engine broke down; the process should end with an error.
@@ -81,6 +82,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
+    groups: tuple[tuple[str, int, int], ...] = ()
 
 
 class Engine:
@@ -119,6 +121,7 @@ class Engine:
             waiting_tokens=counts.waiting_tokens,
             free_blocks=counts.free_blocks,
             total_blocks=counts.total_blocks,
+            groups=counts.groups,
             max_num_seqs=self._scheduler.config.max_num_seqs,
             num_preemptions=counts.num_preemptions,
             num_prefix_queries=counts.num_prefix_queries,

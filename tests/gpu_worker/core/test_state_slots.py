@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.sequences import make_sequence
@@ -154,3 +154,15 @@ def test_agents_that_branch_hit_nearly_what_was_ever_computed() -> None:
         seen.update(blocks)
     assert best > 5000
     assert found >= 0.95 * best
+
+
+def test_usage_names_every_kind_of_memory() -> None:
+    harness = harness_of(num_slots=4, windows=(WindowConfig(8, 16),))
+    assert harness.scheduler.stats.groups == (("full", 0, 64), ("window-8", 0, 16), ("state", 0, 4))
+    harness.add(make_sequence(12, max_tokens=30))
+    for _ in range(2):
+        harness.step()
+    (_, full, _), (_, window, _), (_, state, _) = harness.scheduler.stats.groups
+    assert full >= 3
+    assert 0 < window <= 3
+    assert state >= 1

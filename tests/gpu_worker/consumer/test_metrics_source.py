@@ -1,0 +1,52 @@
+"""What a worker counts of itself, as its heartbeats tell."""
+
+from __future__ import annotations
+
+from shared.messages import Heartbeat
+from shared.sampling import Sampling
+from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
+
+
+async def test_heartbeat_counts_tokens_steps_and_blocks(worker: RunningWorker, gateway: TestGateway) -> None:
+    for _ in range(2):
+        await gateway.ask("def add(a, b):\n" * 8, sampling=Sampling(max_tokens=7, ignore_eos=True))
+
+    def is_complete(beat: Heartbeat) -> bool:
+        return beat.metrics is not None and beat.metrics.generation_tokens == 14
+
+    metrics = (await worker.wait_for_heartbeat(is_complete)).metrics
+    assert metrics is not None
+    # The second prompt is the first one again, but for its last block.
+    assert metrics.prompt_tokens // 2 - 16 <= metrics.prefix_hits < metrics.prompt_tokens // 2
+    assert metrics.prefill_tokens == metrics.prompt_tokens - metrics.prefix_hits - 2
+    assert metrics.step_tokens is not None
+    assert metrics.step_seconds is not None
+    assert len(metrics.step_tokens.counts) == len(STEP_TOKENS_BOUNDS) + 1
+    assert len(metrics.step_seconds.counts) == len(STEP_SECONDS_BOUNDS) + 1
+    assert sum(metrics.step_tokens.counts) == sum(metrics.step_seconds.counts) == 14
+    assert metrics.step_tokens.total == metrics.prefill_tokens + 14
+    assert metrics.cpu_seconds > 0
+    assert metrics.resident_bytes > 1 << 20
+    (group,) = metrics.kv_groups
+    assert (group.name, group.used_blocks, group.total_blocks) == ("full", 0, 4096)
+    assert metrics.redelivered_interactive == 0
+
+
+async def test_message_that_was_delivered_before_is_counted(worker: RunningWorker) -> None:
+    queue = worker.worker.consumer._interactive_queue
+    before = queue.num_redelivered
+    queue._take = lambda message: None
+
+    class Message:
+        def __init__(self, num_delivered: int) -> None:
+            self.headers = None
+            self.data, self.subject, self.reply = b"x", "s", f"$JS.ACK.S.c.{num_delivered}.5.6.1700000000.0"
+            sequence = type("Pair", (), {"stream": 5, "consumer": 6})()
+            self.metadata = type(
+                "Metadata", (), {"sequence": sequence, "num_delivered": num_delivered, "num_pending": 0}
+            )()
+
+    queue._receive(Message(1))  # type: ignore[arg-type]
+    queue._receive(Message(2))  # type: ignore[arg-type]
+    assert queue.num_redelivered == before + 1
