@@ -71,9 +71,7 @@ class Worker:
         sizes, self._engine = setup.scheduler, EngineThread(setup.engine, relay.deliver)
         pooled = PooledAnswers(model_tasks)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model_tasks.score_form)
-        held = HeldRequests()
-        if observer is not None:
-            held.on_remove = observer.removed
+        held = _observed(observer)
         capacity = PullCapacity(held, sizes)
         reader = RequestReader(identity.model, directory, sizes.max_model_len, tokenizer, pooled)
         self._constraints = ConstraintSource(tokenizer)
@@ -151,3 +149,11 @@ class Worker:
         await asyncio.to_thread(self._engine.stop)
         self._encoder.close()
         self._constraints.close()
+
+
+def _observed(observer: RequestObserver | None) -> HeldRequests:
+    """Return an empty table that tells an observer of what leaves it."""
+    held = HeldRequests()
+    if observer is not None:
+        held.on_remove = observer.removed
+    return held
