@@ -22,6 +22,8 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.layer_traits import FeedForwardShape, GatedShape
+from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from ops.bench.stepping import make_engine, step, step_while
 from shared.errors import ConfigError
@@ -190,6 +192,8 @@ def bytes_per_decode_step(
 ) -> int:
     """Return what a decode step reads at least: every multiplied weight, and the KV of the mean context.
 
+    Of experts, those count that tokens meet on average, if each chooses by chance.
+
     Args:
         model: Sizes.
         dtype: Of the KV cache.
@@ -198,7 +202,8 @@ def bytes_per_decode_step(
     """
     size, head_dim = model.hidden_size, model.head_dim
     attention = 2 * size * head_dim * (model.num_heads + model.num_kv_heads)
-    weights = model.num_layers * (attention + 3 * size * model.intermediate_size) + model.vocab_size * size
+    feed_forward = sum(_feed_forward_weights(layer.feed_forward, size, load.batch) for layer in model.layers)
+    weights = model.num_layers * attention + feed_forward + model.vocab_size * size
     context = load.prompt + load.new // 2
     kv = 2 * model.num_layers * model.num_kv_heads * head_dim * context * load.batch
     return weights * (weight_dtype or dtype).itemsize + kv * dtype.itemsize
@@ -213,3 +218,13 @@ def read_bandwidth() -> float:
         values.sum()
         best = min(best, time.perf_counter() - started)
     return _READ_BYTES / best
+
+
+def _feed_forward_weights(shape: FeedForwardShape | None, size: int, batch: int) -> int:
+    """Return the numbers that the matrices of a block have, of which tokens meet any."""
+    if isinstance(shape, MixtureShape):
+        met = shape.num_experts * (1 - (1 - shape.rule.top_k / shape.num_experts) ** batch)
+        return round(size * (3 * (met * shape.expert_size + shape.shared_size) + shape.num_experts))
+    if shape is None:
+        return 0
+    return (3 if isinstance(shape, GatedShape) else 2) * size * shape.inner_size

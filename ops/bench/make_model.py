@@ -22,7 +22,7 @@ _DRAWN = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Llama."""
+    """The sizes of a Llama, or, with experts, of a Mixtral; `intermediate_size` is then that of an expert."""
 
     vocab_size: int
     hidden_size: int
@@ -32,6 +32,8 @@ class Shape:
     num_kv_heads: int
     is_tied: bool
     max_len: int = 2048
+    num_experts: int = 0
+    experts_per_token: int = 2
 
     @property
     def head_dim(self) -> int:
@@ -44,6 +46,7 @@ class Size(Enum):
 
     M15 = "15m"
     M160 = "160m"
+    M160_MOE = "160m-moe"
     B1 = "1b"
     B8 = "8b"
 
@@ -52,6 +55,8 @@ SHAPES = MappingProxyType(
     {
         Size.M15: Shape(4096, 384, 1536, 6, 6, 2, is_tied=True),
         Size.M160: Shape(32000, 768, 3072, 12, 12, 4, is_tied=False),
+        # As many weights, of which a token meets half.
+        Size.M160_MOE: Shape(32000, 768, 416, 12, 12, 4, is_tied=False, num_experts=8),
         # Of Llama-3.2-1B and Llama-3-8B.
         Size.B1: Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
         Size.B8: Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
@@ -84,9 +89,17 @@ def write_checkpoint(shape: Shape, directory: Path, shard_bytes: int = SHARD_BYT
 
 def configuration(shape: Shape) -> dict[str, object]:
     """Return what `config.json` says of a shape."""
+    family: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if shape.num_experts:
+        family = {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": shape.num_experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "sliding_window": None,
+        }
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **family,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -122,9 +135,16 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.self_attn.k_proj.weight"] = (kv_size, size)
         shapes[f"{name}.self_attn.v_proj.weight"] = (kv_size, size)
         shapes[f"{name}.self_attn.o_proj.weight"] = (size, size)
-        shapes[f"{name}.mlp.gate_proj.weight"] = (inner, size)
-        shapes[f"{name}.mlp.up_proj.weight"] = (inner, size)
-        shapes[f"{name}.mlp.down_proj.weight"] = (size, inner)
+        if shape.num_experts:
+            shapes[f"{name}.block_sparse_moe.gate.weight"] = (shape.num_experts, size)
+        for expert in range(shape.num_experts):
+            part = f"{name}.block_sparse_moe.experts.{expert}"
+            shapes |= {f"{part}.w1.weight": (inner, size), f"{part}.w3.weight": (inner, size)}
+            shapes[f"{part}.w2.weight"] = (size, inner)
+        if not shape.num_experts:
+            shapes[f"{name}.mlp.gate_proj.weight"] = (inner, size)
+            shapes[f"{name}.mlp.up_proj.weight"] = (inner, size)
+            shapes[f"{name}.mlp.down_proj.weight"] = (size, inner)
     if not shape.is_tied:
         shapes["lm_head.weight"] = (shape.vocab_size, size)
     return shapes

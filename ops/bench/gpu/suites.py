@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ops.bench.gpu.case import OpSuite
-from ops.bench.gpu.cases import attention, elementwise, logits, quantized_linear, rotation, small_gemm, steps
+from ops.bench.gpu.cases import attention, elementwise, experts, logits, quantized_linear, rotation, small_gemm, steps
 from ops.bench.gpu.timer import CudaTimer, Timer
 
 
@@ -31,6 +31,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         attention.CHUNK_ATTENTION,
         quantized_linear.INT4_LINEAR,
         quantized_linear.FP8_LINEAR,
+        experts.EXPERTS,
         logits.SAMPLING,
         quantized_linear.INT8_LINEAR,
         quantized_linear.FP8_BLOCK_LINEAR,

@@ -1,4 +1,4 @@
-"""Writes a Llama checkpoint in bfloat16 as GGUF, for llama.cpp. Runs in the environment that has `gguf`.
+"""Writes a Llama or Mixtral checkpoint in bfloat16 as GGUF, for llama.cpp. Runs in the environment that has `gguf`.
 
 Arguments: model directory, target file. The vocabulary is numbered words: the benchmarks give token ids, and the text
 of an answer must tell how many tokens it has.
@@ -28,7 +28,10 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+_EXPERTS = "block_sparse_moe.experts"
+_EXPERT_NAMES = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
 
 
 def main(model_dir: Path, target: Path) -> None:
@@ -47,9 +50,13 @@ def main(model_dir: Path, target: Path) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     _add_vocabulary(writer, config["vocab_size"], gguf.TokenType)
-    for name, bits in _tensors(model_dir / "model.safetensors"):
-        if bits.ndim == 1:
+    for name, bits in _with_stacks(_tensors(model_dir / "model.safetensors"), config):
+        # Norms and routers are read as float32.
+        if bits.ndim == 1 or name.endswith("block_sparse_moe.gate.weight"):
             writer.add_tensor(_gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
             continue
         rows = _interleave(bits, name, config)
@@ -83,11 +90,30 @@ def _tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
             yield name, np.frombuffer(data[begin:end], dtype=np.uint16).reshape(entry["shape"])
 
 
+def _with_stacks(
+    tensors: Iterator[tuple[str, npt.NDArray[np.uint16]]], config: dict[str, Any]
+) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
+    """Put the matrices of a layer's experts into one tensor, as soon as all have come."""
+    stacks: dict[str, dict[int, npt.NDArray[np.uint16]]] = {}
+    for name, bits in tensors:
+        if _EXPERTS not in name:
+            yield name, bits
+            continue
+        layer, _, rest = name.partition(f"{_EXPERTS}.")
+        expert, matrix, _ = rest.split(".")
+        stack = stacks.setdefault(f"{layer}{_EXPERTS}.{matrix}.weight", {})
+        stack[int(expert)] = bits
+        if len(stack) == config["num_local_experts"]:
+            yield f"{layer}{_EXPERTS}.{matrix}.weight", np.stack([stack[index] for index in sorted(stack)])
+
+
 def _gguf_name(name: str) -> str:
     stem = name.removesuffix(".weight")
     if not stem.startswith("model.layers."):
         return f"{_NAMES[stem]}.weight"
     _, _, index, part = stem.split(".", 3)
+    if part.startswith(_EXPERTS):
+        return f"blk.{index}.{_EXPERT_NAMES[part.rpartition('.')[2]]}.weight"
     return f"blk.{index}.{_NAMES[part]}.weight"
 
 

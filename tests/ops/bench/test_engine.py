@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_bytes_of_a_step_are_the_multiplied_weights_and_the_context(model: Path)
     assert nothing_cached == pytest.approx(sizes - 96 * 32 * 2, rel=0.1)
     with_context = bytes_per_decode_step(read_model_config(model), torch.bfloat16, Load(2, 10, 4))
     assert with_context - nothing_cached == 2 * 12 * 2 * (2 * 2 * 8) * 2
+
+
+def test_experts_that_tokens_meet_are_counted_once(tmp_path: Path) -> None:
+    make_model(replace(SHAPE, num_experts=4), tmp_path)
+    config, expert = read_model_config(tmp_path), 3 * 32 * 48
+    one, two, all_ = (bytes_per_decode_step(config, torch.bfloat16, Load(batch, 0, 0)) for batch in (1, 2, 1000))
+    # A token has 2 of 4; another has one of those that the first has not.
+    assert two - one == 2 * 2 * expert
+    assert all_ - one == 2 * 2 * (2 * expert)
 
 
 def test_medians_are_taken_of_each_figure() -> None:

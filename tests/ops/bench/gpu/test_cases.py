@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.moe import SILU
 from ops.bench.gpu.case import OURS, Case, relative_error
-from ops.bench.gpu.cases import attention, elementwise, logits, quantized_linear, rotation, small_gemm
+from ops.bench.gpu.cases import attention, elementwise, experts, logits, quantized_linear, rotation, small_gemm
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import MODELS, ModelShape
 from ops.bench.gpu.suites import all_suites
@@ -21,6 +23,9 @@ CPU = torch.device("cpu")
 TINY = ModelShape(
     "tiny", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
 )
+
+TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
+CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
 
 ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "rms_norm": (partial(elementwise.rms_norm_error, CPU, 3, 65), 4e-3),
@@ -34,6 +39,8 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "int8": (partial(quantized_linear.int8_error, CPU, 3, 48, 160), 4e-3),
     "fp8": (partial(quantized_linear.fp8_error, CPU, 3, 48, 160), 4e-3),
     "fp8 blocks": (partial(quantized_linear.fp8_error, CPU, 3, 260, 300, has_blocks=True), 4e-3),
+    "experts": (partial(experts.experts_error, CPU, TINY_EXPERTS, 7), 6e-3),
+    "coded experts": (partial(experts.experts_error, CPU, CODED_EXPERTS, 7), 1.5e-2),
 }
 CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "rms_norm": (elementwise, partial(elementwise.rms_norm_case, CPU, 3, 64)),
@@ -50,6 +57,8 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "int8": (quantized_linear, partial(quantized_linear.int8_case, CPU, 32, 48, 160)),
     "fp8": (quantized_linear, partial(quantized_linear.fp8_case, CPU, 32, 48, 160)),
     "fp8 blocks": (quantized_linear, partial(quantized_linear.fp8_block_case, CPU, 3, 260, 300)),
+    "experts": (experts, partial(experts.experts_case, CPU, TINY_EXPERTS, 7)),
+    "coded experts": (experts, partial(experts.experts_case, CPU, CODED_EXPERTS, 7)),
 }
 
 

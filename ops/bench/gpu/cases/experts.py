@@ -1,0 +1,150 @@
+"""The experts of a layer: routing, sorting, both products and the weighted sum, beside torch's grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.linear import LinearFactory
+from kernels.linear.forms import FLOAT4, GroupQuantizedWeight
+from kernels.moe import (
+    SILU,
+    Experts,
+    ExpertWeights,
+    GatedActivation,
+    RoutingRule,
+    clamped_swiglu,
+    experts_reference,
+    make_experts,
+    route,
+)
+from ops.bench.gpu.case import OURS, Candidate, Case, CaseSpec, Check, OpSuite, relative_error
+
+_SCALE_GROUP = 32
+# Exponents of the scales' powers of two, with the bias of 127.
+_LOWEST_SCALE, _HIGHEST_SCALE = 119, 122
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSizes:
+    """A layer's experts, from the model's published configuration; `is_microscaled` tells MXFP4 from bfloat16."""
+
+    name: str
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    expert_size: int
+    activation: GatedActivation
+    is_microscaled: bool
+
+    @property
+    def rule(self) -> RoutingRule:
+        """How a token gets its experts."""
+        if self.is_microscaled:
+            return RoutingRule(self.top_k, "softmax_after_topk")
+        return RoutingRule(self.top_k, renormalize=True)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Memory of an expert's matrices, without biases."""
+        numbers = 3 * self.hidden_size * self.expert_size
+        return numbers // 2 + numbers // _SCALE_GROUP if self.is_microscaled else 2 * numbers
+
+    def weights(self, device: torch.device) -> tuple[ExpertWeights, ExpertWeights]:
+        """Make random matrices."""
+        make = self._microscaled if self.is_microscaled else self._plain
+        return (
+            make(device, 2 * self.expert_size, self.hidden_size),
+            make(device, self.hidden_size, self.expert_size),
+        )
+
+    def _plain(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
+        weight = torch.empty(self.num_experts, rows, columns, device=device, dtype=torch.bfloat16)
+        return ExpertWeights.dense(weight.normal_(0, columns**-0.5))
+
+    def _microscaled(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
+        shape = (self.num_experts, rows, columns)
+        codes = torch.randint(256, (*shape[:2], columns // 2), dtype=torch.uint8, device=device)
+        groups = (*shape[:2], columns // _SCALE_GROUP)
+        scales = torch.randint(_LOWEST_SCALE, _HIGHEST_SCALE, groups, dtype=torch.uint8, device=device)
+        pairs = zip(codes, scales.view(torch.float8_e8m0fnu), strict=True)
+        return ExpertWeights(tuple(GroupQuantizedWeight(code, FLOAT4, _SCALE_GROUP, scale) for code, scale in pairs))
+
+
+QWEN3_30B_A3B = MixtureSizes("Qwen3-30B-A3B", 128, 8, 2048, 768, SILU, is_microscaled=False)
+GPT_OSS_20B = MixtureSizes("gpt-oss-20b", 32, 4, 2880, 2880, clamped_swiglu(1.702, 7.0), is_microscaled=True)
+
+
+def _make(sizes: MixtureSizes, gate_up: ExpertWeights, down: ExpertWeights) -> Experts:
+    return make_experts(LinearFactory(lambda: 0), gate_up, down, sizes.activation)
+
+
+def experts_error(device: torch.device, sizes: MixtureSizes, num_tokens: int) -> float:
+    """Compare with the reference, which multiplies in float32."""
+    gate_up, down = sizes.weights(device)
+    x = torch.randn(num_tokens, sizes.hidden_size, device=device).bfloat16()
+    ids, weights = route(torch.randn(num_tokens, sizes.num_experts, device=device), sizes.rule)
+    expected = experts_reference(x, ids, weights, gate_up, down, sizes.activation)
+    return relative_error(_make(sizes, gate_up, down)(x, ids, weights), expected)
+
+
+def experts_case(device: torch.device, sizes: MixtureSizes, num_tokens: int) -> Case:
+    """Read the experts that any token has once; all of them together are larger than the cache."""
+    gate_up, down = sizes.weights(device)
+    x = torch.randn(num_tokens, sizes.hidden_size, device=device).bfloat16()
+    logits = torch.randn(num_tokens, sizes.num_experts, device=device)
+    experts, rule = _make(sizes, gate_up, down), sizes.rule
+    num_read = int(torch.bincount(route(logits, rule)[0].flatten().long()).count_nonzero())
+    candidates: dict[str, Candidate] = {OURS: lambda index: experts(x, *route(logits, rule))}
+    unavailable = {}
+    if sizes.is_microscaled:
+        unavailable["torch._grouped_mm"] = "it multiplies no codes of 4 bits"
+    else:
+        candidates["torch._grouped_mm"] = _in_torch(x, logits, rule, gate_up, down)
+    num_bytes = num_read * sizes.expert_bytes + 4 * x.numel()
+    num_flops = 6 * num_tokens * sizes.top_k * sizes.hidden_size * sizes.expert_size
+    return Case(num_bytes, num_flops, 1, candidates, unavailable)
+
+
+def _in_torch(
+    x: torch.Tensor, logits: torch.Tensor, rule: RoutingRule, gate_up: ExpertWeights, down: ExpertWeights
+) -> Callable[[int], torch.Tensor]:
+    """Return the same by torch's operators; nothing waits for the device."""
+    first, second = (torch.stack([form.dequantize().bfloat16() for form in part.forms]) for part in (gate_up, down))
+    num_experts, top_k = len(first), rule.top_k
+
+    def multiply(index: int) -> torch.Tensor:
+        weights, ids = logits.softmax(dim=1).topk(top_k, dim=1)
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        order = ids.flatten().argsort()
+        bounds = torch.arange(1, num_experts + 1, device=x.device)
+        ends = torch.searchsorted(ids.flatten()[order], bounds).int()
+        both = torch._grouped_mm(x[order // top_k], first.transpose(1, 2), offs=ends)
+        gate, up = both.chunk(2, dim=1)
+        outputs = torch._grouped_mm(F.silu(gate) * up, second.transpose(1, 2), offs=ends)
+        weighted = outputs * weights.flatten()[order, None].to(outputs.dtype)
+        return torch.zeros_like(x).index_add_(0, order // top_k, weighted)
+
+    return multiply
+
+
+_TINY = MixtureSizes("tiny", 5, 2, 192, 96, SILU, is_microscaled=False)
+_TINY_MICROSCALED = MixtureSizes("tiny MXFP4", 5, 2, 192, 96, clamped_swiglu(1.702, 7.0), is_microscaled=True)
+
+EXPERTS = OpSuite(
+    "experts",
+    lambda device: [
+        Check(f"{sizes.name} {tokens}", partial(experts_error, device, sizes, tokens), 1.5e-2)
+        for sizes in (_TINY, _TINY_MICROSCALED)
+        for tokens in (1, 7, 300)
+    ],
+    tuple(
+        CaseSpec(f"{sizes.name} {tokens} tokens", partial(experts_case, sizes=sizes, num_tokens=tokens))
+        for sizes in (QWEN3_30B_A3B, GPT_OSS_20B)
+        for tokens in (1, 16, 64, 256, 4096)
+    ),
+)
