@@ -47,8 +47,13 @@ _STREAM_EXISTS = 10058
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of the streams. Counts are messages, sizes bytes, ages seconds."""
+    """Bounds of the streams. Counts are messages, sizes bytes, ages seconds.
 
+    Attributes:
+        replicas: Servers of a NATS cluster that keep each stream; None is one, and leaves existing streams as they are.
+    """
+
+    replicas: int | None = None
     interactive_max_msgs: int = 10_000
     interactive_max_bytes: int = 256 << 20
     interactive_max_age_s: float = 600.0
@@ -71,7 +76,8 @@ class StreamLimits:
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
     """Return the configurations of the streams of requests, results, dead letters, progress and responses."""
-    return [*_queue_configs(limits), *_record_configs(limits)]
+    configs = [*_queue_configs(limits), *_record_configs(limits)]
+    return [config.evolve(num_replicas=limits.replicas or 1) for config in configs]
 
 
 def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
@@ -82,7 +88,7 @@ def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
         max_msgs=limits.tenant_max_msgs,
         max_wait_s=limits.tenant_max_wait_s,
         duplicate_window_s=limits.tenant_duplicate_window_s,
-    )
+    ).evolve(num_replicas=limits.replicas or 1)
 
 
 def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
@@ -201,13 +207,15 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
     await _ensure(js, _queue_configs(limits))
 
 
-async def reshape_streams(js: JetStreamContext, limits: StreamLimits) -> None:
-    """Bring existing streams to this version's subjects and features; their limits stay as their operator set them.
+async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:
+    """Bring existing streams to this version's subjects and features, and to the replicas that are asked for.
+
+    Their limits stay as their operator set them.
 
     Raises:
-        DependencyError: We may not.
+        DependencyError: We may not, or there are fewer servers than replicas.
     """
-    for config in stream_configs(limits):
+    for config in [*stream_configs(limits), *(tenant_stream_config(tenant, limits) for tenant in tenants)]:
         assert config.name is not None
         try:
             found = (await js.stream_info(config.name)).config
@@ -215,7 +223,11 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits) -> None:
                 subjects=config.subjects,
                 allow_direct=config.allow_direct or found.allow_direct,
                 republish=config.republish,
-                duplicate_window=config.duplicate_window,
+                # That of a tenant is a limit, which its operator set.
+                duplicate_window=found.duplicate_window
+                if config.name.startswith("HR_BATCH_")
+                else config.duplicate_window,
+                num_replicas=limits.replicas or found.num_replicas,
             )
             if wanted != found:
                 await js.update_stream(wanted)

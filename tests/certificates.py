@@ -29,9 +29,18 @@ def make_authority(directory: Path, name: str = "authority") -> Certificate:
 
 def make_certificate(directory: Path, authority: Certificate, name: str, address: str) -> Certificate:
     """Make a certificate for an IP address, signed by `authority`."""
+    return _make(directory, authority, name, f"IP:{address}")
+
+
+def make_named_certificate(directory: Path, authority: Certificate, host: str) -> Certificate:
+    """Make a certificate for the name of a machine, signed by `authority`."""
+    return _make(directory, authority, host, f"DNS:{host}")
+
+
+def _make(directory: Path, authority: Certificate, name: str, subject: str) -> Certificate:
     made = Certificate(directory / f"{name}.pem", directory / f"{name}.key")
     request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
-    extensions.write_text(f"subjectAltName=IP:{address}\n")
+    extensions.write_text(f"subjectAltName={subject}\n")
     _openssl("req", *_NEW_KEY, "-keyout", made.key, "-out", request, "-subj", f"/CN={name}")
     signer = ("-CA", authority.certificate, "-CAkey", authority.key, "-CAcreateserial")
     _openssl("x509", "-req", "-in", request, *signer, "-out", made.certificate, "-days", "2", "-extfile", extensions)

@@ -29,6 +29,12 @@ class SetupConfig(AdminAccess):
     tenant_duplicate_window_s: float = setting(
         120.0, "Seconds in which a Nats-Msg-Id is stored once, in a new batch queue.", minimum=0.1, maximum=3600
     )
+    replicas: int | None = setting(
+        None,
+        "Servers of a NATS cluster that keep each stream, 3 survive the loss of one; existing streams change too.",
+        minimum=1,
+        maximum=5,
+    )
     timeout_s: float = setting(30.0, "How long NATS may take to appear.", minimum=0.1)
     audit_file: Path = setting(DEFAULT_AUDIT_FILE, AUDIT_HELP)
 
@@ -37,8 +43,8 @@ def run(config: SetupConfig) -> int:
     """Create the streams of the queue, and a batch queue for each tenant.
 
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
-    subjects. Run it before the first gateway, after each update, and for each new tenant (`headrace tenant` prints the
-    account); `headrace up` does it by itself for the tenant `default`.
+    subjects, and to the replicas that are asked for. Run it before the first gateway, after each update, and for each
+    new tenant (`headrace tenant` prints the account); `headrace up` does it by itself for the tenant `default`.
     """
     user = nats_login(config.nats_user, config.nats_url, config)
     what = {"nats": servers_in(config.nats_url), "tenants": config.tenants}
@@ -53,6 +59,7 @@ async def _set_up(config: SetupConfig) -> int:
     tenants = [tenant.strip() for tenant in config.tenants.split(",") if tenant.strip()]
     streams = list(map(batch_stream, tenants))
     limits = StreamLimits(
+        replicas=config.replicas,
         tenant_max_bytes=config.tenant_max_bytes,
         tenant_max_msgs=config.tenant_max_msgs,
         tenant_max_wait_s=config.tenant_max_wait_s,
@@ -60,7 +67,7 @@ async def _set_up(config: SetupConfig) -> int:
     )
     async with admin_client(config.nats_url, "headrace-setup", config, config.timeout_s) as client:
         await ensure_streams(client.jetstream(), limits, tenants)
-        await reshape_streams(client.jetstream(), StreamLimits())
+        await reshape_streams(client.jetstream(), StreamLimits(replicas=config.replicas), tenants)
     print("streams ready:", ", ".join([*(str(stream.name) for stream in stream_configs(limits)), *streams]))
     return 0
 

@@ -23,7 +23,10 @@ _OTHERS = frozenset(
         "CPU_KERNELS",
         "GRAFANA_PASSWORD",
         "MODEL_DIR",
+        "NATS_ROUTES",
+        "NATS_SERVER_NAME",
         "REDIS_PASSWORD",
+        "SPOT_CLOUD",
     )
 )
 # NATS takes the passwords of its users from the environment; a file of tenants may ask for more of them.

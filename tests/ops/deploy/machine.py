@@ -100,7 +100,11 @@ class Container:
 
 
 class Machine:
-    """A network of containers; leaving its block ends all that runs in it."""
+    """A network of containers; leaving its block ends all that runs in it.
+
+    Attributes:
+        programs: Folder of the programs that images bring.
+    """
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         """Make the network with an address for each of these names; nothing runs yet."""
@@ -112,7 +116,7 @@ class Machine:
         hosts = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self._addresses.items())]
         self._hosts = directory / "hosts"
         self._hosts.write_text("\n".join(hosts) + "\n")
-        self._programs = _programs(directory / "programs")
+        self.programs = _programs(directory / "programs")
         deadline = time.monotonic() + 5
         while not (children := Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()):
             assert time.monotonic() < deadline
@@ -176,7 +180,7 @@ class Machine:
         mounts = self._directory / f"mounts-{container.name}"
         lines = [f"{source} {target}" for target, source in {**container.mounts, "/etc/hosts": self._hosts}.items()]
         mounts.write_text("\n".join(lines) + "\n")
-        environ = {"PATH": f"{self._programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", **container.environ}
+        environ = {"PATH": f"{self.programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", **container.environ}
         variables = [f"{name}={value}" for name, value in environ.items()]
         network = ["ip", "netns", "exec", container.name]
         files = ["unshare", "--mount", "sh", "-c", _FILES, "sh", str(root), str(mounts)]
