@@ -9,7 +9,9 @@ import torch
 from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.config import ModelConfig, windowed
+from gpu_worker.models.gguf_mixture import mixture_layers, read_gguf_mixture
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
+from gpu_worker.models.mixture_config import with_mixtures
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.method import read_gguf_method
@@ -18,6 +20,7 @@ from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.quantization.gguf.tensor_types import F16, F32
 
 # Quantized weights come from bfloat16 models nearly always; what they compute may be too large for float16.
+_MIXTRAL = "MixtralForCausalLM"
 _DTYPES = {F32: torch.float32, F16: torch.float16}
 
 
@@ -47,8 +50,9 @@ def _read(file: GGUFFile) -> ModelConfig:
     inner_size = metadata.integer(f"{prefix}.feed_forward_length")
     feed_forward = GatedShape(inner_size, has_bias="blk.0.ffn_up.bias" in file.tensors)
     attention = _attention(file, num_heads, num_kv_heads, head_dim)
-    return ModelConfig(
-        architecture=ARCHITECTURES[prefix],
+    mixture = read_gguf_mixture(file, prefix, inner_size)
+    config = ModelConfig(
+        architecture=_MIXTRAL if prefix == "llama" and mixture is not None else ARCHITECTURES[prefix],
         vocab_size=facts.vocab_size,
         hidden_size=hidden_size,
         intermediate_size=inner_size,
@@ -59,21 +63,25 @@ def _read(file: GGUFFile) -> ModelConfig:
         rms_norm_eps=metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         rope=rope,
         max_model_len=_max_model_len(file, prefix, rope, facts.context_length),
-        layers=windowed(attention, feed_forward, (_window(file, prefix),) * num_layers),
+        layers=windowed(attention, feed_forward, _windows(file, prefix, num_layers)),
         tie_word_embeddings="output.weight" not in file.tensors,
         eos_token_ids=end_token_ids(metadata),
         bos_token_id=token_id(metadata, "bos"),
         dtype=torch.bfloat16 if first is None else _DTYPES.get(first.type, torch.bfloat16),
         quantization=read_gguf_method(file),
     )
+    return config if mixture is None else with_mixtures(config, mixture, mixture_layers(file))
 
 
 def _attention(file: GGUFFile, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionShape:
+    norm = file.tensors.get("blk.0.attn_q_norm.weight")
+    whole = HeadNorm.WHOLE if norm is not None and norm.shape != (head_dim,) else HeadNorm.HEADS
     return AttentionShape(
         num_heads,
         num_kv_heads,
         head_dim,
-        head_norm=HeadNorm.HEADS if "blk.0.attn_q_norm.weight" in file.tensors else HeadNorm.NONE,
+        head_norm=HeadNorm.NONE if norm is None else whole,
+        has_sinks="blk.0.attn_sinks.weight" in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
     )
@@ -93,14 +101,15 @@ def _head_dim(file: GGUFFile, prefix: str, hidden_size: int, num_heads: int) -> 
     return head_dim
 
 
-def _window(file: GGUFFile, prefix: str) -> int | None:
-    """Read the sliding window of all layers; only Llama's (Mistral) is known to be one of all layers."""
+def _windows(file: GGUFFile, prefix: str, num_layers: int) -> tuple[int | None, ...]:
+    """Read the sliding windows: Llama's (Mistral) is one of all layers, gpt-oss' one of every other layer."""
     field = f"{prefix}.attention.sliding_window"
     if field not in file.metadata:
-        return None
-    if prefix != "llama":
-        raise file.metadata.error(field, "is set; sliding windows are supported in files of architecture llama only")
-    return file.metadata.integer(field)
+        return (None,) * num_layers
+    if prefix not in ("llama", "gpt-oss"):
+        raise file.metadata.error(field, "is set; supported: in files of architecture llama and gpt-oss")
+    window = file.metadata.integer(field)
+    return tuple(None if prefix == "gpt-oss" and layer % 2 else window for layer in range(num_layers))
 
 
 def _max_model_len(file: GGUFFile, prefix: str, rope: RopeParameters, context_length: int) -> int:

@@ -50,6 +50,7 @@ def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: i
         attention_factor=amplitude * (1.0 + 0.1 * math.log(max(factor, 1.0))),
         beta_fast=metadata.number(f"{scaling}.yarn_beta_fast", 32.0),
         beta_slow=metadata.number(f"{scaling}.yarn_beta_slow", 1.0),
+        truncate=prefix != "gpt-oss",
     )
 
 

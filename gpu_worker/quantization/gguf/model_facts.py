@@ -11,9 +11,17 @@ from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.special_tokens import TOKENS
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    {
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen2moe": "Qwen2MoeForCausalLM",
+        "qwen3moe": "Qwen3MoeForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
+        "gpt-oss": "GptOssForCausalLM",
+    }
 )
-"""What GGUF calls the families that can be served. Mistral's files are of architecture llama."""
+"""What GGUF calls the families that can be served. Mistral's and Mixtral's files are of architecture llama."""
 
 _MAX_LEN = 1 << 24
 

@@ -51,6 +51,17 @@ def save_case(case: Case, directory: Path) -> Any:
     torch.manual_seed(len(repr(case)))
     model_class = getattr(transformers, f"{case.model or case.family}ForCausalLM")
     model = model_class._from_config(config, attn_implementation="eager").eval()
+    randomize_all(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(case.dtype))
+    # A copy, because frequencies of the rotation would be rounded with the weights.
+    copy.deepcopy(model).to(case.dtype).save_pretrained(directory, **case.saved)
+    return model
+
+
+def randomize_all(model: torch.nn.Module) -> None:
+    """Do what `randomize` does, for buffers of routers and vectors of any name too."""
     with torch.no_grad():
         vectors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dim() == 1]
         for vector in vectors:
@@ -61,8 +72,3 @@ def save_case(case: Case, directory: Path) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):
                 buffer.normal_(0, 0.5)
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(case.dtype))
-    # A copy, because frequencies of the rotation would be rounded with the weights.
-    copy.deepcopy(model).to(case.dtype).save_pretrained(directory, **case.saved)
-    return model

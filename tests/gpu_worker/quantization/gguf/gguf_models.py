@@ -14,7 +14,8 @@ import gguf
 import numpy as np
 import torch
 
-from tests.gpu_worker.models.variants import randomize
+from tests.gpu_worker.models.families.random_models import randomize_all
+from tests.gpu_worker.quantization.gguf.gguf_experts import add_expert_fields, add_expert_parameter
 from tests.gpu_worker.quantization.gguf.raw_blocks import Bytes, dequantized, random_rows
 
 VOCAB_SIZE = 99
@@ -55,7 +56,14 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_ARCHITECTURES = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "GptOss": "gpt-oss"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class Variant:
 
     @property
     def architecture(self) -> str:
-        return {"Llama": "llama", "Mistral": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3"}[self.family]
+        return _ARCHITECTURES.get(self.family, self.family.lower())
 
 
 def uniform(kind: str) -> Callable[[str], str]:
@@ -94,6 +102,40 @@ VARIANTS = {
     "qwen2-yarn": Variant("Qwen2", {"rope_parameters": YARN, "max_position_embeddings": 32}, mixed),
     "qwen3": Variant("Qwen3", {"head_dim": 128}, mixed),
     "qwen3-Q5_K": Variant("Qwen3", {"tie_word_embeddings": True}, uniform("Q5_K")),
+    "mixtral": Variant("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}, mixed),
+    "qwen2-moe": Variant(
+        "Qwen2Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+        },
+        uniform("Q8_0"),
+    ),
+    "qwen3-moe": Variant(
+        "Qwen3Moe",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 256,
+            "head_dim": 64,
+            "norm_topk_prob": True,
+        },
+        mixed,
+    ),
+    "olmoe-F16": Variant("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, uniform("F16")),
+    "gpt-oss": Variant(
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 64,
+            "sliding_window": 8,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+        lambda name: "MXFP4" if "experts" in name else "Q8_0",
+    ),
 }
 
 
@@ -104,7 +146,9 @@ def make_oracle(variant: Variant, **options: Any) -> Any:
     config = getattr(transformers, f"{variant.family}Config")(**{**SIZES, **variant.options, **options})
     torch.manual_seed(sum(repr(variant.options).encode()))
     model = getattr(transformers, f"{variant.family}ForCausalLM")._from_config(config, attn_implementation="eager")
-    randomize(model.eval())
+    # The plain formula of experts, which can be computed in float64 too.
+    model.config._experts_implementation = "eager"
+    randomize_all(model.eval())
     return model
 
 
@@ -129,9 +173,13 @@ def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     _add_rope(writer, config.rope_parameters, head_dim)
+    add_expert_fields(writer, config)
     vocabulary(writer)
     for seed, (name, parameter) in enumerate(oracle.named_parameters()):
-        _add_parameter(writer, variant, name, parameter, config, seed)
+        if ".experts." in name:
+            add_expert_parameter(writer, variant.kind(name), name, parameter, config, seed)
+        else:
+            _add_parameter(writer, variant, name, parameter, config, seed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -172,9 +220,11 @@ def _llama3_divisors(rope: dict[str, Any], head_dim: int) -> Any:
 
 
 def _add_parameter(writer: Any, variant: Variant, name: str, parameter: Any, config: Any, seed: int) -> None:
-    if parameter.ndim == 1:
+    if parameter.ndim == 1 or len(parameter) == 1 or name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        # Routers are never quantized, and a matrix of one row is written as a vector.
+        parameter = parameter.squeeze(0)
         stored = parameter.detach().numpy()
-        writer.add_tensor(_gguf_name(name), _reordered(stored, variant, name, config))
+        writer.add_tensor(_gguf_name(name, variant), _reordered(stored, variant, name, config))
         return
     kind = variant.kind(name)
     rows, columns = parameter.shape
@@ -183,10 +233,14 @@ def _add_parameter(writer: Any, variant: Variant, name: str, parameter: Any, con
     with torch.no_grad():
         parameter.copy_(torch.from_numpy(dequantized(kind, raw)))
     raw = _reordered(raw, variant, name, config)
-    writer.add_tensor(_gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.add_tensor(_gguf_name(name, variant), raw, raw_dtype=gguf.GGMLQuantizationType[kind])
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, variant: Variant) -> str:
+    if name.endswith(".sinks"):
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
+    if "post_attention_layernorm" in name and variant.architecture == "gpt-oss":
+        return f"blk.{name.split('.')[2]}.post_attention_norm.weight"
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("model.layers."):
         return f"{_NAMES[stem]}.{kind}"

@@ -1,0 +1,73 @@
+"""What a GGUF file's metadata say about mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.quantization.gguf.file import GGUFFile
+from kernels.moe import SILU, GatedActivation, RoutingRule, clamped_swiglu
+from kernels.moe.routing_rule import Score
+
+_MAX_EXPERTS = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the format knows by the architecture alone."""
+
+    renormalizes: bool = False
+    score: Score = "softmax"
+    activation: GatedActivation = field(default_factory=lambda: SILU)
+
+
+_KINDS = {
+    "llama": _Kind(renormalizes=True),
+    "qwen2moe": _Kind(),
+    "qwen3moe": _Kind(renormalizes=True),
+    "olmoe": _Kind(),
+    "gpt-oss": _Kind(score="softmax_after_topk", activation=clamped_swiglu(1.702, 7.0)),
+}
+
+
+def read_gguf_mixture(file: GGUFFile, prefix: str, inner_size: int) -> MixtureShape | None:
+    """Read the sizes and options of a file's mixtures; None where it has none.
+
+    Args:
+        file: The file.
+        prefix: Its architecture.
+        inner_size: Features between the matrices of an expert, where the file does not say.
+
+    Raises:
+        GGUFError: The file's architecture is not one whose routing is known, or its numbers make no sense.
+    """
+    metadata, tensors = file.metadata, file.tensors
+    counts = f"{prefix}.expert_count"
+    num_experts = metadata.integer(counts, 0, minimum=0, maximum=_MAX_EXPERTS)
+    if num_experts == 0:
+        return None
+    if prefix not in _KINDS:
+        raise metadata.error(counts, f"is {num_experts}; experts are supported in {', '.join(_KINDS)}")
+    top_k = metadata.integer(f"{prefix}.expert_used_count")
+    if top_k > num_experts:
+        raise metadata.error(f"{prefix}.expert_used_count", f"is {top_k}; there are {num_experts} experts")
+    kind = _KINDS[prefix]
+    layers = mixture_layers(file)
+    first = f"blk.{min(layers, default=0)}"
+    shared = tensors.get(f"{first}.ffn_gate_shexp.weight")
+    return MixtureShape(
+        num_experts,
+        metadata.integer(f"{prefix}.expert_feed_forward_length", inner_size),
+        RoutingRule(top_k, score=kind.score, renormalize=kind.renormalizes),
+        activation=kind.activation,
+        has_router_bias=f"{first}.ffn_gate_inp.bias" in tensors,
+        has_expert_biases=f"{first}.ffn_gate_exps.bias" in tensors,
+        shared_size=0 if shared is None else shared.shape[0],
+        has_shared_gate=f"{first}.ffn_gate_inp_shexp.weight" in tensors,
+    )
+
+
+def mixture_layers(file: GGUFFile) -> frozenset[int]:
+    """Return the numbers of the layers that have a router."""
+    names = (name.split(".") for name in file.tensors if name.endswith(".ffn_gate_inp.weight"))
+    return frozenset(int(parts[1]) for parts in names if parts[1].isdecimal())
