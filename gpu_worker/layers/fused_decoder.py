@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.layer_weights import LayerWeights
 from kernels.cpu_library import CpuLibrary, cpu_library
@@ -28,7 +29,7 @@ def fusing_library(shape: StackShape, dtype: torch.dtype, device: torch.device) 
 class FusedDecoder:
     """Packs the weights layer by layer; the plain ones can be freed afterwards."""
 
-    __slots__ = ("_stack",)
+    __slots__ = ("_stack", "_tokens_per_expert")
 
     def __init__(
         self,
@@ -43,12 +44,18 @@ class FusedDecoder:
     ) -> None:
         """Make the stack, which computes in `dtype`. Shapes are those of `CpuDecoderStack`."""
         packed = [LayerPacking(library, dtype).pack(weights) for weights in layers]
+        mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
+        self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
         inputs = StackInputs(embedding, dtype)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
         return self._stack(stack_step(token_ids, positions, context))
+
+    def expert_loads(self) -> ExpertLoads | None:
+        """Return what reads how tokens fall on experts; None where there are no mixtures."""
+        return ExpertLoads(self._tokens_per_expert) if self._tokens_per_expert else None
 
     def first(self, num_layers: int) -> FusedDecoder:
         """Do what `DecoderForm` promises."""

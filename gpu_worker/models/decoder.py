@@ -15,6 +15,7 @@ from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.layers.layer_traits import GatedShape
 from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
@@ -114,7 +115,7 @@ class CausalLM:
 
     def expert_loads(self) -> ExpertLoads | None:
         """Return what reads how tokens fall on experts; None where there are no mixtures."""
-        return self._decoder.expert_loads() if isinstance(self._decoder, LayeredDecoder) else None
+        return self._decoder.expert_loads() if isinstance(self._decoder, LayeredDecoder | FusedDecoder) else None
 
     def head_in(self, dtype: torch.dtype) -> LMHead:
         """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""
@@ -180,7 +181,8 @@ def is_fusable(config: ModelConfig) -> bool:
     kinds = {
         (dataclasses.replace(config.attention_shape(index), sliding_window=None)) for index in range(config.num_layers)
     }
-    return len(kinds) == 1 and len({layer.feed_forward for layer in config.layers}) == 1
+    sizes = {layer.feed_forward.inner_size for layer in config.layers if isinstance(layer.feed_forward, GatedShape)}
+    return len(kinds) == 1 and sizes <= {config.intermediate_size}
 
 
 def stack_shape(config: ModelConfig) -> StackShape:
