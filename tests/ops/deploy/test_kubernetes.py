@@ -1,0 +1,216 @@
+"""The manifests for Kubernetes: built by kustomize, checked against the published schemas, and their containers run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import GatewayConfig
+from gpu_worker.start.config import WorkerConfig
+from ops.cli.setup import SetupConfig
+from ops.stack.config import DEMO_MODEL
+from shared.config import variable_name
+from tests.architecture.source import ROOT
+from tests.certificates import OPENSSL, make_authority, make_named_certificate
+from tests.ops.cli.command import headrace
+from tests.ops.deploy.compose_file import image_environ
+from tests.ops.deploy.machine import Container, Machine, can_make_machines
+
+FOLDER = ROOT / "ops" / "deploy" / "kubernetes"
+OVERLAYS = ["base", "overlays/gpu", "overlays/keda"]
+SCHEMAS = "1.33"
+SECRETS = {role: f"password{role}" for role in ("gateway", "worker", "batch", "admin")} | {
+    "operator": "operators-own-key"
+}
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, for its kustomize")
+
+
+def built(overlay: str) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", str(FOLDER / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def pod_of(resource: dict[str, Any]) -> dict[str, Any]:
+    return resource["spec"]["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def base() -> dict[str, dict[str, Any]]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl, for its kustomize")
+    return {f"{found['kind']}/{found['metadata']['name']}": found for found in built("base")}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_manifests_keep_to_the_published_schemas(overlay: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate, which brings the schemas")
+    resources = built(overlay)
+    for resource in resources:
+        if not resource["apiVersion"].startswith("keda.sh/"):
+            schemas.validate(resource, SCHEMAS, strict=True)
+        assert resource["kind"] == "Namespace" or resource["metadata"]["namespace"] == "headrace"
+
+
+def test_every_variable_is_a_setting_of_its_command(base: dict[str, dict[str, Any]]) -> None:
+    configs = {"Job/setup": SetupConfig, "Deployment/gateway": GatewayConfig, "Deployment/worker": WorkerConfig}
+    for name, config in configs.items():
+        known = {variable_name(field) for field in config.__dataclass_fields__}
+        (container,) = pod_of(base[name])["containers"]
+        assert set(_environ(base, name, container)) - known == set()
+
+
+def test_pods_have_longer_to_end_than_a_drain_takes(base: dict[str, dict[str, Any]]) -> None:
+    for name, config in (("Deployment/gateway", GatewayConfig()), ("Deployment/worker", WorkerConfig())):
+        assert pod_of(base[name])["terminationGracePeriodSeconds"] >= config.drain_timeout_s + 10
+
+
+def test_what_selects_pods_finds_them(base: dict[str, dict[str, Any]]) -> None:
+    labels = {
+        name: found["spec"]["template"]["metadata"]["labels"]
+        for name, found in base.items()
+        if found["kind"] in ("Deployment", "StatefulSet")
+    }
+    for found in base.values():
+        if found["kind"] not in ("Service", "PodDisruptionBudget"):
+            continue
+        selector = found["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector)
+        assert any(wanted.items() <= had.items() for had in labels.values()), found["metadata"]["name"]
+
+
+def test_scaling_asks_for_metrics_that_there_are() -> None:
+    text = (FOLDER / "overlays/keda/scaled-object.yaml").read_text()
+    scaled = yaml.safe_load(text)
+    documented = (ROOT / "ops/docs/metrics.md").read_text()
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    names = {name for query in queries for name in re.findall(r"headrace_\w+", query)}
+    assert len(names) == 3
+    assert [name for name in names if f"`{name}`" not in documented] == []
+
+
+# From here on: the containers, as processes.
+
+
+def _environ(base: dict[str, dict[str, Any]], name: str, container: dict[str, Any], pod: str = "pod") -> dict[str, str]:
+    """Return a container's variables, as the kubelet would."""
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        wanted = source["configMapRef"]["name"]
+        found |= next(
+            item["data"] for key, item in base.items() if key.startswith("ConfigMap/") and key.endswith(wanted)
+        )
+    for variable in container.get("env", []):
+        origin = variable.get("valueFrom", {})
+        secret, field = origin.get("secretKeyRef"), origin.get("fieldRef")
+        assert field is None or field["fieldPath"] == "metadata.name"
+        found[variable["name"]] = SECRETS[secret["key"]] if secret else pod if field else variable["value"]
+    return found
+
+
+class Cluster:
+    """Pods on a machine: one container each."""
+
+    def __init__(self, machine: Machine, base: dict[str, dict[str, Any]], directory: Path) -> None:
+        self.machine = machine
+        self._base = base
+        self._directory = directory
+        self._authority = make_authority(directory)
+        self.pods: dict[str, Container] = {}
+        self.keys = directory / "keys"
+        self.keys.mkdir()
+
+    def start(self, pod: str, name: str, **replaced: str) -> None:
+        spec = pod_of(self._base[name])
+        (container,) = spec["containers"]
+        sources = {volume["name"]: volume for volume in spec["volumes"]} | {"data": {}}
+        mounts = {mount["mountPath"]: self._source(pod, sources[mount["name"]]) for mount in container["volumeMounts"]}
+        image = {} if name == "StatefulSet/nats" else image_environ(ROOT / "ops/deploy/Dockerfile")
+        environ = image | _environ(self._base, name, container, pod.split(".")[0]) | replaced
+        self.pods[pod] = Container(pod, container["command"], environ, mounts, self._directory / f"{pod}.log")
+        self.machine.start(self.pods[pod])
+
+    def probe(self, pod: str, name: str, kind: str) -> bool:
+        """Ask what the kubelet asks."""
+        (container,) = pod_of(self._base[name])["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        probe = container[kind]
+        host = pod
+        if "tcpSocket" in probe:
+            command = ["nc", "-z", host, str(ports[probe["tcpSocket"]["port"]])]
+        else:
+            asked = probe["httpGet"]
+            command = ["curl", "-sS", "-f", "-m", "3", f"http://{host}:{ports[asked['port']]}{asked['path']}"]
+        return self.machine.execute(self.pods["nats-0.nats"], command).returncode == 0
+
+    def _source(self, pod: str, volume: dict[str, Any]) -> Path:
+        if volume.get("configMap", {}).get("name") == "nats":
+            return ROOT / "ops" / "nats"
+        folder = self._directory / f"{pod}-{volume.get('name', 'data')}"
+        if volume.get("secret", {}).get("secretName") == "keys":
+            return self.keys
+        folder.mkdir()
+        if "secret" in volume:
+            made = make_named_certificate(self._directory, self._authority, pod)
+            shutil.copy(self._authority.certificate, folder / "ca.pem")
+            for kind in ("server", "client"):
+                shutil.copy(made.certificate, folder / f"{kind}.pem")
+                shutil.copy(made.key, folder / f"{kind}.key")
+        return folder
+
+
+@pytest.fixture
+def cluster(base: dict[str, dict[str, Any]], tmp_path: Path) -> Iterator[Cluster]:
+    nats = [f"nats-{index}.nats" for index in range(base["StatefulSet/nats"]["spec"]["replicas"])]
+    with Machine(tmp_path / "machine", [*nats, "setup", "gateway", "worker"]) as machine:
+        yield Cluster(machine, base, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not can_make_machines() or OPENSSL is None, reason="needs Linux namespaces with a network between them, openssl"
+)
+def test_containers_serve_a_completion_and_probes_say_so(cluster: Cluster) -> None:
+    made = headrace("keys", "create", HEADRACE_KEYS_FILE=str(cluster.keys / "keys.json"))
+    for pod in ("nats-0.nats", "nats-1.nats", "nats-2.nats"):
+        cluster.start(pod, "StatefulSet/nats")
+    setup = None
+    for _ in range(10):
+        # As the job's backoff: until the servers have found each other.
+        if setup is None or setup.process is None or setup.process.wait(60) != 0:
+            shutil.rmtree(cluster.pods["nats-0.nats"].log.parent / "setup-tls", ignore_errors=True)
+            cluster.start("setup", "Job/setup")
+            setup = cluster.pods["setup"]
+    assert setup is not None
+    assert setup.process is not None
+    assert setup.process.wait(60) == 0, setup.output()
+    cluster.start("gateway", "Deployment/gateway")
+    model = {"HEADRACE_MODEL": str(DEMO_MODEL), "HEADRACE_SIMULATE": "5"}
+    cluster.start("worker", "Deployment/worker", **model)
+    deadline = time.monotonic() + 60
+    pods = [("gateway", "Deployment/gateway"), ("worker", "Deployment/worker"), ("nats-1.nats", "StatefulSet/nats")]
+    for pod, name in pods:
+        while not cluster.probe(pod, name, "readinessProbe"):
+            assert time.monotonic() < deadline, cluster.pods[pod].output()[-3000:]
+            time.sleep(0.2)
+        assert cluster.probe(pod, name, "livenessProbe")
+    body = json.dumps({"model": "qwen3-0.6b", "prompt": "x", "max_tokens": 4})
+    headers = ["-H", f"Authorization: Bearer {made.stdout.strip()}", "-H", "Content-Type: application/json"]
+    url = "http://gateway:8000/v1/completions"
+    done = cluster.machine.execute(cluster.pods["worker"], ["curl", "-sS", "-f", *headers, "-d", body, url])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+    assert cluster.pods["worker"].process is not None
+    cluster.machine.terminate(cluster.pods["worker"])
+    assert cluster.pods["worker"].process.wait(45) == 0
