@@ -69,23 +69,20 @@ def paged_attention(
         sinks: `[num_heads]` float32
         result: `[num_tokens, num_heads, value_dim]`
     """
-    is_plain = (
-        sinks is None and chunk_size is None and key_cache.shape == value_cache.shape and value_cache.is_contiguous()
-    )
+    assert sinks is None or sinks.dtype is torch.float32
     flash = find_flash_attention(query.device)
-    if is_plain and flash is not None and can_run_flash(query, key_cache, kv_scales, tree_masks):
+    has_variant = sinks is not None or chunk_size is not None
+    if flash is not None and not has_variant and can_run_flash(query, key_cache, value_cache, kv_scales, tree_masks):
         tables = (block_tables, query_starts, context_lens, max_query_len)
         return paged_attention_flash(flash, query, key_cache, value_cache, *tables, scale, sliding_window, soft_cap)
-    if is_plain and query.is_cuda and is_triton_installed():
+    if query.is_cuda and is_triton_installed():
         from kernels.paged_attention import triton_attention
 
-        if triton_attention.can_run(query, key_cache):
-            batch = triton_attention.PagedAttentionBatch(
-                query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales, tree_masks
-            )
-            return triton_attention.paged_attention_triton(
-                batch, max_query_len, scale, sliding_window, soft_cap, gpu_of(query.device)
-            )
+        if triton_attention.can_run(query, value_cache, tree_masks, chunk_size):
+            tensors = (query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales, tree_masks)
+            batch = triton_attention.PagedAttentionBatch(*tensors, sinks)
+            options = (scale, sliding_window, soft_cap, gpu_of(query.device))
+            return triton_attention.paged_attention_triton(batch, max_query_len, *options, chunk_size=chunk_size)
     if can_run(query, key_cache, value_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
         masks = (kv_scales, tree_masks)

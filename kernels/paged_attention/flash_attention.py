@@ -1,7 +1,7 @@
 """FlashAttention-3 over the same paged cache, where its package is installed on a Hopper GPU.
 
-It takes what it can: queries and caches in 16 bits, without trees of drafts. The Triton kernels serve all else, and are
-what it is compared with. Nothing of it has been measured by this project yet.
+It takes what it can: queries and caches in 16 bits, without trees of drafts, sinks or chunks. The Triton kernels serve
+all else, and are what it is compared with. Nothing of it has been measured by this project yet.
 Source: Shah et al., arXiv 2407.08608; `flash_attn_with_kvcache` in `hopper/` of github.com/Dao-AILab/flash-attention.
 """
 
@@ -41,12 +41,15 @@ def find_flash_attention(device: torch.device) -> AttendWithCache | None:
 def can_run(
     query: torch.Tensor,
     key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
     kv_scales: torch.Tensor | None,
     tree_masks: torch.Tensor | None,
 ) -> bool:
-    """Return True for tensors that FlashAttention-3 takes."""
+    """Return True for tensors that FlashAttention-3 takes; what it makes of other caches is not known here."""
     head_dim = query.shape[2]
     is_supported = query.dtype in _DTYPES and key_cache.dtype == query.dtype
+    is_supported = is_supported and key_cache.shape == value_cache.shape
+    is_supported = is_supported and key_cache.is_contiguous() and value_cache.is_contiguous()
     return is_supported and head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0 and kv_scales is None and tree_masks is None
 
 

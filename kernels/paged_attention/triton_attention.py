@@ -22,13 +22,17 @@ from kernels.paged_attention.triton_config import (
 from kernels.paged_attention.triton_split import reduce_splits_kernel, split_attention_kernel
 from kernels.paged_attention.triton_tiles import MASK_BITS
 
-MAX_HEAD_DIM = 256
-MAX_QUERY_HEADS_PER_KV_HEAD = 128
+MAX_HEAD_DIM = 576
+MAX_VALUE_DIM = 512
+# The largest power of two that keys are padded to: what is behind it is multiplied apart.
+_MAX_BLOCK_D = 512
+# Query heads of a KV head that are taken at once, and as many of large values as leave registers for other things.
+_MAX_GROUP, _MAX_GROUP_OF_LARGE = 128, 16
 # Up to this many packed rows (tokens times heads of a group) a batch without chunks is bound by reading the cache.
 _MAX_SPLIT_ROWS = 64
 # The least rows that a tensor core multiplies.
 _MIN_ROWS = 16
-_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "HEAD_DIM", "REACH", "BLOCK_D")
+_REDUCE_CONSTANTS = ("GROUP", "NUM_KV_HEADS", "VALUE_DIM", "REACH", "CHUNK", "BLOCK_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,42 @@ class PagedAttentionBatch:
     context_lens: torch.Tensor
     kv_scales: torch.Tensor | None = None
     tree_masks: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        """Return True where the values are the first numbers of the keys, which are read once then."""
+        keys, values = self.key_cache, self.value_cache
+        return keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
+
+    @property
+    def num_parts(self) -> int:
+        """Return in how many parts the query heads of a KV head are taken."""
+        num_heads = self.query.shape[1] // self.key_cache.shape[2]
+        most = _MAX_GROUP if self.block_v < _MAX_BLOCK_D else _MAX_GROUP_OF_LARGE
+        return next(n for n in range(1, num_heads + 1) if num_heads % n == 0 and num_heads // n <= most)
+
+    @property
+    def group(self) -> int:
+        """Return how many query heads of a KV head are taken at once."""
+        return self.query.shape[1] // self.num_kv_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Return how many KV heads there are, or parts of their query heads."""
+        return self.key_cache.shape[2] * self.num_parts
+
+    @property
+    def block_v(self) -> int:
+        """Return the power of two that values are padded to."""
+        return _padded(self.value_cache.shape[3])
+
+    @property
+    def block_d(self) -> int:
+        """Return the power of two that keys are padded to, or their first numbers."""
+        if self.is_latent:
+            return self.block_v
+        return min(_padded(self.key_cache.shape[3]), _MAX_BLOCK_D)
 
     @property
     def scale_pairs(self) -> torch.Tensor | None:
@@ -58,10 +98,17 @@ class _Constants:
     shared: dict[str, object]
 
 
-def can_run(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
-    """Return True where the kernels support these shapes."""
-    group = query.shape[1] // key_cache.shape[2]
-    return query.shape[2] <= MAX_HEAD_DIM and group <= MAX_QUERY_HEADS_PER_KV_HEAD
+def _padded(size: int) -> int:
+    """Return the least power of two that holds a size and that tensor cores multiply."""
+    return 1 << max(size - 1, _MIN_ROWS - 1).bit_length()
+
+
+def can_run(
+    query: torch.Tensor, value_cache: torch.Tensor, tree_masks: torch.Tensor | None, chunk_size: int | None
+) -> bool:
+    """Return True where the kernels support these shapes and options: masks say nothing of where chunks begin."""
+    is_small = query.shape[2] <= MAX_HEAD_DIM and value_cache.shape[3] <= MAX_VALUE_DIM
+    return is_small and (tree_masks is None or chunk_size is None)
 
 
 def paged_attention_triton(
@@ -73,6 +120,7 @@ def paged_attention_triton(
     gpu: Gpu,
     split: SplitConfig | None = None,
     chunk: ChunkConfig | None = None,
+    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, and zeros for a query that sees no token.
 
@@ -81,7 +129,7 @@ def paged_attention_triton(
     `num_seqs`, so the last bits of a row may differ from one batch size to another.
 
     Args:
-        batch: Tensors on one device; caches contiguous, the query strided in its first dimension at most.
+        batch: Tensors on one device; the query strided in its first dimension at most.
         max_query_len: Largest number of query rows of a sequence.
         scale: Multiplies the scores.
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
@@ -89,21 +137,23 @@ def paged_attention_triton(
         gpu: What to configure the launch for.
         split: Instead of the table's entry for decodes.
         chunk: Instead of the table's entry for chunks.
+        chunk_size: A query sees only its own chunk of this many tokens; None is unlimited.
 
     Shapes:
-        result: `[num_tokens, num_heads, head_dim]`
+        result: `[num_tokens, num_heads, value_dim]`
     """
     query = batch.query if batch.query.stride()[1:] == (batch.query.shape[2], 1) else batch.query.contiguous()
     batch = replace(batch, query=query)
-    padded_head_dim = max(16, triton.next_power_of_2(query.shape[2]))
+    padded_head_dim = max(batch.block_d, batch.block_v)
     split = split or split_config(gpu.generation, padded_head_dim, query.dtype, batch.kv_scales is not None)
-    chunk = chunk or _chunk_config(batch, padded_head_dim, gpu)
-    constants = _constants(batch, padded_head_dim, scale, sliding_window, soft_cap)
-    result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    group = query.shape[1] // batch.key_cache.shape[2]
+    chunk = chunk or _chunk_config(batch, padded_head_dim, chunk_size, gpu)
+    constants = _constants(batch, scale, sliding_window, soft_cap, chunk_size)
+    result = torch.empty(*query.shape[:2], batch.value_cache.shape[3], dtype=query.dtype, device=query.device)
+    group = batch.group
     # Few lengths to compile for: a kernel must not be compiled while requests wait.
     rounded_query_len = triton.next_power_of_2(max_query_len)
-    if group * rounded_query_len <= max(_MAX_SPLIT_ROWS, group):
+    max_rows = _MAX_SPLIT_ROWS if batch.block_v < _MAX_BLOCK_D else _MIN_ROWS
+    if group * rounded_query_len <= max(max_rows, group):
         _launch_split(batch, result, constants, rounded_query_len, split, gpu)
         return result
     # In a mixed batch the tokens of short sequences go where the cache is split: one program a sequence would be late.
@@ -114,10 +164,15 @@ def paged_attention_triton(
     return result
 
 
-def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, gpu: Gpu) -> ChunkConfig:
-    """Return the table's entry, with smaller tiles where eight bits are converted and registers would not be enough."""
+def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, chunk_size: int | None, gpu: Gpu) -> ChunkConfig:
+    """Return the table's entry, with smaller tiles where registers would not be enough.
+
+    That is where eight bits are converted, and before Hopper where masks know of chunks.
+    """
     config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
-    is_hopper, is_large = gpu.generation is GpuGeneration.HOPPER, padded_head_dim == MAX_HEAD_DIM
+    if chunk_size is not None and gpu.generation is not GpuGeneration.HOPPER:
+        config = replace(config, block_m=max(config.block_m // 2, _MIN_ROWS))
+    is_hopper, is_large = gpu.generation is GpuGeneration.HOPPER, padded_head_dim >= 256
     if batch.kv_scales is None or (is_hopper and not is_large):
         return config
     block_m = config.block_m // 2 if is_hopper else config.block_m
@@ -125,26 +180,43 @@ def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, gpu: Gpu) ->
 
 
 def _constants(
-    batch: PagedAttentionBatch, padded_head_dim: int, scale: float, sliding_window: int | None, soft_cap: float | None
+    batch: PagedAttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    chunk_size: int | None,
 ) -> _Constants:
-    _, block_size, num_kv_heads, head_dim = batch.key_cache.shape
+    head_dim, rest = batch.key_cache.shape[3], batch.key_cache.shape[3] - batch.block_d
     num_hidden = 0 if batch.tree_masks is None else MASK_BITS.value - 1
     return _Constants(
         scale / soft_cap if soft_cap else scale * math.log2(math.e),
         {
-            "GROUP": batch.query.shape[1] // num_kv_heads,
-            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": batch.group,
+            "NUM_KV_HEADS": batch.num_kv_heads,
+            "PARTS": batch.num_parts,
             "HEAD_DIM": head_dim,
-            "BLOCK_SIZE": block_size,
+            "VALUE_DIM": batch.value_cache.shape[3],
+            **_strides("KEY", batch.key_cache),
+            **_strides("VALUE", batch.value_cache),
+            "IS_LATENT": batch.is_latent,
+            "BLOCK_SIZE": batch.key_cache.shape[1],
             "SLIDING_WINDOW": sliding_window or 0,
             # How far back rows see with a window whose tokens are not all hidden.
             "REACH": sliding_window + num_hidden if sliding_window else 0,
+            "CHUNK": chunk_size or 0,
             "SOFT_CAP": soft_cap or 0.0,
             # Full precision where fp32 was asked for; 16-bit products are exact either way.
             "PRECISION": "ieee",
-            "BLOCK_D": padded_head_dim,
+            "BLOCK_D": batch.block_d,
+            "BLOCK_V": batch.block_v,
+            "BLOCK_R": _padded(rest) if rest > 0 else 0,
         },
     )
+
+
+def _strides(kind: str, cache: torch.Tensor) -> dict[str, object]:
+    assert cache.stride(3) == 1, "the numbers of a head must lie side by side"
+    return dict(zip((f"{kind}_BLOCK", f"{kind}_TOKEN", f"{kind}_HEAD"), cache.stride()[:3], strict=True))
 
 
 def _launch_split(
@@ -156,11 +228,11 @@ def _launch_split(
     gpu: Gpu,
 ) -> None:
     """Attend from the sequences with at most `max_query_len` query tokens."""
-    num_seqs, (_, block_size, num_kv_heads, head_dim) = len(batch.context_lens), batch.key_cache.shape
-    num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * block_size
+    num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.value_cache.shape[3]
+    num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.key_cache.shape[1]
     num_splits = choose_num_splits(config, num_seqs, num_kv_heads, capacity, gpu.num_multiprocessors)
     num_rows = num_seqs * num_splits * num_heads * max_query_len if num_splits > 1 else 0
-    partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=result.device)
+    partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     min_tiles = -(-config.min_split_tokens // config.block_n)
     block_m = max(_MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads * max_query_len))
@@ -172,7 +244,8 @@ def _launch_split(
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     split_attention_kernel[(num_kv_heads, num_splits, num_seqs)](
-        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths, batch.tree_masks),
+        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        *(batch.tree_masks, batch.sinks),
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
@@ -188,7 +261,7 @@ def _launch_split(
         reduce_splits_kernel[(num_heads * max_query_len, num_seqs)](
             *(result, partial, partial_lse, *lengths, num_splits),
             BLOCK_S=triton.next_power_of_2(num_splits),
-            num_warps=4,
+            num_warps=4 if batch.block_v < _MAX_BLOCK_D else 8,
             **{name: constants.shared[name] for name in _REDUCE_CONSTANTS},
             **splits,
         )
@@ -203,14 +276,14 @@ def _launch_chunk(
     gpu: Gpu,
 ) -> None:
     """Attend from the sequences with at least `min_query_len` query tokens."""
-    num_tokens, num_heads, head_dim = batch.query.shape
-    num_seqs, (_, block_size, num_kv_heads, _) = len(batch.context_lens), batch.key_cache.shape
-    group = num_heads // num_kv_heads
+    num_tokens, value_dim = batch.query.shape[0], batch.value_cache.shape[3]
+    num_seqs, num_kv_heads, group = len(batch.context_lens), batch.num_kv_heads, batch.group
     block_m = max(config.block_m, triton.next_power_of_2(group))
-    num_blocks, capacity = num_tokens // (block_m // group) + num_seqs, batch.block_tables.shape[1] * block_size
+    num_blocks = num_tokens // (block_m // group) + num_seqs
+    capacity = batch.block_tables.shape[1] * batch.key_cache.shape[1]
     num_splits = choose_num_chunk_splits(config, num_kv_heads * num_blocks, capacity, gpu.num_multiprocessors)
     num_rows = num_blocks * num_kv_heads * num_splits * block_m if num_splits > 1 else 0
-    partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=result.device)
+    partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
     tiles = {
         "MIN_QUERY_LEN": min_query_len,
@@ -221,7 +294,8 @@ def _launch_chunk(
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     chunk_attention_kernel[(num_kv_heads, num_blocks, num_splits)](
-        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths, batch.tree_masks),
+        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        *(batch.tree_masks, batch.sinks),
         constants.score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),

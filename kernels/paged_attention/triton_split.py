@@ -10,7 +10,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.triton_tiles import attend_tiles, combine_splits, finish_rows, load_hidden, log_sum
+from kernels.paged_attention.triton_tiles import (
+    attend_tiles,
+    begin_rows,
+    combine_splits,
+    finish_rows,
+    first_visible,
+    load_hidden,
+    load_rest,
+    log_sum,
+)
 
 
 @triton.jit
@@ -19,13 +28,12 @@ def split_tiles(
     query_len,
     num_splits,
     REACH: tl.constexpr,
+    CHUNK: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Return the first tile that a sequence's queries see, the end of its tiles, and how many each split takes."""
-    first_tile = 0
-    if REACH > 0:
-        first_tile = tl.maximum(context_len - query_len + 1 - REACH, 0) // BLOCK_N
+    first_tile = first_visible(context_len - query_len, REACH, CHUNK) // BLOCK_N
     end_tile = tl.cdiv(context_len, BLOCK_N)
     tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
     return first_tile, end_tile, tiles_per_split
@@ -55,17 +63,28 @@ def split_attention_kernel(
     query_starts_ptr,
     context_lens_ptr,
     tree_masks_ptr,
+    sinks_ptr,
     score_scale,
     query_stride,
     table_stride,
     num_splits,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+    KEY_HEAD: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_TOKEN: tl.constexpr,
+    VALUE_HEAD: tl.constexpr,
+    IS_LATENT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MAX_QUERY_LEN: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     REACH: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -73,10 +92,13 @@ def split_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):
     """Attend from the queries of one sequence and KV head to one split of its tokens.
 
-    Grid: `(num_kv_heads, num_splits, num_seqs)`. Sequences with more than MAX_QUERY_LEN query tokens are left alone.
+    Grid: `(num_kv_heads, num_splits, num_seqs)`, where a KV head that more query heads share than are taken at once
+    counts as PARTS of them. Sequences with more than MAX_QUERY_LEN query tokens are left alone.
     Unless IS_SPLIT the result is written, else for each row a partial result and the log2 of its sum of exponentials.
     """
     kv_head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -85,7 +107,9 @@ def split_attention_kernel(
     context_len = tl.load(context_lens_ptr + sequence)
     if (query_len == 0) | (query_len > MAX_QUERY_LEN):
         return
-    first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, REACH, MIN_TILES, BLOCK_N)
+    first_tile, end_tile, tiles_per_split = split_tiles(
+        context_len, query_len, num_splits, REACH, CHUNK, MIN_TILES, BLOCK_N
+    )
     first_tile += split * tiles_per_split
     # The first split always writes, so that an empty context yields zeros.
     if (split > 0) & (first_tile >= end_tile):
@@ -97,19 +121,27 @@ def split_attention_kernel(
     tokens = rows // GROUP
     is_row = tokens < query_len
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    value_dims = tl.arange(0, BLOCK_V)
+    value_mask = is_row[:, None] & (value_dims < VALUE_DIM)[None, :]
     heads = kv_head * GROUP + rows % GROUP
     result_rows = (first_row + tokens).to(tl.int64)
-    query_offsets = (result_rows * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
-    query = as_operand(tl.load(query_ptr + query_offsets, mask=mask, other=0.0), key_ptr)
+    query_offsets = result_rows * query_stride + heads * HEAD_DIM
+    query = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+    query = as_operand(query, key_ptr)
+    rest = load_rest(query_ptr, query_offsets, is_row, HEAD_DIM, BLOCK_D, BLOCK_R)
+    if rest is not None:
+        rest = as_operand(rest, key_ptr)
+    row_max, row_sum = begin_rows(sinks_ptr, heads, is_row, split)
     if scales_ptr is not None:
-        scales_ptr += kv_head * BLOCK_SIZE
+        scales_ptr += kv_head // PARTS * BLOCK_SIZE
     accumulator, row_max, row_sum = attend_tiles(
         query,
-        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
-        tl.full([BLOCK_M], float("-inf"), tl.float32),
-        tl.zeros([BLOCK_M], tl.float32),
-        key_ptr + kv_head * HEAD_DIM,
-        value_ptr + kv_head * HEAD_DIM,
+        rest,
+        tl.zeros([BLOCK_M, BLOCK_V], tl.float32),
+        row_max,
+        row_sum,
+        key_ptr + kv_head // PARTS * KEY_HEAD,
+        value_ptr + kv_head // PARTS * VALUE_HEAD,
         scales_ptr,
         block_tables_ptr + sequence.to(tl.int64) * table_stride,
         first_tile,
@@ -120,23 +152,32 @@ def split_attention_kernel(
         score_scale,
         True,
         BLOCK_SIZE,
-        NUM_KV_HEADS * HEAD_DIM,
+        NUM_KV_HEADS // PARTS,
+        KEY_BLOCK,
+        KEY_TOKEN,
+        VALUE_BLOCK,
+        VALUE_TOKEN,
         HEAD_DIM,
+        VALUE_DIM,
+        IS_LATENT,
         SLIDING_WINDOW,
+        CHUNK,
         SOFT_CAP,
         PRECISION,
         BLOCK_N,
         BLOCK_D,
+        BLOCK_V,
+        BLOCK_R,
     )
     accumulator = finish_rows(accumulator, row_sum, scales_ptr)
     if IS_SPLIT:
         ROWS: tl.constexpr = GROUP * MAX_QUERY_LEN
         partial_row = ((sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits + split) * ROWS + rows
-        tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], accumulator, mask=mask)
+        tl.store(partial_ptr + partial_row[:, None] * VALUE_DIM + value_dims[None, :], accumulator, mask=value_mask)
         tl.store(partial_lse_ptr + partial_row, log_sum(row_max, row_sum), mask=is_row)
     else:
-        result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * HEAD_DIM)[:, None] + dims[None, :]
-        tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=mask)
+        result_offsets = ((result_rows * NUM_KV_HEADS * GROUP + heads) * VALUE_DIM)[:, None] + value_dims[None, :]
+        tl.store(result_ptr + result_offsets, accumulator.to(result_ptr.dtype.element_ty), mask=value_mask)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -149,13 +190,14 @@ def reduce_splits_kernel(
     num_splits,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     MAX_QUERY_LEN: tl.constexpr,
     REACH: tl.constexpr,
+    CHUNK: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Combine the splits of one query row, `grid: (NUM_KV_HEADS * GROUP * MAX_QUERY_LEN, num_seqs)`."""
     ROWS: tl.constexpr = GROUP * MAX_QUERY_LEN
@@ -165,14 +207,17 @@ def reduce_splits_kernel(
     context_len = tl.load(context_lens_ptr + sequence)
     if (query_len > MAX_QUERY_LEN) | (row // GROUP >= query_len):
         return
-    first_tile, end_tile, tiles_per_split = split_tiles(context_len, query_len, num_splits, REACH, MIN_TILES, BLOCK_N)
+    first_tile, end_tile, tiles_per_split = split_tiles(
+        context_len, query_len, num_splits, REACH, CHUNK, MIN_TILES, BLOCK_N
+    )
     num_written = tl.maximum(tl.cdiv(end_tile - first_tile, tiles_per_split), 1)
 
     sequence_row = (sequence.to(tl.int64) * NUM_KV_HEADS + kv_head) * num_splits * ROWS
     combined = combine_splits(
-        partial_ptr, partial_lse_ptr, sequence_row + row, ROWS, num_written, HEAD_DIM, BLOCK_S, BLOCK_D
+        partial_ptr, partial_lse_ptr, sequence_row + row, ROWS, num_written, VALUE_DIM, BLOCK_S, BLOCK_V
     )
-    dims = tl.arange(0, BLOCK_D)
+    dims = tl.arange(0, BLOCK_V)
     head = kv_head * GROUP + row % GROUP
     result_row = (first_row + row // GROUP).to(tl.int64) * NUM_KV_HEADS * GROUP + head
-    tl.store(result_ptr + result_row * HEAD_DIM + dims, combined.to(result_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    combined = combined.to(result_ptr.dtype.element_ty)
+    tl.store(result_ptr + result_row * VALUE_DIM + dims, combined, mask=dims < VALUE_DIM)

@@ -41,13 +41,16 @@ MASK_BITS = tl.constexpr(64)
 
 
 @triton.jit
-def is_seen(row_positions, positions, hidden, SLIDING_WINDOW: tl.constexpr):
+def is_seen(row_positions, positions, hidden, SLIDING_WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """Return which positions rows see, `[BLOCK_M, BLOCK_N]`; the arguments are those of `attend_tiles`."""
     if hidden is None:
         seen = positions[None, :] <= row_positions[:, None]
         if SLIDING_WINDOW > 0:
             seen = seen & (positions[None, :] > row_positions[:, None] - SLIDING_WINDOW)
+        if CHUNK > 0:
+            seen = seen & (positions[None, :] >= (row_positions // CHUNK * CHUNK)[:, None])
     else:
+        tl.static_assert(CHUNK == 0, "masks say nothing of where chunks begin")
         distance = row_positions[:, None] - positions[None, :]
         word = tl.where(distance < 32, hidden.to(tl.int32)[:, None], (hidden >> 32).to(tl.int32)[:, None])
         is_hidden = (word >> (distance & 31)) & 1
@@ -59,8 +62,60 @@ def is_seen(row_positions, positions, hidden, SLIDING_WINDOW: tl.constexpr):
 
 
 @triton.jit
+def load_heads(cache_ptr, offsets, dims, is_cached, SIZE: tl.constexpr, END: tl.constexpr):
+    """Return the numbers `dims` of the heads at `offsets`, `[BLOCK_N, len(dims)]`; zeros from SIZE on.
+
+    `is_cached` is None where all of the tokens are in the cache; END is the first number behind `dims`.
+    """
+    pointers = cache_ptr + offsets[:, None] + dims[None, :]
+    mask = None
+    if is_cached is not None:
+        mask = is_cached[:, None]
+        if SIZE < END:
+            mask = mask & (dims < SIZE)[None, :]
+    elif SIZE < END:
+        mask = (dims < SIZE)[None, :]
+    return tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_rest(query_ptr, query_offsets, is_row, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Return what `attend_tiles` takes as `query_rest`, of the heads that begin at `query_offsets`."""
+    rest = None
+    if BLOCK_R > 0:
+        dims = BLOCK_D + tl.arange(0, BLOCK_R)
+        mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+        rest = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+    return rest
+
+
+@triton.jit
+def begin_rows(sinks_ptr, heads, is_row, split):
+    """Return maximum and sum of rows that have seen nothing yet, but for the sinks in the first split."""
+    row_max = tl.full(heads.shape, float("-inf"), tl.float32)
+    row_sum = tl.zeros(heads.shape, tl.float32)
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=is_row & (split == 0), other=float("-inf"))
+        row_max = sinks * 1.4426950408889634
+        row_sum = tl.where(sinks > float("-inf"), 1.0, 0.0)
+    return row_max, row_sum
+
+
+@triton.jit
+def first_visible(position, REACH: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the first token that a query at `position`, and those behind it, may see."""
+    first = position * 0
+    if REACH > 0:
+        first = tl.maximum(position - REACH + 1, first)
+    if CHUNK > 0:
+        first = tl.maximum(tl.maximum(position, 0) // CHUNK * CHUNK, first)
+    return first
+
+
+@triton.jit
 def attend_tiles(
     query,
+    query_rest,
     accumulator,
     row_max,
     row_sum,
@@ -76,19 +131,29 @@ def attend_tiles(
     score_scale,
     MASKED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_TOKEN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    IS_LATENT: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):
     """Fold the tiles `first_tile : end_tile` of a sequence's cached tokens into the running softmax of the rows.
 
     Args:
         query: `[BLOCK_M, BLOCK_D]`, zero beyond the head, of the type to multiply in.
-        accumulator: `[BLOCK_M, BLOCK_D]` fp32, before `finish_rows`.
+        query_rest: `[BLOCK_M, BLOCK_R]`, the numbers of the head behind those; None where there are none.
+        accumulator: `[BLOCK_M, BLOCK_V]` fp32, before `finish_rows`.
         row_max: `[BLOCK_M]` fp32, in units of log2; -inf before the first visible token.
         row_sum: `[BLOCK_M]` fp32.
         key_ptr: The key cache, at this program's KV head.
@@ -104,51 +169,62 @@ def attend_tiles(
         score_scale: With a soft cap, what the scores are multiplied with before tanh; else their scale times log2(e).
         MASKED: False where every row sees every token of the tiles.
         BLOCK_SIZE: Tokens per block.
-        SLOT_STRIDE: Elements from one cached token to the next.
-        HEAD_DIM: Elements of a head, at most BLOCK_D.
+        NUM_KV_HEADS: Of the cache.
+        KEY_BLOCK: Elements from the keys of one block to those of the next.
+        KEY_TOKEN: Elements from the key of one token to that of the next.
+        VALUE_BLOCK: As of keys.
+        VALUE_TOKEN: As of keys.
+        HEAD_DIM: Elements of a key, at most BLOCK_D + BLOCK_R.
+        VALUE_DIM: Elements of a value, at most BLOCK_V.
+        IS_LATENT: Values are the first elements of the keys, and are not read again; BLOCK_V is BLOCK_D.
         SLIDING_WINDOW: Tokens that a row sees, its own included; 0 is unlimited.
+        CHUNK: Tokens of the chunks that no row sees beyond; 0 is unlimited.
         SOFT_CAP: Bound of the scores; 0 is none.
         PRECISION: Of the products, as `tl.dot` names it.
         BLOCK_N: Tokens per tile.
-        BLOCK_D: Power of two.
+        BLOCK_D: Power of two, as the next two.
+        BLOCK_V: Of values.
+        BLOCK_R: Of what of a key is behind BLOCK_D; 0 is nothing.
     """
     offsets = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
+    value_dims = tl.arange(0, BLOCK_V)
     for tile in tl.range(first_tile, end_tile):
         positions = tile * BLOCK_N + offsets
         if MASKED:
             # A tile may reach beyond the context, where table and cache hold anything.
             is_cached = positions < context_len
             blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_cached, other=0)
-            load_mask = is_cached[:, None]
-            if HEAD_DIM < BLOCK_D:
-                load_mask = load_mask & (dims < HEAD_DIM)[None, :]
         else:
+            is_cached = None
             blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-            load_mask = None if HEAD_DIM == BLOCK_D else (dims < HEAD_DIM)[None, :]
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-        elements = slots[:, None] * SLOT_STRIDE + dims[None, :]
-        if load_mask is None:
-            key = tl.load(key_ptr + elements)
-            value = tl.load(value_ptr + elements)
+        key_offsets = blocks.to(tl.int64) * KEY_BLOCK + positions % BLOCK_SIZE * KEY_TOKEN
+        key = load_heads(key_ptr, key_offsets, dims, is_cached, HEAD_DIM, BLOCK_D)
+        if IS_LATENT:
+            value = key
         else:
-            key = tl.load(key_ptr + elements, mask=load_mask, other=0.0)
-            value = tl.load(value_ptr + elements, mask=load_mask, other=0.0)
+            value_offsets = blocks.to(tl.int64) * VALUE_BLOCK + positions % BLOCK_SIZE * VALUE_TOKEN
+            value = load_heads(value_ptr, value_offsets, value_dims, is_cached, VALUE_DIM, BLOCK_V)
         score_scales = score_scale
         if scales_ptr is not None:
             key_scales, value_scales = load_scales(
-                scales_ptr, blocks, positions, context_len, MASKED, BLOCK_SIZE, SLOT_STRIDE // HEAD_DIM
+                scales_ptr, blocks, positions, context_len, MASKED, BLOCK_SIZE, NUM_KV_HEADS
             )
             score_scales = (key_scales * score_scale)[None, :]
 
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION) * score_scales
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+        if query_rest is not None:
+            rest_dims = BLOCK_D + tl.arange(0, BLOCK_R)
+            rest = load_heads(key_ptr, key_offsets, rest_dims, is_cached, HEAD_DIM, BLOCK_D + BLOCK_R)
+            scores = tl.dot(query_rest, tl.trans(rest.to(query.dtype)), scores, input_precision=PRECISION)
+        scores *= score_scales
         if SOFT_CAP > 0:
             # tanh by way of a decaying exponential, which cannot overflow; 2.885 = 2 log2(e).
             decay = tl.exp2(tl.abs(scores) * -2.8853900817779268)
             capped = (1.0 - decay) / (1.0 + decay) * (SOFT_CAP * 1.4426950408889634)
             scores = tl.where(scores < 0, -capped, capped)
         if MASKED:
-            is_visible = is_seen(row_positions, positions, hidden, SLIDING_WINDOW)
+            is_visible = is_seen(row_positions, positions, hidden, SLIDING_WINDOW, CHUNK)
             scores = tl.where(is_visible, scores, float("-inf"))
 
         new_max = tl.maximum(row_max, tl.max(scores, 1))

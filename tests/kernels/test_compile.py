@@ -115,6 +115,18 @@ def test_chunks_on_a_long_context_are_split_among_programs(attention: list[Compi
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_variants_of_attention_fit_the_gpu_and_copy_ahead_of_use(tmp_path: Path) -> None:
+    module = "tests.kernels.attention_variant_launches"
+    compiled = compile_launches(module, CAPABILITIES, tmp_path / "variants.json")
+    check_resources(compiled)
+    for kernel in compiled:
+        if not kernel.kernel.startswith("reduce") and "8bit" not in kernel.launch:
+            assert kernel.count(COPY_16) >= 12, str(kernel)
+            assert kernel.count(MMA) + kernel.count(WGMMA) > 0, str(kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_candidates_of_the_tuner_fit_and_differ_in_shared_memory(tmp_path: Path) -> None:
     compiled = compile_launches("tests.kernels.attention_candidates", (90,), tmp_path / "candidates.json")
     seen: dict[tuple[str, int, int], str] = {}

@@ -118,12 +118,15 @@ def test_nothing_is_found_where_the_package_is_not_installed(
 
 def test_trees_eight_bits_and_float32_are_left_to_our_kernels() -> None:
     query, cache = torch.empty(1, 4, 64, dtype=torch.bfloat16), torch.empty(2, 16, 2, 64, dtype=torch.bfloat16)
-    assert can_run(query, cache, None, None)
-    assert not can_run(query, cache, None, torch.zeros(1, dtype=torch.int64))
-    assert not can_run(query, cache.to(torch.int8), torch.empty(2, 2, 16, 2), None)
-    assert not can_run(query.float(), cache.float(), None, None)
-    assert not can_run(torch.empty(1, 4, 264).bfloat16(), torch.empty(2, 16, 2, 264).bfloat16(), None, None)
-    assert not can_run(torch.empty(1, 4, 20).bfloat16(), torch.empty(2, 16, 2, 20).bfloat16(), None, None)
+    assert can_run(query, cache, cache, None, None)
+    assert not can_run(query, cache, cache[..., :8], None, None)
+    assert not can_run(query, cache[:, :8], cache[:, :8], None, None)
+    assert not can_run(query, cache, cache, None, torch.zeros(1, dtype=torch.int64))
+    assert not can_run(query, cache.to(torch.int8), cache.to(torch.int8), torch.empty(2, 2, 16, 2), None)
+    assert not can_run(query.float(), cache.float(), cache.float(), None, None)
+    for head_dim in (264, 20):
+        cache = torch.empty(2, 16, 2, head_dim).bfloat16()
+        assert not can_run(torch.empty(1, 4, head_dim).bfloat16(), cache, cache, None, None)
 
 
 def test_dispatch_takes_it_for_what_it_can_and_ours_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

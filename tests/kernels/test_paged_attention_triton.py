@@ -335,9 +335,12 @@ def test_chunks_are_split_where_programs_are_too_few() -> None:
 
 
 def test_unsupported_shapes_are_refused() -> None:
-    assert can_run(torch.empty(1, 128, 256), torch.empty(1, 16, 1, 256))
-    assert not can_run(torch.empty(1, 1, 264), torch.empty(1, 16, 1, 264))
-    assert not can_run(torch.empty(1, 129, 64), torch.empty(1, 16, 1, 64))
+    values, masks = torch.empty(1, 16, 1, 512), torch.empty(1, dtype=torch.int64)
+    assert can_run(torch.empty(1, 128, 576), values, None, 8192)
+    assert can_run(torch.empty(1, 128, 576), values, masks, None)
+    assert not can_run(torch.empty(1, 128, 576), values, masks, 8192)
+    assert not can_run(torch.empty(1, 1, 584), values, None, None)
+    assert not can_run(torch.empty(1, 1, 576), torch.empty(1, 16, 1, 520), None, None)
 
 
 def check_dispatched(

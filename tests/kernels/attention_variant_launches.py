@@ -1,0 +1,66 @@
+"""The launches of attention's variants that compile checks look at: sinks, chunks, large heads, latent caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+from kernels.quantized_kv import is_quantized, scales_shape
+
+
+def launch(
+    gpu: Gpu,
+    num_seqs: int,
+    query_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    has_sinks: bool = False,
+    chunk_size: int | None = None,
+    cache_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """Launch attention over caches that are never read; values are a part of the keys of one KV head."""
+    keys = torch.empty(2, 16, num_kv_heads, head_dim, dtype=cache_dtype)
+    is_latent = num_kv_heads == 1
+    is_8bit = is_quantized(cache_dtype)
+    batch = PagedAttentionBatch(
+        torch.empty(num_seqs * query_len, num_heads, head_dim, dtype=torch.bfloat16),
+        keys,
+        keys[..., :value_dim] if is_latent else torch.empty(2, 16, num_kv_heads, value_dim, dtype=cache_dtype),
+        torch.empty(num_seqs, 2048, dtype=torch.int32),
+        torch.empty(num_seqs + 1, dtype=torch.int32),
+        torch.empty(num_seqs, dtype=torch.int32),
+        torch.empty(scales_shape(2, 16, num_kv_heads), dtype=torch.float16) if is_8bit else None,
+        sinks=torch.empty(num_heads) if has_sinks else None,
+    )
+    scale = head_dim**-0.5
+    return paged_attention_triton(batch, query_len, scale, sliding_window, soft_cap, gpu, chunk_size=chunk_size)
+
+
+def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
+    sinks = {"has_sinks": True}
+    is_hopper = gpu.generation is GpuGeneration.HOPPER
+    eight_bits = {"cache_dtype": torch.float8_e4m3fn if is_hopper else torch.int8}
+    return {
+        "decode_sinks": partial(launch, gpu, 64, 1, 64, 8, 64, 64, sliding_window=128, **sinks),
+        "chunk_sinks": partial(launch, gpu, 1, 64, 64, 8, 64, 64, sliding_window=128, **sinks),
+        "chunk_chunks": partial(launch, gpu, 1, 64, 40, 8, 128, 128, chunk_size=8192),
+        "chunk_192_128": partial(launch, gpu, 1, 64, 16, 16, 192, 128),
+        "decode_512": partial(launch, gpu, 64, 1, 8, 2, 512, 512),
+        "chunk_512": partial(launch, gpu, 1, 64, 8, 2, 512, 512),
+        "decode_latent_lite": partial(launch, gpu, 64, 1, 16, 1, 576, 512),
+        "decode_latent": partial(launch, gpu, 64, 1, 128, 1, 576, 512),
+        "decode_latent_one": partial(launch, gpu, 1, 1, 128, 1, 576, 512),
+        "verify_latent_lite": partial(launch, gpu, 64, 5, 16, 1, 576, 512),
+        "chunk_latent": partial(launch, gpu, 1, 64, 16, 1, 576, 512),
+        "decode_latent_8bit": partial(launch, gpu, 64, 1, 16, 1, 576, 512, **eight_bits),
+        "chunk_latent_8bit": partial(launch, gpu, 1, 64, 16, 1, 576, 512, **eight_bits),
+    }

@@ -1,0 +1,92 @@
+"""Every variant of attention in the Triton kernels, against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
+from tests.kernels.attention_variants import OPTIONS, Options, batch_of, run_reference
+from tests.kernels.paged_batch import PagedBatch, Shape
+from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.token_trees import Tree, random_tree, tree_batch
+from tests.kernels.tolerances import assert_close
+
+SPLITS = Gpu(GpuGeneration.HOPPER, 64)
+SPLIT = SplitConfig(block_n=16, num_warps=4, num_stages=2, programs_per_multiprocessor=1, min_split_tokens=32)
+CHUNK = ChunkConfig(16, 16, 4, 2, programs_per_multiprocessor=2, min_split_tokens=32)
+FORMS = {
+    "same": Shape(4, 2, 24, 4),
+    "smaller values": Shape(4, 2, 48, 8, value_dim=24),
+    "larger values": Shape(4, 1, 16, 4, value_dim=40, is_strided=True),
+    "latent": Shape(4, 1, 72, 4, value_dim=64, is_latent=True),
+    "latent of no power of two": Shape(3, 1, 56, 4, value_dim=40, is_latent=True),
+    "latent in int8": Shape(4, 1, 72, 8, torch.float32, torch.int8, 64, is_latent=True),
+    "strided fp8": Shape(4, 2, 32, 4, torch.float16, torch.float8_e4m3fn, is_strided=True),
+    "latent of DeepSeek": Shape(32, 1, 576, 16, torch.float16, None, 512, is_latent=True),
+    "large heads": Shape(4, 2, 512, 16, torch.float16),
+}
+FAST = {
+    *((form, "all", "mixed") for form in ("same", "latent")),
+    ("strided fp8", "all", "decodes"),
+    *(("same", name, "decodes") for name in ("sinks", "chunk", "gpt-oss")),
+    ("larger values", "plain", "mixed"),
+    ("smaller values", "plain", "decodes"),
+    ("latent in int8", "sinks", "decodes"),
+    ("latent of DeepSeek", "plain", "decodes"),
+    ("large heads", "cap", "decodes"),
+}
+
+
+def run(batch: PagedBatch, options: Options, device: torch.device, masks: torch.Tensor | None = None) -> torch.Tensor:
+    tensors = (batch.query, batch.key_cache, batch.value_cache, batch.block_tables, batch.query_starts)
+    more = (batch.context_lens, batch.kv_scales, masks, options.sinks(batch.query.shape[1]))
+    moved = PagedAttentionBatch(*(None if part is None else part.to(device) for part in (*tensors, *more)))
+    if batch.key_cache.data_ptr() == batch.value_cache.data_ptr():
+        keys = moved.key_cache
+        moved = PagedAttentionBatch(
+            moved.query, keys, keys[..., : batch.value_cache.shape[3]], *(getattr(moved, name) for name in REST)
+        )
+    window_and_cap = (options.sliding_window, options.soft_cap)
+    with poisoned_memory():
+        return paged_attention_triton(
+            moved, batch.max_query_len, batch.scale, *window_and_cap, SPLITS, SPLIT, CHUNK, options.chunk_size
+        )
+
+
+def mostly_slow() -> list[Any]:
+    """Every form with every variant; only some are tested by default, as the interpreter takes long."""
+    return [
+        pytest.param(shape, options, queries, id=f"{form}-{name}-{queries}", marks=marks)
+        for form, shape in FORMS.items()
+        for name, options in OPTIONS.items()
+        for queries in ("decodes", "mixed")
+        for marks in [[] if (form, name, queries) in FAST else pytest.mark.slow]
+    ]
+
+
+@pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow())
+def test_variant_equals_reference(shape: Shape, options: Options, queries: str, device: torch.device) -> None:
+    batch = batch_of(shape, queries)
+    assert_close(run(batch, options, device), run_reference(batch, options))
+
+
+@pytest.mark.parametrize("form", ["same", pytest.param("latent", marks=pytest.mark.slow)])
+def test_trees_with_sinks_equal_reference(form: str, device: torch.device) -> None:
+    trees = [random_tree(110, 20, seed=2), random_tree(90, 4, seed=3), Tree(33, num_before=12)]
+    batch, masks = tree_batch(trees, FORMS[form])
+    options = Options(soft_cap=2.0, has_sinks=True)
+    assert_close(run(batch, options, device, masks), run_reference(batch, options, masks))
+
+
+def test_heads_that_share_a_kv_head_are_taken_in_parts() -> None:
+    batch = batch_of(FORMS["latent of DeepSeek"], "decodes")
+    parts = PagedAttentionBatch(*batch.arguments()[:6])
+    assert (parts.num_parts, parts.group, parts.num_kv_heads) == (2, 16, 2)
+    assert (parts.block_d, parts.block_v, parts.is_latent) == (512, 512, True)
