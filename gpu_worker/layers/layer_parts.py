@@ -12,12 +12,15 @@ from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.gated_delta_net import GatedDeltaNet
 from gpu_worker.layers.gated_mlp import GatedMLP
+from gpu_worker.layers.latent_attention import LatentAttention
 from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
     FeedForward,
     GatedDeltaWeights,
     GatedWeights,
+    LatentWeights,
     Mixer,
     MixtureWeights,
     PlainWeights,
@@ -98,6 +101,13 @@ def _attention(parts: LayerParts, index: int, weights: AttentionWeights) -> Atte
     return Attention(index, weights, qkv, output, parts.rotations.of(weights.shape))
 
 
+def _latent(parts: LayerParts, index: int, weights: LatentWeights) -> LatentAttention:
+    down = None if weights.query_down is None else parts.linear(weights.query_down)
+    query, latent, output = map(parts.linear, (weights.query, weights.latent, weights.output))
+    cos_sin = parts.rotations.of(AttentionShape(head_dim=weights.shape.rotary_dim))
+    return LatentAttention(index, weights, down, query, latent, output, cos_sin)
+
+
 def _gated_delta(parts: LayerParts, index: int, weights: GatedDeltaWeights) -> GatedDeltaNet:
     return GatedDeltaNet(index, weights, *map(parts.linear, (weights.inputs, weights.gates, weights.output)))
 
@@ -122,6 +132,7 @@ def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
 
 _MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {
     AttentionWeights: _attention,
+    LatentWeights: _latent,
     GatedDeltaWeights: _gated_delta,
 }
 

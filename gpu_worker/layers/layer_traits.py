@@ -59,6 +59,40 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Attention whose keys and values are made of one small vector a token, the latent one, which is all that is kept.
+
+    Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.
+
+    Attributes:
+        num_heads: Of queries, and of the keys and values that the latent vector stands for.
+        query_rank: Features between the two matrices of the queries; None where one matrix makes them.
+        latent_dim: Numbers of a latent vector.
+        plain_dim: Dimensions of a key head that do not turn.
+        rotary_dim: Dimensions that do, behind them; all heads have the same numbers there.
+        value_dim: Of a value head.
+        scale: What scores are multiplied by.
+        interleaved: Dimensions are paired with the next, not with the one half of `rotary_dim` further on.
+        has_bias: Projections from and to the stream have a bias, but for that of the queries where it is one matrix.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    latent_dim: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    scale: float
+    interleaved: bool = True
+    has_bias: bool = False
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.latent_dim + self.rotary_dim
+
+
+@dataclass(frozen=True, slots=True)
 class GatedShape:
     """A feed-forward block `down(activation(gate(x)) * up(x))`; with `has_bias`, all three matrices have one."""
 
@@ -95,7 +129,7 @@ class GatedDeltaShape:
 RecurrentShape = GatedDeltaShape
 """What keeps a state of fixed size instead of keys and values."""
 
-MixerShape = AttentionShape | RecurrentShape
+MixerShape = AttentionShape | LatentShape | RecurrentShape
 """What a layer mixes tokens by."""
 
 FeedForwardShape = GatedShape | PlainShape | MixtureShape

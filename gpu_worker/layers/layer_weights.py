@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape
+from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, LatentShape
 from kernels.activation import Activation
 from kernels.gated_delta import DeltaWeights
 from kernels.linear.forms import WeightForm
@@ -78,6 +78,35 @@ class AttentionWeights:
     output: Projection
     head_norm: HeadNormWeights | None = None
     sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Attention by latent vectors.
+
+    Attributes:
+        shape: Its sizes and options.
+        query_down: To `query_rank` features, which `query_norm` normalises; None where there is one matrix.
+        query_norm: `[query_rank]`.
+        query: Yields the query heads.
+        latent: Yields the latent vector, which `latent_norm` normalises, and the dimensions that turn.
+        latent_norm: `[latent_dim]`.
+        eps: Of both normalisations.
+        key_up: `[num_heads, plain_dim, latent_dim]`, from a latent vector to the keys.
+        value_up: `[num_heads, latent_dim, value_dim]`, to the values.
+        output: From the heads back to the residual stream.
+    """
+
+    shape: LatentShape
+    query_down: Projection | None
+    query_norm: torch.Tensor | None
+    query: Projection
+    latent: Projection
+    latent_norm: torch.Tensor
+    eps: float
+    key_up: torch.Tensor
+    value_up: torch.Tensor
+    output: Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +187,7 @@ class MixtureWeights:
     weighs_inputs: bool = False
 
 
-Mixer = AttentionWeights | GatedDeltaWeights
+Mixer = AttentionWeights | LatentWeights | GatedDeltaWeights
 """What a layer mixes tokens by."""
 
 FeedForward = GatedWeights | PlainWeights | MixtureWeights

@@ -109,6 +109,16 @@ def rope_amplitude(parameters: RopeParameters) -> float:
     return _mscale(parameters.factor, 1.0)
 
 
+def score_scale(parameters: RopeParameters) -> float:
+    """Return what scores of DeepSeek's attention are multiplied by besides: one, except where YaRN says otherwise.
+
+    Source: DeepSeek-V2's modelling code, which takes the amplitude that cos and sin do not get.
+    """
+    if parameters.rope_type is RopeType.DEFAULT or not parameters.mscale_all_dim:
+        return 1.0
+    return _mscale(parameters.factor, parameters.mscale_all_dim) ** 2
+
+
 def _divisors(parameters: RopeParameters, positions: torch.Tensor) -> tuple[float, ...]:
     is_long = parameters.long_divisors and bool((positions >= parameters.original_max_len).any())
     return parameters.long_divisors if is_long else parameters.divisors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.cache_layout import CacheLayout, KeepsState, KeepsTokens, LayerMemory, StatePart
-from gpu_worker.layers.layer_traits import GatedDeltaShape
+from gpu_worker.layers.layer_traits import GatedDeltaShape, LatentShape
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import CacheShape
 
@@ -21,6 +21,8 @@ def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
     mixer = config.layer(layer).mixer
     if isinstance(mixer, GatedDeltaShape):
         return _delta_memory(mixer)
+    if isinstance(mixer, LatentShape):
+        return KeepsTokens(CacheShape(1, mixer.key_dim, mixer.latent_dim, is_latent=True))
     shape = config.attention_shape(layer)
     return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), shape.sliding_window)
 

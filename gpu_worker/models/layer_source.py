@@ -8,12 +8,20 @@ from typing import Any
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedDeltaShape, GatedShape, HeadNorm, PlainShape
+from gpu_worker.layers.layer_traits import (
+    AttentionShape,
+    GatedDeltaShape,
+    GatedShape,
+    HeadNorm,
+    LatentShape,
+    PlainShape,
+)
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
     FeedForward,
     GatedDeltaWeights,
     GatedWeights,
+    LatentWeights,
     LayerNorms,
     LayerWeights,
     Mixer,
@@ -25,6 +33,7 @@ from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rotary_order import head_order, head_rows
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gated_delta_source import take_gated_delta
+from gpu_worker.models.latent_source import take_latent
 from gpu_worker.models.mixture_source import take_mixture
 from gpu_worker.models.projections import Projections
 from gpu_worker.models.weight_source import WeightSource
@@ -120,6 +129,10 @@ def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> He
     return HeadNormWeights(take("q", shape.num_heads), take("k", shape.num_kv_heads), source.config.rms_norm_eps)
 
 
+def _take_latent(source: LayerSource, prefix: str, shape: LatentShape) -> LatentWeights:
+    return take_latent(source.checkpoint, source.projections, prefix, shape, source.config.hidden_size)
+
+
 def _take_gated_delta(source: LayerSource, prefix: str, shape: GatedDeltaShape) -> GatedDeltaWeights:
     return take_gated_delta(source.config, source.checkpoint, source.projections, prefix, shape)
 
@@ -142,6 +155,7 @@ def _take_plain(source: LayerSource, prefix: str, shape: PlainShape) -> PlainWei
 
 _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {
     AttentionShape: _take_attention,
+    LatentShape: _take_latent,
     GatedDeltaShape: _take_gated_delta,
 }
 

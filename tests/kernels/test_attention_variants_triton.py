@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,10 +50,7 @@ def run(batch: PagedBatch, options: Options, device: torch.device, masks: torch.
     more = (batch.context_lens, batch.kv_scales, masks, options.sinks(batch.query.shape[1]))
     moved = PagedAttentionBatch(*(None if part is None else part.to(device) for part in (*tensors, *more)))
     if batch.key_cache.data_ptr() == batch.value_cache.data_ptr():
-        keys = moved.key_cache
-        moved = PagedAttentionBatch(
-            moved.query, keys, keys[..., : batch.value_cache.shape[3]], *(getattr(moved, name) for name in REST)
-        )
+        moved = replace(moved, value_cache=moved.key_cache[..., : batch.value_cache.shape[3]])
     window_and_cap = (options.sliding_window, options.soft_cap)
     with poisoned_memory():
         return paged_attention_triton(

@@ -6,10 +6,19 @@ import torch
 
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.cache_layout import KeepsTokens
 from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.decoder import CausalLM
-from kernels.layer_cache import LayerCache
+from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
 from kernels.state_rows import StateRows
+
+
+def poisoned_cache(num_blocks: int, block_size: int, shape: CacheShape, dtype: torch.dtype) -> LayerCache:
+    """Make a cache of NaN, so that reading a slot that no token was written to shows."""
+    cache = allocate_caches(1, num_blocks, block_size, shape, dtype, torch.device("cpu")).layers()[0]
+    for tensor in cache.tensors:
+        tensor.fill_(torch.nan)
+    return cache
 
 
 class PagedRun:
@@ -20,18 +29,16 @@ class PagedRun:
     ) -> None:
         config = model.config
         num_blocks = sum(-(-len(sequence) // block_size) for sequence in sequences) + 3
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.model = model
         self.sequences = sequences
         self.block_size = block_size
-        # Poisoned, so that reading a slot that no token was written to shows.
-        self.caches = [
-            LayerCache(*torch.full((2, *shape), torch.nan, dtype=model.dtype)) for _ in range(config.num_layers)
-        ]
+        layout = cache_layout(config)
+        plain = CacheShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        kept = [memory.shape if isinstance(memory, KeepsTokens) else plain for memory in layout.layers]
+        self.caches = [poisoned_cache(num_blocks, block_size, shape, model.dtype) for shape in kept]
         free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
         self.tables = [[free.pop() for _ in range(-(-len(sequence) // block_size))] for sequence in sequences]
         self.computed = [0 for _ in sequences]
-        layout = cache_layout(config)
         self.states = allocate_states(layout, len(sequences), max_draft_tokens, torch.device("cpu"))
         for state in () if self.states is None else self.states.layers:
             for part in () if state is None else state.parts:

@@ -1,0 +1,53 @@
+"""DeepSeek V3, V3.1, R1 and Kimi K2: latent attention, and routing by groups with a bias behind the first layers."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.latent_config import read_latent_decoder
+from gpu_worker.models.mixture_config import (
+    all_layers,
+    grouped_sigmoid_rule,
+    later_layers,
+    read_num_experts,
+    with_mixtures,
+)
+
+ARCHITECTURE = "DeepseekV3ForCausalLM"
+
+NAMES = MixtureNames(shared="mlp.shared_experts")
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration. Layers behind the last one, which draft, are not taken."""
+    return read_latent_mixtures(file, ARCHITECTURE)
+
+
+def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
+    """Read a decoder with latent attention whose mixtures are DeepSeek V3's."""
+    num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
+    inner = file.integer("moe_intermediate_size")
+    shape = MixtureShape(
+        num_experts,
+        inner,
+        grouped_sigmoid_rule(file, num_experts),
+        NAMES,
+        has_choice_bias=True,
+        shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
+    )
+    names = TensorNames(unused=(rf"model\.layers\.{len(all_layers(file))}\..*",))
+    traits = FamilyTraits(architecture, block=BlockTraits(names=names))
+    config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
+    return with_mixtures(config, shape, _mixture_layers(file))
+
+
+def _mixture_layers(file: JsonFile) -> frozenset[int]:
+    """Read which layers are mixtures: `mlp_layer_types` says it, or else the first ones are not."""
+    types = file.texts("mlp_layer_types")
+    if not types:
+        return later_layers(file, 3)
+    if len(types) != len(all_layers(file)) or set(types) - {"dense", "sparse"}:
+        raise file.error("mlp_layer_types", "must name dense or sparse for each of the num_hidden_layers layers")
+    return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")

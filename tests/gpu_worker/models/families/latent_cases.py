@@ -1,0 +1,60 @@
+"""Families with attention by latent vectors, with sizes that are odd somewhere and options that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from tests.gpu_worker.models.families.random_models import Case
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.2,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+_V3 = {**_LATENT, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "deepseek-v2-lite": Case("DeepseekV2", {**_LATENT, "q_lora_rank": None, "rope_parameters": _YARN}),
+        "deepseek-v3": Case("DeepseekV3", _V3),
+    }
+)
+MORE_CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        "deepseek-v2": Case(
+            "DeepseekV2",
+            {
+                **_LATENT,
+                "q_lora_rank": 28,
+                "topk_method": "group_limited_greedy",
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 3.0,
+                "attention_bias": True,
+            },
+        ),
+        "deepseek-v3-yarn": Case("DeepseekV3", {**_V3, "rope_parameters": _YARN, "rope_interleave": False}),
+        "deepseek-v3-wide": Case("DeepseekV3", {**_V3, "kv_lora_rank": 40, "qk_rope_head_dim": 16, "v_head_dim": 44}),
+        "deepseek-v3-bfloat16": Case("DeepseekV3", _V3, torch.bfloat16),
+        "glm4-moe-lite": Case("Glm4MoeLite", {**_V3, "mlp_layer_types": ["sparse", "dense"]}),
+    }
+)

@@ -1,0 +1,63 @@
+"""Attention by latent vectors against `transformers`: logits in chunks and decodes, greedy answers of the engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.models.cache_layout import cache_layout
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.loader import load_model
+from gpu_worker.models.registry import read_model_config
+from kernels.layer_cache import CacheShape
+from tests.gpu_worker.models.families.latent_cases import CASES, MORE_CASES
+from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.families.test_mixtures import assert_answers_are_greedy, assert_logits_equal
+from tests.gpu_worker.models.pairs import CPU
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_equals_transformers(tmp_path: Path, name: str) -> None:
+    oracle = save_case(CASES[name], tmp_path)
+    assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
+    assert_answers_are_greedy(tmp_path, oracle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_CASES)
+def test_other_options_equal_transformers(tmp_path: Path, name: str) -> None:
+    oracle = save_case(MORE_CASES[name], tmp_path)
+    assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
+    assert_answers_are_greedy(tmp_path, oracle)
+
+
+def change(directory: Path, **fields: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_token_leaves_one_row_behind(tmp_path: Path) -> None:
+    save_case(CASES["deepseek-v3"], tmp_path)
+    layout = cache_layout(read_model_config(tmp_path))
+    assert [layout.shape_of(layer) for layer in range(2)] == [CacheShape(1, 32, 24, is_latent=True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("kv_lora_rank", 520, "attention takes up to 512"),
+        ("qk_rope_head_dim", 7, "even number"),
+        ("norm_topk_prob", True, "not normalised"),
+        ("topk_method", "noaux_tc", "supported: 'greedy'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path: Path, field: str, value: object, problem: str) -> None:
+    save_case(replace(CASES["deepseek-v2-lite"]), tmp_path)
+    change(tmp_path, **{field: value, **({"head_dim": 7} if field == "qk_rope_head_dim" else {})})
+    with pytest.raises(CheckpointError, match=problem):
+        read_model_config(tmp_path)
