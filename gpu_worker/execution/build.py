@@ -15,6 +15,7 @@ import torch
 
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.memory.budget import CacheDemand, MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
+from gpu_worker.execution.memory.group_shares import GroupShares
 from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
     check_host_cache_fits,
@@ -22,7 +23,7 @@ from gpu_worker.execution.memory.host import (
     check_host_weights_fit,
     host_num_blocks,
 )
-from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache, bytes_per_block, fixed_num_blocks
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_groups, fixed_num_blocks
 from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
 from gpu_worker.execution.memory.state_pool import state_pool_bytes
 from gpu_worker.execution.runner import TorchModelRunner
@@ -37,7 +38,7 @@ from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.decoder import CausalLM, is_fused
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.weights_size import weights_bytes
@@ -57,6 +58,7 @@ class _Plan:
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
     device: torch.device
+    shares: GroupShares
     demand: CacheDemand
     fixed: tuple[str, int] | None
     weights: int
@@ -118,12 +120,16 @@ def _plan(config: RunnerConfig) -> _Plan:
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
-    block_bytes = bytes_per_block(config.block_size, model_config, kv_cache_dtype)
-    demand = CacheDemand(block_bytes, config.block_size, max_model_len)
+    layout = cache_layout(model_config).within(max_model_len)
+    if config.keeps_all_tokens or is_fused(model_config, dtype, device):
+        layout = layout.flat()
+    shares = GroupShares(layout, config.block_size, max_model_len, config.max_num_batched_tokens)
+    demand = shares.demand(kv_cache_dtype)
     weights = weights_bytes(
         config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
     )
-    return _Plan(config, model_config, dtype, kv_cache_dtype, device, demand, fixed_num_blocks(config, demand), weights)
+    fixed = fixed_num_blocks(config, demand)
+    return _Plan(config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights)
 
 
 def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
@@ -144,7 +150,8 @@ def _load(plan: _Plan, start_up: StartUp) -> CausalLM:
 
 
 def _allocate(plan: _Plan, num_blocks: int) -> KVCache:
-    return allocate_kv_cache(num_blocks, plan.config.block_size, plan.model_config, plan.kv_cache_dtype, plan.device)
+    blocks = plan.shares.num_blocks(num_blocks)
+    return allocate_groups(plan.shares.layout, blocks, plan.config.block_size, plan.kv_cache_dtype, plan.device)
 
 
 def _make_runner(plan: _Plan, model: CausalLM, cache: KVCache, is_asynchronous: bool | None = None) -> TorchModelRunner:
@@ -179,7 +186,7 @@ def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
         _, num_blocks = plan.fixed
     cache = _allocate(plan, num_blocks)
     logger.info(
-        "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(num_blocks * demand.block_bytes)
+        "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
     )
     runner = _make_runner(plan, model, cache)
     with start_up.stage(Stage.PROFILE):
@@ -202,7 +209,7 @@ def _build_device_runner(plan: _Plan, memory: DeviceMemory, start_up: StartUp) -
         _out_of_memory("HEADRACE_MAX_NUM_BATCHED_TOKENS", "in the largest step", memory, _smaller_step(config)),
         start_up.stage(Stage.PROFILE) as progress,
     ):
-        use = probe.measure(lambda: make_runner(least), least * demand.block_bytes, progress)
+        use = probe.measure(lambda: make_runner(least), demand.num_bytes(least), progress)
     use = dataclasses.replace(use, proposer=config.proposer_bytes)
     num_blocks = _device_num_blocks(plan, _budget(plan, probe, use))
     with (

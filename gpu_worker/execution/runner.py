@@ -24,6 +24,7 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.core.model_runner import InvalidLogitsError
+from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan
 from gpu_worker.execution.batch.assembled_step import AssembledStep
@@ -32,6 +33,7 @@ from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.layout import lay_out
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.sampled_rows import SampledRows
+from gpu_worker.execution.batch.step_context import step_context
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Downloads, StagedArray, Upload
 from gpu_worker.execution.drafts.accepted_states import replay_accepted
@@ -46,7 +48,6 @@ from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_ch
 from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
 from gpu_worker.execution.step import StepOutputs, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
-from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 
@@ -110,7 +111,8 @@ class TorchModelRunner:
         self._max_draft_tokens = max_draft_tokens
         self.max_model_len = max_model_len
         self.max_steps_in_flight = 2 if self.is_asynchronous else 1
-        self._rows = BatchRows(max_num_seqs, -(-max_model_len // cache.block_size), self._device)
+        width, num_windows = -(-max_model_len // cache.block_size), len(cache.groups) - 1
+        self._rows = BatchRows(max_num_seqs, width, self._device, num_windows)
         self._states = allocate_states(cache.layout, self._rows.num_rows, max_draft_tokens, self._device)
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
         self._last_tokens = torch.zeros(self._rows.num_rows, dtype=torch.int64, device=self._device)
@@ -146,6 +148,11 @@ class TorchModelRunner:
         return self._cache.num_blocks
 
     @property
+    def windows(self) -> tuple[WindowConfig, ...]:
+        """Blocks of the layers that keep the last tokens, to schedule with."""
+        return self._cache.windows
+
+    @property
     def block_size(self) -> int:
         """Tokens of a block."""
         return self._cache.block_size
@@ -159,6 +166,7 @@ class TorchModelRunner:
             self._max_num_batched_tokens,
             self._cache.block_size,
             self._max_draft_tokens,
+            tuple(group.num_blocks for group in self._cache.groups[1:]),
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
@@ -232,7 +240,7 @@ class TorchModelRunner:
         if not shapes:
             return
         started = time.monotonic()
-        graphs = StepGraphs(self._compute, shapes, self._rows.spare, self._device)
+        graphs = StepGraphs(self._compute, shapes, self._rows.spare, self._device, len(self._rows.windows))
         with self._on_device():
             graphs.capture(progress)
         self._graphs = graphs
@@ -284,7 +292,8 @@ class TorchModelRunner:
             drafts = self._drafting.drafts(scheduled, plan.departed, drafts)
         rows, newcomers = self._rows.place(scheduled, upload)
         self._sampler.assign(newcomers, upload)
-        layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts)
+        windows = [tables.host for tables in self._rows.windows]
+        layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts, windows)
         return AssembledStep(scheduled, layout, self._rows.prompt_lens[rows], drafts)
 
     def _replay_decode(
@@ -376,18 +385,7 @@ class TorchModelRunner:
             sampled_last = self._last_tokens.index_select(0, step.token_rows)
             # A row without a valid last token has failed, which the host does not know yet: any token will do.
             token_ids = torch.where(token_ids < 0, sampled_last, token_ids).clamp_(min=0)
-        context = AttentionContext(
-            caches=self._cache.layers,
-            slot_mapping=step.slots,
-            block_tables=self._rows.block_tables(step.rows),
-            query_starts=step.query_starts,
-            context_lens=step.context_lens,
-            max_query_len=step.max_query_len,
-            max_context_len=max_context_len,
-            tree_masks=step.tree_masks,
-            states=() if self._states is None else self._states.layers,
-            state_rows=None if self._states is None else step.state_rows,
-        )
+        context = step_context(step, self._rows, self._cache, self._states, max_context_len)
         return self._model.forward(token_ids, step.positions, context)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:

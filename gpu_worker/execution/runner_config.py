@@ -36,6 +36,7 @@ class RunnerConfig:
         proposer_bytes: Of the KV cache's memory, what the proposer of drafts will take, however large the cache is.
         proposer_block_bytes: What it will take for each block of the KV cache.
         tapped_layers: Layers of the model that the proposer reads.
+        keeps_all_tokens: Layers with a window keep all tokens too, because whoever makes plans knows no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
     """
 
@@ -56,6 +57,7 @@ class RunnerConfig:
     proposer_block_bytes: int = 0
     tapped_layers: tuple[int, ...] = ()
     cuda_graphs: str = "all"
+    keeps_all_tokens: bool = False
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

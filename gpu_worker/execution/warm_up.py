@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
+from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence, StepPlan, StepResult
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
@@ -44,6 +45,7 @@ class StepLimits:
     max_num_batched_tokens: int
     block_size: int
     max_draft_tokens: int = 0
+    num_window_blocks: tuple[int, ...] = ()
 
 
 class WarmUpProposer:
@@ -213,4 +215,7 @@ def _powers_of_two(most: int) -> list[int]:
 def _sequence(length: int, num_drafts: int, sampling: Sampling, limits: StepLimits) -> Sequence:
     """All of them use the same blocks: what they compute is of no interest."""
     blocks = list(range(-(-(length + num_drafts) // limits.block_size)))
-    return Sequence("warm-up", [0] * length, length, sampling, 1, block_table=blocks)
+    windows = tuple(
+        WindowTable([block % count for block in blocks], 0, len(blocks), 0) for count in limits.num_window_blocks
+    )
+    return Sequence("warm-up", [0] * length, length, sampling, 1, block_table=blocks, window_tables=windows)

@@ -50,13 +50,14 @@ class Attention:
         if shape.head_norm is HeadNorm.WHOLE:
             self._normalise_whole(qkv)
         cache = context.caches[self._index]
+        slot_mapping, block_tables = context.blocks_of(self._index)
         query = rope_kv_write(
             qkv.view(num_tokens, -1, shape.head_dim),
             positions,
             self._cos_sin,
             cache.keys,
             cache.values,
-            context.slot_mapping,
+            slot_mapping,
             weights.head_norm if shape.head_norm is HeadNorm.HEADS else None,
             cache.scales,
         )
@@ -64,7 +65,7 @@ class Attention:
             query,
             cache.keys,
             cache.values,
-            context.block_tables,
+            block_tables,
             context.query_starts,
             context.context_lens,
             context.max_query_len,

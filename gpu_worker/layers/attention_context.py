@@ -13,6 +13,19 @@ from kernels.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)
+class WindowContext:
+    """Where the tokens of a step lie in a group of layers that keeps the last ones only.
+
+    Attributes:
+        slot_mapping: As that of `AttentionContext`, in the group's blocks.
+        block_tables: Likewise; at places before a sequence's window, some block that was written to.
+    """
+
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionContext:
     """Describes the batch of one step. Made by the model runner, passed explicitly to every layer.
 
@@ -23,6 +36,7 @@ class AttentionContext:
     Attributes:
         caches: Of the layers, in order.
         slot_mapping: `[num_tokens]` int64, `block * block_size + offset` where a token's KV is written; -1 is nowhere.
+            This and the tables are of the layers that keep all tokens.
         block_tables: `[num_seqs, max_blocks]` int32; behind a sequence's blocks, any block.
         query_starts: `[num_seqs + 1]` int32.
         context_lens: `[num_seqs]` int32, tokens whose KV is in the cache after this step's write.
@@ -30,6 +44,8 @@ class AttentionContext:
         max_context_len: Largest of `context_lens`, or a bound of it.
         tree_masks: `[num_tokens]` int64: bit `i` says whether a token sees the one that lies `i` slots before it, bit 0
             being itself; what lies further off than 63 is seen. None where every token sees all before it.
+        windows: Of the groups of layers that keep the last tokens; empty where all layers keep all.
+        group_of_layer: For each layer 0 where it keeps all tokens, `i + 1` where it belongs to `windows[i]`.
         states: Of the layers, in order; empty of a model without recurrent layers.
         state_rows: The sequences, as kernels with a state take them; likewise None.
     """
@@ -42,8 +58,17 @@ class AttentionContext:
     max_query_len: int
     max_context_len: int
     tree_masks: torch.Tensor | None = None
+    windows: Sequence[WindowContext] = ()
+    group_of_layer: Sequence[int | None] = ()
     states: Sequence[LayerState | None] = ()
     state_rows: StateRows | None = None
+
+    def blocks_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slot mapping and the block tables that a layer goes by."""
+        if self.windows and (group := self.group_of_layer[layer]):
+            window = self.windows[group - 1]
+            return window.slot_mapping, window.block_tables
+        return self.slot_mapping, self.block_tables
 
     def state_of(self, layer: int) -> tuple[LayerState, StateRows]:
         """Return the state of a recurrent layer, and which part of it each sequence has."""

@@ -140,6 +140,17 @@ class CacheLayout:
         """Return the layout that keeps all tokens where this one keeps the last ones; masks still hide them."""
         return CacheLayout(tuple(_whole(self.layers)))
 
+    def within(self, max_model_len: int) -> CacheLayout:
+        """Return the layout for sequences of at most so many tokens: windows that hold all of these keep all tokens."""
+        return CacheLayout(
+            tuple(
+                KeepsTokens(memory.shape)
+                if isinstance(memory, KeepsTokens) and (memory.window or 0) >= max_model_len
+                else memory
+                for memory in self.layers
+            )
+        )
+
     def first(self, num_layers: int) -> CacheLayout:
         """Return the layout of the first layers."""
         return CacheLayout(self.layers[:num_layers])

@@ -24,7 +24,8 @@ def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
     if isinstance(mixer, LatentShape):
         return KeepsTokens(CacheShape(1, mixer.key_dim, mixer.latent_dim, is_latent=True))
     shape = config.attention_shape(layer)
-    return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), shape.sliding_window)
+    windows = [window for window in (shape.sliding_window, shape.chunk_size) if window is not None]
+    return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), min(windows, default=None))
 
 
 def _delta_memory(shape: GatedDeltaShape) -> KeepsState:

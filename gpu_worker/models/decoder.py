@@ -25,6 +25,7 @@ from gpu_worker.models.encoder import UNUSED, WORDS, take_encoder
 from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
+from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
@@ -163,8 +164,7 @@ def _decoder(
     layers = map(source.take, range(config.num_layers))
     final_norm = source.norm("model.norm")
     rotations = Rotations(config.ropes, config.max_model_len, embedding.device)
-    shape = stack_shape(config)
-    library = fusing_library(shape, dtype, embedding.device) if is_fusable(config) else None
+    shape, library = stack_shape(config), _fusing_library(config, dtype, embedding.device)
     if library is not None:
         cos_sin = rotations.of(config.attention_shape(0))
         taps = config.tapped_layers
@@ -172,6 +172,15 @@ def _decoder(
     embed = Embedding(embedding, dtype, config.block.embedding_scale)
     parts = LayerParts.made_by(linears, rotations)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers)
+
+
+def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Say whether the layers will be computed in one call, with one block table for all of them."""
+    return config.encoder is None and _fusing_library(config, dtype, device) is not None
+
+
+def _fusing_library(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CpuLibrary | None:
+    return fusing_library(stack_shape(config), dtype, device) if is_fusable(config) else None
 
 
 def is_fusable(config: ModelConfig) -> bool:

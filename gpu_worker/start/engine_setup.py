@@ -136,7 +136,7 @@ def _load_model(
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
             warm_up_proposer(runner)
-    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks)
+    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows)
 
 
 def _gpu_uuid(device: str) -> str | None:

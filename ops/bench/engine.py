@@ -104,6 +104,7 @@ class EngineBench:
         self._engine = make_engine(
             self._runner,
             num_blocks=self._runner.num_blocks,
+            windows=self._runner.windows,
             max_num_seqs=max_load.batch,
             token_budget=token_budget,
             max_model_len=self._max_len,

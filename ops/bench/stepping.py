@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
@@ -25,6 +25,7 @@ def make_engine(
     block_size: int = 16,
     has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
+    windows: tuple[WindowConfig, ...] = (),
 ) -> Engine:
     """Make an engine over a runner."""
     config = SchedulerConfig(
@@ -34,6 +35,7 @@ def make_engine(
         max_num_batched_tokens=token_budget,
         max_model_len=max_model_len,
         enable_prefix_caching=has_prefix_cache,
+        windows=windows,
     )
     return Engine(Scheduler(config, speculation), runner)
 

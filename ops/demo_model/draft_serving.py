@@ -83,6 +83,7 @@ def _scheduler_config(runner: TorchModelRunner, num_prompts: int) -> SchedulerCo
     return SchedulerConfig(
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
+        windows=runner.windows,
         max_num_seqs=num_prompts,
         max_num_batched_tokens=512,
         max_model_len=runner.max_model_len,

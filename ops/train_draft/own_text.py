@@ -95,6 +95,7 @@ def _engine(runner: TorchModelRunner, num_rows: int) -> Engine:
     config = SchedulerConfig(
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
+        windows=runner.windows,
         max_num_seqs=min(num_rows, 128),
         max_num_batched_tokens=BATCHED_TOKENS,
         max_model_len=runner.max_model_len,

@@ -41,7 +41,9 @@ Body = Callable[[StepTensors, GraphShape], ComputedRows]
 class StepGraphs:
     """Runs steps that fit into one of a few shapes."""
 
-    def __init__(self, body: Body, shapes: list[GraphShape], spare_row: int, device: torch.device) -> None:
+    def __init__(
+        self, body: Body, shapes: list[GraphShape], spare_row: int, device: torch.device, num_windows: int = 0
+    ) -> None:
         """Use `body` to compute steps; nothing is captured yet.
 
         Args:
@@ -49,12 +51,14 @@ class StepGraphs:
             shapes: What to capture, at least one.
             spare_row: The row of sequences that are only padding.
             device: Where it runs.
+            num_windows: Groups of layers that keep the last tokens.
         """
         self._body = body
         self._device = device
         self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_seqs))
         self._sizes = [shape.num_tokens for shape in self._shapes]
-        self._padding = _padding(self._sizes[-1], spare_row)
+        self._padding = _padding(self._sizes[-1], spare_row, num_windows)
+        self._nothing = _padding(0, 0, num_windows)
         self._buffer = torch.zeros(max(map(self._num_bytes, self._shapes)), dtype=torch.uint8, device=device)
         self._steps: dict[GraphShape, StepTensors] = {}
         self._launches: dict[GraphShape, Callable[[], ComputedRows]] = {}
@@ -101,7 +105,7 @@ class StepGraphs:
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
         """Prepare to upload a step of padding alone."""
-        return StagedStep(_joined(_padding(0, 0), self._padding, shape), upload)
+        return StagedStep(_joined(self._nothing, self._padding, shape), upload)
 
     def _num_bytes(self, shape: GraphShape) -> int:
         upload = Upload(self._device, is_copied=True)
@@ -148,11 +152,13 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return alias
 
 
-def _padding(size: int, spare_row: int) -> StepLayout:
+def _padding(size: int, spare_row: int, num_windows: int) -> StepLayout:
     """Return a step of sequences of one token that write no KV and attend to nothing."""
     zeros, spare = np.zeros(size, dtype=np.int64), np.full(size, spare_row, dtype=np.int64)
     starts, lengths = np.arange(size + 1, dtype=np.int32), np.zeros(size, dtype=np.int32)
-    return StepLayout(zeros, spare, zeros, np.full(size, -1, dtype=np.int64), spare, starts, lengths, max_query_len=1)
+    nowhere = np.full(size, -1, dtype=np.int64)
+    windows = (nowhere,) * num_windows
+    return StepLayout(zeros, spare, zeros, nowhere, spare, starts, lengths, max_query_len=1, window_slots=windows)
 
 
 def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepLayout:
@@ -183,4 +189,8 @@ def _joined(layout: StepLayout, padding: StepLayout, shape: GraphShape) -> StepL
         shape.query_len,
         tree_masks,
         num_kept=num_kept,
+        window_slots=tuple(
+            np.concatenate((slots, nowhere[tokens]))
+            for slots, nowhere in zip(layout.window_slots, padding.window_slots, strict=True)
+        ),
     )

@@ -33,6 +33,7 @@ class StepLayout(Struct, frozen=True, gc=False):
         tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
         max_context_len: Largest of `context_lens`.
         num_kept: `[num_seqs]`, tokens of each sequence that are no drafts; None where there are no drafts.
+        window_slots: Like `slots`, in each group of layers that keeps the last tokens.
     """
 
     token_ids: Int64s
@@ -46,6 +47,7 @@ class StepLayout(Struct, frozen=True, gc=False):
     tree_masks: Int64s | None = None
     max_context_len: int = 0
     num_kept: Int32s | None = None
+    window_slots: tuple[Int64s, ...] = ()
 
     @property
     def last_tokens(self) -> Int64s:
@@ -61,6 +63,7 @@ def lay_out(
     tables: Int32s,
     block_size: int,
     drafts: Values[Draft] | None = None,
+    window_tables: Values[Int32s] = (),
 ) -> StepLayout:
     """Lay the scheduled tokens of all sequences end to end.
 
@@ -70,9 +73,10 @@ def lay_out(
         tables: Block tables; a row covers the sequence's scheduled tokens.
         block_size: Tokens of a block.
         drafts: Of each sequence, to compute behind the scheduled tokens.
+        window_tables: Like `tables`, of each group of layers that keeps the last tokens.
     """
     if drafts is None and max([item.num_tokens for item in scheduled]) == 1:
-        return _lay_out_decodes(scheduled, rows, tables, block_size)
+        return _lay_out_decodes(scheduled, rows, tables, block_size, window_tables)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
     num_kept = None
@@ -106,10 +110,17 @@ def lay_out(
         tree_masks=tree_masks,
         max_context_len=int(context_lens.max()),
         num_kept=num_kept,
+        window_slots=_slots_in(window_tables, token_rows, blocks, offsets, block_size),
     )
 
 
-def _lay_out_decodes(scheduled: Values[ScheduledSequence], rows: Int64s, tables: Int32s, block_size: int) -> StepLayout:
+def _lay_out_decodes(
+    scheduled: Values[ScheduledSequence],
+    rows: Int64s,
+    tables: Int32s,
+    block_size: int,
+    window_tables: Values[Int32s],
+) -> StepLayout:
     """Do the same for one token a sequence, which is the usual step, in fewer operations."""
     places = [item.start for item in scheduled]
     known = [item.sequence.token_ids for item in scheduled]
@@ -126,7 +137,15 @@ def _lay_out_decodes(scheduled: Values[ScheduledSequence], rows: Int64s, tables:
         context_lens=(positions + 1).astype(np.int32),
         max_query_len=1,
         max_context_len=max(places) + 1,
+        window_slots=_slots_in(window_tables, rows, blocks, offsets, block_size),
     )
+
+
+def _slots_in(
+    window_tables: Values[Int32s], token_rows: Int64s, blocks: Int64s, offsets: Int64s, block_size: int
+) -> tuple[Int64s, ...]:
+    """Return where tokens go in the blocks of further groups."""
+    return tuple(table[token_rows, blocks] * np.int64(block_size) + offsets for table in window_tables)
 
 
 def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft] | None) -> tuple[Int64s, Int64s | None]:

@@ -1,4 +1,4 @@
-"""A row of the batch for every sequence in it, with its block table, here and on the device.
+"""A row of the batch for every sequence in it, with its block tables, here and on the device.
 
 Owns `Sequence.row`, which stays the same while the sequence is in the batch, so that what the device keeps for it need
 not move. One more row, the spare one, belongs to padding: its block table is never read.
@@ -14,6 +14,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.batch.block_tables import BlockTables
 from gpu_worker.execution.batch.layout import Int32s, Int64s
 from gpu_worker.execution.batch.transfers import Upload
 
@@ -23,28 +24,32 @@ class BatchRows:
 
     Attributes:
         spare: The row of padding.
-        tables: `[max_num_seqs + 1, width]`, as this side knows them.
-        device_tables: The same on the device; on a CPU the same memory.
+        windows: Block tables of the groups of layers that keep the last tokens.
         prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence.
     """
 
-    def __init__(self, max_num_seqs: int, width: int, device: torch.device) -> None:
-        """Make room for `max_num_seqs` sequences of at most `width` blocks."""
+    def __init__(self, max_num_seqs: int, width: int, device: torch.device, num_windows: int = 0) -> None:
+        """Make room for `max_num_seqs` sequences of at most `width` blocks, in `num_windows` further groups too."""
         self.spare = max_num_seqs
-        self.tables: Int32s = np.zeros((max_num_seqs + 1, width), dtype=np.int32)
-        self._is_shared = device.type == "cpu"
-        self.device_tables = torch.from_numpy(self.tables)
-        if not self._is_shared:
-            self.device_tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
+        self._whole = BlockTables(max_num_seqs + 1, width, device)
+        self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]
         self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
         self._free = list(range(max_num_seqs - 1, -1, -1))
-        self._placed: list[list[int]] = [[] for _ in range(max_num_seqs)]
-        self._num_placed = [0] * max_num_seqs
 
     @property
     def num_rows(self) -> int:
         """Rows, the spare one included."""
-        return len(self.tables)
+        return len(self.prompt_lens)
+
+    @property
+    def tables(self) -> Int32s:
+        """Block tables of the layers that keep all tokens, `[num_rows, width]`, as this side knows them."""
+        return self._whole.host
+
+    @property
+    def device_tables(self) -> torch.Tensor:
+        """The same on the device; on a CPU the same memory."""
+        return self._whole.device
 
     def block_tables(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the block tables of these rows, on the device.
@@ -53,19 +58,15 @@ class BatchRows:
             rows: `[num_seqs]` int64, on the device
             result: `[num_seqs, width]` int32, contiguous
         """
-        if self._is_shared:
-            # A third of what torch takes.
-            return torch.from_numpy(self.tables[rows.numpy()])
-        return self.device_tables.index_select(0, rows)
+        return self._whole.of(rows)
 
     def release(self, departed: Iterable[Sequence]) -> None:
         """Take the rows back of sequences that have left the batch; some never had one."""
         for sequence in departed:
             if sequence.row is not None:
                 self._free.append(sequence.row)
-                # The next one with this row may have the same table, which then has to be written again.
-                self._placed[sequence.row] = []
-                self._num_placed[sequence.row] = 0
+                for tables in (self._whole, *self.windows):
+                    tables.forget(sequence.row)
                 sequence.row = None
 
     def place(self, scheduled: Values[ScheduledSequence], upload: Upload) -> tuple[Int64s, list[Sequence]]:
@@ -82,30 +83,7 @@ class BatchRows:
             sequence.row = row = self._free.pop()
             self.prompt_lens[row] = sequence.num_prompt_tokens
         rows = [sequence.row for sequence in sequences if sequence.row is not None]
-        placed, num_placed = self._placed, self._num_placed
-        changed = [
-            (row, sequence.block_table)
-            for row, sequence in zip(rows, sequences, strict=True)
-            if placed[row] is not sequence.block_table or num_placed[row] != len(sequence.block_table)
-        ]
-        if changed:
-            self._write(changed, upload)
+        self._whole.follow(rows, [sequence.block_table for sequence in sequences], upload)
+        for number, tables in enumerate(self.windows):
+            tables.follow(rows, [sequence.window_tables[number].blocks for sequence in sequences], upload)
         return np.array(rows, dtype=np.int64), newcomers
-
-    def _write(self, changed: list[tuple[int, list[int]]], upload: Upload) -> None:
-        """Add to block tables what their rows do not have yet."""
-        width = self.tables.shape[1]
-        places: list[int] = []
-        blocks: list[int] = []
-        for row, table in changed:
-            known = self._num_placed[row] if self._placed[row] is table else 0
-            places += range(row * width + known, row * width + len(table))
-            blocks += table[known:]
-            self._placed[row], self._num_placed[row] = table, len(table)
-        self.tables.reshape(-1)[places] = blocks
-        if self._is_shared:
-            return
-        staged_places = upload.add(np.array(places, dtype=np.int64))
-        staged_blocks = upload.add(np.array(blocks, dtype=np.int32))
-        flat = self.device_tables.view(-1)
-        upload.on_arrival(lambda: flat.index_copy_(0, staged_places.tensor, staged_blocks.tensor))

@@ -24,6 +24,7 @@ class StepTensors(Struct, frozen=True, gc=False):
     context_lens: torch.Tensor
     tree_masks: torch.Tensor | None = None
     num_kept: torch.Tensor | None = None
+    window_slots: tuple[torch.Tensor, ...] = ()
 
     @property
     def state_rows(self) -> StateRows:
@@ -54,6 +55,7 @@ class StagedStep:
         ]
         self._tree_masks = None if layout.tree_masks is None else upload.add(layout.tree_masks)
         self._num_kept = None if layout.num_kept is None else upload.add(layout.num_kept)
+        self._window_slots = [upload.add(slots) for slots in layout.window_slots]
         self._max_query_len = layout.max_query_len
 
     @property
@@ -62,8 +64,11 @@ class StagedStep:
         if self._tensors is not None:
             return self._tensors
         masks, kept = (None if staged is None else staged.tensor for staged in (self._tree_masks, self._num_kept))
-        step = StepTensors(self._max_query_len, *[staged.tensor for staged in self._staged])
-        return step if masks is kept is None else msgspec.structs.replace(step, tree_masks=masks, num_kept=kept)
+        step = StepTensors(self._max_query_len, *[staged.tensor for staged in self._staged])  # type: ignore[arg-type]
+        if masks is kept is None and not self._window_slots:
+            return step
+        window_slots = tuple(staged.tensor for staged in self._window_slots)
+        return msgspec.structs.replace(step, tree_masks=masks, num_kept=kept, window_slots=window_slots)
 
 
 def _shared(layout: StepLayout) -> StepTensors:
@@ -80,4 +85,5 @@ def _shared(layout: StepLayout) -> StepTensors:
         torch.from_numpy(layout.context_lens),
         None if layout.tree_masks is None else torch.from_numpy(layout.tree_masks),
         None if layout.num_kept is None else torch.from_numpy(layout.num_kept),
+        tuple(map(torch.from_numpy, layout.window_slots)),
     )

@@ -57,8 +57,9 @@ def move_accepted(cache: KVCache, layout: StepLayout, drafts: Values[Draft], acc
         target += range(first, first + len(path))
     if not source:
         return
-    slots = _uploaded(layout.slots[np.array([source, target])], cache.device)
-    cache.groups[0].move(slots[0], slots[1])
+    for group, slots in zip(cache.groups, (layout.slots, *layout.window_slots), strict=True):
+        moved = _uploaded(slots[np.array([source, target])], cache.device)
+        group.move(moved[0], moved[1])
 
 
 class ComputedStep(Struct, frozen=True, gc=False):

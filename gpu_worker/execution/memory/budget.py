@@ -24,11 +24,13 @@ class CacheDemand:
     Attributes:
         block_bytes: Of one block, over all layers.
         max_model_len: Tokens of the longest sequence, which must fit.
+        fixed_bytes: However many blocks there are.
     """
 
     block_bytes: int
     block_size: int
     max_model_len: int
+    fixed_bytes: int = 0
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -38,7 +40,15 @@ class CacheDemand:
     @property
     def least_bytes(self) -> int:
         """Memory of the longest sequence."""
-        return self.blocks_per_sequence * self.block_bytes
+        return self.num_bytes(self.blocks_per_sequence)
+
+    def num_bytes(self, num_blocks: int) -> int:
+        """Return the memory of so many blocks."""
+        return num_blocks * self.block_bytes + self.fixed_bytes
+
+    def num_blocks(self, num_bytes: int) -> int:
+        """Return how many blocks so much memory holds."""
+        return max(0, num_bytes - self.fixed_bytes) // self.block_bytes
 
     def len_within(self, num_blocks: int) -> int | None:
         """Return the longest sequence that so many blocks hold, None when that is too short to be of use."""
@@ -112,7 +122,7 @@ class MemoryBudget:
         Raises:
             ConfigError: Not even one sequence fits; the message says what would.
         """
-        num_blocks = self.kv_bytes // demand.block_bytes
+        num_blocks = demand.num_blocks(self.kv_bytes)
         if num_blocks < demand.blocks_per_sequence:
             raise ConfigError("HEADRACE_GPU_MEMORY_UTILIZATION", self._shortage(demand))
         return num_blocks
@@ -124,18 +134,18 @@ class MemoryBudget:
             ConfigError: It does not.
         """
         left = max(0, self.room - self.use.total)
-        if num_blocks * demand.block_bytes > left:
-            fitting = left // demand.block_bytes
-            value = fitting if variable == "HEADRACE_NUM_BLOCKS" else fitting * demand.block_bytes
+        if demand.num_bytes(num_blocks) > left:
+            fitting = demand.num_blocks(left)
+            value = fitting if variable == "HEADRACE_NUM_BLOCKS" else demand.num_bytes(fitting)
             raise ConfigError(
                 variable,
-                f"asks for a KV cache of {shown_bytes(num_blocks * demand.block_bytes)}, but {shown_bytes(left)} of "
+                f"asks for a KV cache of {shown_bytes(demand.num_bytes(num_blocks))}, but {shown_bytes(left)} of "
                 f"{shown_bytes(self.device_bytes)} are left beside {self._parts()}. Lower it to {value}",
             )
 
     def fitting_max_model_len(self, demand: CacheDemand) -> int | None:
         """Return the longest sequence that would fit as things are."""
-        return demand.len_within(self.kv_bytes // demand.block_bytes)
+        return demand.len_within(demand.num_blocks(self.kv_bytes))
 
     def fitting_batched_tokens(self, demand: CacheDemand) -> int | None:
         """Return a token budget whose activations would leave enough: they grow with it, at most in proportion."""
@@ -157,7 +167,7 @@ class MemoryBudget:
 
     def lines(self, demand: CacheDemand, num_blocks: int) -> list[str]:
         """Return a table of where the memory goes, one line an item, the sum first."""
-        kv = num_blocks * demand.block_bytes
+        kv = demand.num_bytes(num_blocks)
         rows = [
             ("this process", self.use.total + kv),
             ("weights", self.use.weights),
@@ -175,7 +185,7 @@ class MemoryBudget:
     def summary(self, demand: CacheDemand, num_blocks: int) -> str:
         """Return the same as one sentence."""
         num_tokens = num_blocks * demand.block_size
-        kv = num_blocks * demand.block_bytes
+        kv = demand.num_bytes(num_blocks)
         return (
             f"memory: {shown_bytes(self.use.total + kv)} of {shown_bytes(self.device_bytes)}: {self._parts()}, "
             f"KV cache {shown_bytes(kv)} = {num_blocks} blocks of {demand.block_size} = {num_tokens} tokens, "

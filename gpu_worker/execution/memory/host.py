@@ -26,7 +26,7 @@ def host_num_blocks(demand: CacheDemand, max_num_seqs: int, free_bytes: int) -> 
         ConfigError: They do not hold the longest sequence.
     """
     pool_bytes = int(free_bytes * SHARE_OF_FREE)
-    num_blocks = min(pool_bytes // demand.block_bytes, demand.blocks_per_sequence * max_num_seqs)
+    num_blocks = min(demand.num_blocks(pool_bytes), demand.blocks_per_sequence * max_num_seqs)
     if num_blocks >= demand.blocks_per_sequence:
         return num_blocks
     remedies = [f"HEADRACE_KV_CACHE_BYTES={demand.least_bytes}"] if demand.least_bytes <= free_bytes else []
@@ -46,11 +46,11 @@ def check_host_cache_fits(variable: str, num_blocks: int, demand: CacheDemand, f
     Raises:
         ConfigError: It does not; names `variable`, which sets the size.
     """
-    num_bytes = num_blocks * demand.block_bytes
+    num_bytes = demand.num_bytes(num_blocks)
     if num_bytes <= free_bytes:
         return
-    fitting = free_bytes // demand.block_bytes
-    most = f"{fitting} blocks ({fitting * demand.block_bytes} bytes)"
+    fitting = demand.num_blocks(free_bytes)
+    most = f"{fitting} blocks ({demand.num_bytes(fitting)} bytes)"
     raise ConfigError(
         variable,
         f"a KV cache of {num_blocks} blocks needs {shown_bytes(num_bytes)}, but {shown_bytes(free_bytes)} of memory "

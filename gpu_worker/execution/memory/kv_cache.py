@@ -8,6 +8,7 @@ from itertools import groupby
 
 import torch
 
+from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
@@ -56,6 +57,14 @@ class KVCache:
     def num_blocks(self) -> int:
         """Blocks of the group that keeps all tokens."""
         return self.groups[0].num_blocks
+
+    @property
+    def windows(self) -> tuple[WindowConfig, ...]:
+        """The groups of layers that keep the last tokens, as the scheduler knows them."""
+        groups = zip(self.layout.groups, self.groups, strict=True)
+        return tuple(
+            WindowConfig(group.window, cache.num_blocks) for group, cache in groups if group.window is not None
+        )
 
     def first(self, num_layers: int) -> KVCache:
         """Return the caches of the first layers, in the same groups; the memory is shared."""
@@ -124,7 +133,7 @@ def fixed_num_blocks(config: RunnerConfig, demand: CacheDemand) -> tuple[str, in
     elif demand.block_bytes == 0:
         variable, num_blocks = "HEADRACE_NUM_BLOCKS", demand.blocks_per_sequence * config.max_num_seqs
     elif config.kv_cache_bytes is not None:
-        variable, num_blocks = "HEADRACE_KV_CACHE_BYTES", config.kv_cache_bytes // demand.block_bytes
+        variable, num_blocks = "HEADRACE_KV_CACHE_BYTES", demand.num_blocks(config.kv_cache_bytes)
     else:
         return None
     if num_blocks < demand.blocks_per_sequence:

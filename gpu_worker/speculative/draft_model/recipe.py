@@ -89,6 +89,7 @@ class DraftModelRecipe(Recipe):
             max_model_len=max_model_len,
             # The model's cache has left room for as many.
             num_blocks=runner.num_blocks,
+            keeps_all_tokens=True,
         )
         try:
             draft_runner = build_runner(draft_config)

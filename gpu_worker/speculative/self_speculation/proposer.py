@@ -48,6 +48,7 @@ class _Double:
         self.sequence.token_ids[known:] = original.token_ids[known:]
         self._num_known = len(original.token_ids)
         self.sequence.block_table = original.block_table
+        self.sequence.window_tables = original.window_tables
         return self.sequence
 
 

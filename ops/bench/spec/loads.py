@@ -155,6 +155,7 @@ def serve(
     engine = make_engine(
         runner,
         num_blocks=runner.num_blocks,
+        windows=runner.windows,
         max_num_seqs=len(prompts),
         token_budget=512,
         max_model_len=runner.max_model_len,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
@@ -109,12 +110,14 @@ def run(
     headroom_tokens: int = 128,
     policy: DraftPolicy | None = None,
     enable_prefix_caching: bool = True,
+    windows: tuple[WindowConfig, ...] | None = None,
 ) -> Outcome:
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=BLOCK,
             num_blocks=num_blocks or runner.num_blocks,
+            windows=runner.windows if windows is None else windows,
             max_num_seqs=min(max_num_seqs, token_budget),
             max_num_batched_tokens=token_budget,
             max_model_len=runner.max_model_len,

@@ -154,7 +154,7 @@ def test_set_size_within_the_device_is_taken_whatever_the_share(model: Path) -> 
             r"To make it fit, lower HEADRACE_MAX_NUM_SEQS to 16$",
         ),
         (
-            "allocate_kv_cache",
+            "allocate_groups",
             {},
             "HEADRACE_MAX_NUM_BATCHED_TOKENS: the device ran out of memory in the largest step",
         ),
@@ -175,7 +175,7 @@ def test_running_out_of_memory_at_the_end_suggests_a_smaller_share(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    allocate = build.allocate_kv_cache
+    allocate = build.allocate_groups
 
     def exhaust_at_last(*arguments: Any) -> Any:
         calls.append(1)
@@ -183,6 +183,6 @@ def test_running_out_of_memory_at_the_end_suggests_a_smaller_share(
             raise torch.OutOfMemoryError
         return allocate(*arguments)
 
-    monkeypatch.setattr(build, "allocate_kv_cache", exhaust_at_last)
+    monkeypatch.setattr(build, "allocate_groups", exhaust_at_last)
     with pytest.raises(ConfigError, match=r"To make it fit, lower HEADRACE_GPU_MEMORY_UTILIZATION to 0\.95$"):
         build_runner(config(model, gpu_memory_utilization=1.0), memory=FakeMemory(RESERVE_BYTES + MB))

@@ -1,0 +1,66 @@
+"""How the memory for keys and values is divided among groups of layers.
+
+Every group has as many blocks as a number of sequences of one length need, so that none is empty while others are full.
+That length is eight times the largest window, but no more than a sequence can have: longer sequences are bounded by the
+blocks that keep all tokens, shorter ones by those that keep windows. Groups of windows have, besides, the blocks of one
+window and of the largest step, whose tokens are written before they are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from gpu_worker.core.scheduler_config import WindowConfig
+from gpu_worker.execution.memory.budget import CacheDemand
+from gpu_worker.execution.memory.kv_cache import group_block_bytes
+from gpu_worker.layers.cache_layout import CacheLayout
+
+_WINDOWS_OF_A_SEQUENCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShares:
+    """Blocks of the groups of one layout, by the number of those that keep all tokens.
+
+    Attributes:
+        layout: The groups.
+        block_size: Tokens of a block.
+        max_model_len: Tokens of the longest sequence.
+        max_num_batched_tokens: Tokens of the largest step.
+    """
+
+    layout: CacheLayout
+    block_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+    def num_blocks(self, num_whole: int) -> list[int]:
+        """Return the blocks of each group beside `num_whole` blocks that keep all tokens."""
+        windows = [group.window for group in self.layout.groups if group.window is not None]
+        return [num_whole, *(self._fixed(window) + int(num_whole * self._share(window)) for window in windows)]
+
+    def demand(self, dtype: torch.dtype) -> CacheDemand:
+        """Return what a block that keeps all tokens takes with its share of all others, in keys of type `dtype`."""
+        whole, *others = group_block_bytes(self.layout, self.block_size, dtype)
+        windows = [group.window for group in self.layout.groups if group.window is not None]
+        shares = sum((size * self._share(window) for size, window in zip(others, windows, strict=True)), Fraction())
+        fixed = sum(size * self._fixed(window) for size, window in zip(others, windows, strict=True))
+        return CacheDemand(
+            whole + -(-shares.numerator // shares.denominator), self.block_size, self.max_model_len, fixed
+        )
+
+    def _share(self, window: int) -> Fraction:
+        """Return how many blocks of a window belong to one that keeps all tokens."""
+        largest = max(group.window or 0 for group in self.layout.groups)
+        reference = self._blocks(min(self.max_model_len, _WINDOWS_OF_A_SEQUENCE * largest))
+        return min(Fraction(1), Fraction(WindowConfig(window, 0).most_blocks(self.block_size), reference))
+
+    def _fixed(self, window: int) -> int:
+        chunk = min(self._blocks(self.max_num_batched_tokens), self._blocks(self.max_model_len))
+        return chunk + WindowConfig(window, 0).most_blocks(self.block_size)
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
