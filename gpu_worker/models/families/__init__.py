@@ -10,7 +10,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
@@ -18,8 +18,13 @@ from gpu_worker.models.json_file import JsonFile
 ReadConfig = Callable[[JsonFile], ModelConfig]
 
 
+def family_modules() -> list[ModuleType]:
+    """Return the families' own modules."""
+    return [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+
+
 def find_families() -> Mapping[str, ReadConfig]:
     """Return how the configuration of each family is read, by the name that checkpoints give in `architectures`."""
-    modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    modules = family_modules()
     named = {name: module for module in modules for name in (module.ARCHITECTURE, *getattr(module, "ALSO", ()))}
     return MappingProxyType({name: module.read_config for name, module in sorted(named.items())})

@@ -8,6 +8,7 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 
 ARCHITECTURE = "GraniteForCausalLM"
+SAMPLE = {"attention_multiplier": 0.1, "residual_multiplier": 0.2, "embedding_multiplier": 12.0, "logits_scaling": 8.0}
 
 
 def read_config(file: JsonFile) -> ModelConfig:

@@ -7,6 +7,10 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 
 ARCHITECTURE = "Phi3ForCausalLM"
+SAMPLE = {
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 12, "long_factor": [2.0] * 12},
+}
 
 _NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 

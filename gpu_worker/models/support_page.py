@@ -1,0 +1,196 @@
+"""Writes the page of supported models, `ops/docs/models.md`, from the families' own descriptions.
+
+Each family reads a small configuration, and its row says what the layers that come out consist of. A family whose
+configuration needs fields that are not in it has them in `SAMPLE`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, PlainShape
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.layers.rope_scaling import RopeType
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import is_fusable
+from gpu_worker.models.families import family_modules
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
+from kernels.activation import Activation
+
+_OPENING = """# Models
+
+Written by `python -m gpu_worker.models.support_page`; do not edit.
+
+A checkpoint is served when one of its `architectures` is in the first column. The same layers without a head, or with
+one that scores classes, are served under the names that end in `Model` and `ForSequenceClassification`. What a
+checkpoint asks for beyond its family's row is refused at load, with the field and what is supported.
+
+- **Layers**: what the family adds to the plain decoder (RMS normalisation before each block, rotated grouped-query
+  attention, a gated block with SiLU), in the form that its default options give it.
+- **On CPUs**: *fused* layers are computed in one call a step by compiled kernels; the others one operation after
+  another, by compiled kernels where there is one. On GPUs all are launched operation by operation, decodes as graphs.
+- **Weights**: *all* is float32, float16, bfloat16, GPTQ, AWQ, compressed-tensors and FP8; *GGUF* is said where the
+  family's files of llama.cpp are read too, under these names. Matrices of all these forms may stand beside one another.
+- **Drafts**: *all* is n-grams, a draft model, the model's own first layers, Medusa, EAGLE 1 to 3.
+- Checkpoints that also see or hear are served for text: their towers are not loaded, and a request with an image or
+  sound is refused.
+
+| Architectures | Layers | On CPUs | Weights | Drafts |
+|---|---|---|---|---|
+"""
+
+SAMPLE: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "num_experts": 16,
+        "num_local_experts": 16,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+    }
+)
+"""A configuration with the fields that most families require."""
+
+
+def support_page() -> str:
+    """Return the page, in Markdown."""
+    modules = sorted(family_modules(), key=lambda module: module.ARCHITECTURE.lower())
+    return _OPENING + "".join(f"{_row(module)}\n" for module in modules)
+
+
+def sample_config(module: ModuleType) -> ModelConfig:
+    """Read the small configuration as a family does."""
+    fields = {**SAMPLE, **getattr(module, "SAMPLE", {}), "architectures": [module.ARCHITECTURE]}
+    config: ModelConfig = module.read_config(JsonFile(Path("config.json"), fields))
+    return config
+
+
+def _row(module: ModuleType) -> str:
+    config = sample_config(module)
+    names = ", ".join(f"`{name}`" for name in (module.ARCHITECTURE, *getattr(module, "ALSO", ())))
+    cells = (names, "; ".join(_layers(config)) or "the plain decoder", _form(config), _weights(config), _drafts(config))
+    return f"| {' | '.join(cells)} |"
+
+
+def _form(config: ModelConfig) -> str:
+    return "fused" if config.encoder is None and is_fusable(config) else "by operation"
+
+
+def _weights(config: ModelConfig) -> str:
+    if config.encoder is not None:
+        return "dense"
+    files = [name for name, architecture in ARCHITECTURES.items() if architecture == config.architecture]
+    return f"all, GGUF (`{'`, `'.join(files)}`)" if files else "all"
+
+
+def _drafts(config: ModelConfig) -> str:
+    return "all" if config.encoder is None else "none"
+
+
+def _layers(config: ModelConfig) -> list[str]:
+    """Say what a model's layers have that the plain decoder's have not."""
+    if config.encoder is not None:
+        return ["attention in both directions, learned positions: an encoder"]
+    found = [*_mixers(config), *_feed_forwards(config), *_blocks(config)]
+    return list(dict.fromkeys(found))
+
+
+def _mixers(config: ModelConfig) -> Iterable[str]:
+    shapes = [layer.mixer for layer in config.layers if layer.mixer is not None]
+    for kind in dict.fromkeys(type(shape) for shape in shapes):
+        if kind is not AttentionShape:
+            count = sum(type(shape) is kind for shape in shapes)
+            yield f"{_spoken(kind)} in {'all layers' if count == config.num_layers else 'some layers'}"
+    attention = [shape for shape in shapes if isinstance(shape, AttentionShape)]
+    for phrase, has in _ATTENTION:
+        count = sum(map(has, attention))
+        if count:
+            yield phrase if count == len(attention) else f"{phrase} in some layers"
+    if len({shape.head_dim for shape in attention}) > 1:
+        yield "heads of several sizes"
+    if config.more_ropes:
+        yield "a rotation for each kind of layer"
+    if any(rope.rope_type is RopeType.PROPORTIONAL for rope in config.ropes):
+        yield "proportional rotation"
+    if any(rope.rope_type is RopeType.LONGROPE for rope in config.ropes):
+        yield "LongRoPE"
+
+
+_ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
+    ("sliding windows", lambda shape: shape.sliding_window is not None),
+    ("chunked attention", lambda shape: shape.chunk_size is not None),
+    ("no rotation", lambda shape: shape.rotary is None),
+    ("rotation of a part of each head", lambda shape: shape.rotary is not None and shape.rotary_dim is not None),
+    ("interleaved rotation", lambda shape: shape.rotary is not None and shape.interleaved),
+    ("normalised heads", lambda shape: shape.head_norm is HeadNorm.HEADS),
+    ("normalised queries and keys", lambda shape: shape.head_norm is HeadNorm.WHOLE),
+    ("a scale of scores of its own", lambda shape: shape.scale is not None),
+    ("bounded scores", lambda shape: shape.soft_cap is not None),
+    ("sinks", lambda shape: shape.has_sinks),
+    ("output gates", lambda shape: shape.output_gate),
+    ("biases of queries, keys and values", lambda shape: shape.qkv_bias),
+)
+
+
+def _feed_forwards(config: ModelConfig) -> Iterable[str]:
+    for layer in config.layers:
+        shape = layer.feed_forward
+        if isinstance(shape, MixtureShape):
+            has_shared = " and a shared one" if shape.shared_size else ""
+            yield f"experts by {shape.rule.score.replace('_', ' ')}{has_shared}"
+        elif isinstance(shape, PlainShape):
+            yield f"a block without gate ({_ACTIVATIONS[shape.activation]})"
+        elif isinstance(shape, GatedShape) and shape.activation is not Activation.SILU:
+            yield f"a gated block with {_ACTIVATIONS[shape.activation]}"
+
+
+_ACTIVATIONS: Mapping[Activation, str] = MappingProxyType(
+    {
+        Activation.SILU: "SiLU",
+        Activation.GELU: "GELU",
+        Activation.GELU_TANH: "GELU by tanh",
+        Activation.RELU: "ReLU",
+        Activation.RELU_SQUARED: "squared ReLU",
+    }
+)
+
+
+def _blocks(config: ModelConfig) -> Iterable[str]:
+    block, names = config.block, config.block.names
+    if block.norm.is_centered:
+        yield "LayerNorm"
+    if names.after_mixer is not None:
+        is_before = names.before_mixer is not None
+        yield f"normalisation {'before and after' if is_before else 'after instead of before'} each block"
+    if block.is_parallel:
+        yield "parallel blocks"
+    if block.residual_scale != 1:
+        yield "scaled blocks"
+    if block.embedding_scale != 1:
+        yield "scaled embeddings"
+    if block.logit_scale != 1:
+        yield "scaled logits"
+    if block.logit_soft_cap is not None:
+        yield "bounded logits"
+
+
+def _spoken(kind: type) -> str:
+    """Return the name of a kind of layer in words: `GatedDeltaShape` is a gated delta."""
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__)
+    return words.strip().removesuffix(" shape")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(support_page())
