@@ -49,6 +49,8 @@ class Attention:
         qkv, gate = self._split_gate(self._qkv(x))
         if shape.head_norm is HeadNorm.WHOLE:
             self._normalise_whole(qkv)
+        if shape.value_norm:
+            self._normalise_values(qkv)
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
         query = rope_kv_write(
@@ -89,6 +91,13 @@ class Attention:
         pairs = qkv[:, : 2 * num_features].view(num_tokens, -1, 2, dim)
         query, gate = (part.reshape(num_tokens, num_features) for part in pairs.unbind(2))
         return torch.cat((query, qkv[:, 2 * num_features :]), dim=1), gate
+
+    def _normalise_values(self, qkv: torch.Tensor) -> None:
+        """Normalise each value head, without weights, in place."""
+        norm, dim = self._weights.head_norm, self._shape.head_dim
+        assert norm is not None
+        values = qkv[:, -self._shape.num_kv_heads * dim :].unflatten(1, (-1, dim))
+        values.copy_(torch.rms_norm(values.float(), (dim,), None, norm.eps))
 
     def _normalise_whole(self, qkv: torch.Tensor) -> None:
         """Normalise all query heads as one vector, and all key heads as one, in place."""

@@ -37,6 +37,8 @@ class AttentionShape:
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The output projection has one.
         has_sinks: Each query head has a learned score of seeing nothing.
+        value_norm: Value heads are normalised, without weights.
+        values_are_keys: The key projection yields the values too, which are its results before they are normalised.
         output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
             attended values are multiplied by.
     """
@@ -55,6 +57,8 @@ class AttentionShape:
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
+    value_norm: bool = False
+    values_are_keys: bool = False
     output_gate: bool = False
 
 

@@ -204,6 +204,7 @@ class LayerWeights:
         norms: Around both.
         is_parallel: The feed-forward block reads what the mixer reads, rather than what the mixer has added to.
         residual_scale: What both blocks add is multiplied by this.
+        stream_scale: The residual stream behind the layer is multiplied by this.
     """
 
     mixer: Mixer | None
@@ -211,3 +212,4 @@ class LayerWeights:
     norms: LayerNorms
     is_parallel: bool = False
     residual_scale: float = 1.0
+    stream_scale: float = 1.0

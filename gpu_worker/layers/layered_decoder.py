@@ -21,7 +21,7 @@ from kernels.state_rows import StateRows
 class DecoderLayer:
     """The blocks of one layer, with the normalisations before and after each."""
 
-    __slots__ = ("_feed_forward", "_is_parallel", "_mixer", "_norms", "_residual_scale")
+    __slots__ = ("_feed_forward", "_is_parallel", "_mixer", "_norms", "_residual_scale", "_stream_scale")
 
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
         """Take the layer's weights; `index` chooses its KV cache, `parts` makes its blocks."""
@@ -35,6 +35,7 @@ class DecoderLayer:
         assert self._mixer is not None or self._feed_forward is not None, "a layer has a block"
         self._is_parallel = weights.is_parallel
         self._residual_scale = weights.residual_scale
+        self._stream_scale = weights.stream_scale
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: AttentionContext
@@ -56,7 +57,10 @@ class DecoderLayer:
             x = x if norm is None else norm(x)
         else:
             x = residual.add_(x) if norm is None else norm.add(x, residual)
-        return self.add_to(residual, x, positions, context), residual
+        x = self.add_to(residual, x, positions, context)
+        if self._stream_scale != 1:
+            x, residual = x * self._stream_scale, residual.mul_(self._stream_scale)
+        return x, residual
 
     def replay(self, places: torch.Tensor, state: LayerState | None, rows: StateRows) -> None:
         """Take the layer's states, if it has any, through draft tokens that lie at `places` of those it kept."""
@@ -100,7 +104,7 @@ class Embedding:
     Attributes:
         weight: `[vocab_size, hidden_size]`.
         dtype: Of the stream.
-        scale: What the rows are multiplied by, rounded to `dtype`.
+        scale: What the rows are multiplied by; checkpoints were trained with the nearest number of their type.
     """
 
     weight: torch.Tensor
@@ -110,7 +114,7 @@ class Embedding:
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return `[num_tokens, hidden_size]`."""
         rows = torch.embedding(self.weight, token_ids).to(self.dtype)
-        return rows if self.scale == 1 else rows * torch.tensor(self.scale, dtype=self.dtype, device=rows.device)
+        return rows if self.scale == 1 else rows.mul_(self.scale)
 
 
 class LayeredDecoder:

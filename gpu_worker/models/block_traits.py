@@ -30,6 +30,7 @@ class TensorNames:
         qkv: Three, or one where the checkpoint has one matrix.
         gate_up: Two, or one.
         up, down: Of the feed-forward block; `up` where it has no gate.
+        stream_scale: The number, `[1]`, that the stream behind the layer is multiplied by; None where there is none.
         renamed: Patterns of whole names, and what they are replaced by, where the checkpoint differs otherwise.
         unused: Patterns of tensors, after renaming, that a decoder of text has no use for, such as a vision tower's.
     """
@@ -43,6 +44,7 @@ class TensorNames:
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     up: str = "up_proj"
     down: str = "down_proj"
+    stream_scale: str | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
 

@@ -169,7 +169,8 @@ def _decoder(
         cos_sin = rotations.of(config.attention_shape(0))
         taps = config.tapped_layers
         return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
-    embed = Embedding(embedding, dtype, config.block.embedding_scale)
+    scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
+    embed = Embedding(embedding, dtype, scale)
     parts = LayerParts.made_by(linears, rotations)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers)
 

@@ -75,6 +75,7 @@ class LayerSource:
             norms,
             block.is_parallel,
             block.residual_scale,
+            self.checkpoint.take(f"{prefix}.{names.stream_scale}", 1).item() if names.stream_scale else 1.0,
         )
 
     def norm(self, name: str, size: int | None = None) -> NormWeights:
@@ -90,7 +91,7 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
     dim, gates = shape.head_dim, 2 if shape.output_gate else 1
     rows = [shape.num_heads * dim * gates, shape.num_kv_heads * dim, shape.num_kv_heads * dim]
     qkv = source.projections.take(
-        [f"{name}.{part}" for part in names.qkv],
+        [f"{name}.{part}" for part in (names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv)],
         rows if len(names.qkv) == 3 else [sum(rows)],
         size,
         has_bias=shape.qkv_bias,

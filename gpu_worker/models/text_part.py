@@ -21,20 +21,23 @@ _TOWERS = (
     r"(model\.)?(audio_tower|audio_model|audio_encoder|embed_audio|embed_vision)\..*",
     r"(model\.)?(multi_modal_projector|mm_projector|patch_merger|aligner|connector)\..*",
 )
-_SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings")
+_TIED = "tie_word_embeddings"
+_SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", _TIED)
 
 
 def text_part(file: JsonFile) -> JsonFile:
     """Return the configuration of the text part, or the whole where there is nothing else.
 
-    What concerns the checkpoint as a whole stands outside of the text part in some, and inside in others.
+    What concerns the checkpoint as a whole stands outside of the text part in some, and inside in others. The head is
+    the whole model's: whether it is tied is said outside, if anywhere.
     """
     text = file.nested("text_config")
     if text is None:
         return file
     outer = {name: file.fields[name] for name in _SHARED if file.fields.get(name) is not None}
     inner = {name: value for name, value in text.fields.items() if value is not None or name not in _SHARED}
-    return JsonFile(file.path, {**outer, **inner}, "text_config.")
+    tied = {name: value for name, value in outer.items() if name == _TIED}
+    return JsonFile(file.path, {**outer, **inner, **tied}, "text_config.")
 
 
 def text_names(names: TensorNames) -> TensorNames:
