@@ -96,7 +96,7 @@ class Attention:
         """Normalise each value head, without weights, in place."""
         norm, dim = self._weights.head_norm, self._shape.head_dim
         assert norm is not None
-        values = qkv[:, -self._shape.num_kv_heads * dim :].unflatten(1, (-1, dim))
+        values = qkv[:, -self._shape.num_kv_heads * dim :].view(qkv.shape[0], -1, dim)
         values.copy_(torch.rms_norm(values.float(), (dim,), None, norm.eps))
 
     def _normalise_whole(self, qkv: torch.Tensor) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
+from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm, LayerTraits
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.block_traits import BlockTraits
-from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_activation, read_decoder
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.families import gemma2
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
@@ -49,18 +49,38 @@ def read_config(file: JsonFile) -> ModelConfig:
     config = replace(
         read_decoder(file, traits), more_ropes=(read_rope(file, "sliding_attention") if by_type else sliding,)
     )
-    head_dim = file.integer("global_head_dim", 512, minimum=4, maximum=1024)
-    num_kv_heads = config.num_kv_heads
     shares = file.boolean("attention_k_eq_v", False)
+    layers = [replace(layer, mixer=_attention(file, index, layer, shares)) for index, layer in enumerate(config.layers)]
+    config = replace(config, layers=tuple(layers))
+    return replace(config, head_dim=max(config.attention_shape(index).head_dim for index in range(config.num_layers)))
+
+
+def _attention(file: JsonFile, index: int, layer: LayerTraits, shares: bool) -> AttentionShape:
+    """Return a layer's attention; those without a window have sizes of their own, and maybe values that are keys."""
+    shape = layer.mixer
+    assert isinstance(shape, AttentionShape)
+    is_full = shape.sliding_window is None
+    shape = replace(shape, rotary=0 if is_full else 1, values_are_keys=shares and is_full)
+    overrides = file.nested("per_layer_config")
+    if overrides is not None:
+        return _overridden(shape, overrides.nested(str(index)) or JsonFile(file.path, {}))
+    if not is_full:
+        return shape
+    num_kv_heads = shape.num_kv_heads
     if shares:
         num_kv_heads = file.integer("num_global_key_value_heads", num_kv_heads, maximum=1024)
+    head_dim = file.integer("global_head_dim", 512, minimum=4, maximum=1024)
+    return replace(shape, head_dim=head_dim, num_kv_heads=num_kv_heads)
 
-    def change(shape: AttentionShape) -> AttentionShape:
-        if shape.sliding_window is not None:
-            return replace(shape, rotary=1)
-        return replace(shape, head_dim=head_dim, num_kv_heads=num_kv_heads, values_are_keys=shares)
 
-    return replace(map_attention(config, change), head_dim=max(config.head_dim, head_dim))
+def _overridden(shape: AttentionShape, fields: JsonFile) -> AttentionShape:
+    """Return a layer's attention with the sizes that the configuration gives it alone."""
+    for name in fields.names() - {"head_dim", "num_key_value_heads"}:
+        raise fields.error(name, "is set for one layer; supported for one layer: head_dim, num_key_value_heads")
+    head_dim = fields.integer("head_dim", shape.head_dim, minimum=4, maximum=1024)
+    return replace(
+        shape, head_dim=head_dim, num_kv_heads=fields.integer("num_key_value_heads", shape.num_kv_heads, maximum=1024)
+    )
 
 
 def _windows(file: JsonFile) -> tuple[int | None, ...]:
