@@ -59,6 +59,10 @@ SAMPLE: Mapping[str, Any] = MappingProxyType(
         "num_local_experts": 16,
         "n_routed_experts": 16,
         "num_experts_per_tok": 4,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "kv_lora_rank": 64,
     }
 )
 """A configuration with the fields that most families require."""
