@@ -250,7 +250,7 @@ async def test_concurrency_counts_sequences_until_they_are_released(redis: Redis
     lease = await limiter.admit(principal, 3, 1)
     error = await refused(limiter, principal, sequences=2)
     assert (error.status, error.retry_after_s) == (429, 1.0)
-    assert metrics.limited == {"concurrency": 1}
+    assert +metrics.limited == {"concurrency": 1}
     await limiter.admit(principal, 1, 1)
     lease.release()
     await limiter.admit(principal, 3, 1)

@@ -94,7 +94,7 @@ def test_prediction_beyond_the_objective_is_refused_until_the_excess_has_drained
     assert error.retry_after_s == 19
     assert error.headers["x-headrace-place"] == "booked"
     assert "Try again in 19 s: a place is kept for you then." in error.message
-    assert (metrics.shed, metrics.promises["made"]) == ({"overloaded": 1}, 1)
+    assert (+metrics.shed, metrics.promises["made"]) == ({"overloaded": 1}, 1)
     drained = replace(load, queued_tokens=25_000 - 16_000)
     assert Shedder(CONFIG, metrics).admit(drained, generation(1000), caller()).ttft_s == pytest.approx(10.0)
 
@@ -227,6 +227,8 @@ def test_returning_client_goes_before_newcomers_and_only_once() -> None:
     with pytest.raises(ApiError):
         shedder.admit(replace(nearly, queued_tokens=10_000), generation(1000), caller())
     assert metrics.promises["broken"] == 0
+    # Who was told the truth counts as an error of nothing.
+    assert (metrics.retry_after_error_s.count, metrics.retry_after_error_s.total) == (1, 0.0)
 
 
 def test_promise_is_kept_although_the_prediction_was_half_an_objective_wrong() -> None:
@@ -242,7 +244,7 @@ def test_promise_is_kept_although_the_prediction_was_half_an_objective_wrong() -
     # The first two seconds after the told time have passed: the place has gone to others.
     with pytest.raises(ApiError):
         shedder.admit(late, generation(1000), caller(b"one"))
-    assert metrics.promises == {"made": 3, "unused": 2}
+    assert +metrics.promises == {"made": 3, "unused": 2}
     now[0] += 10
     error = refused_by(shedder, late, caller(b"one"))
     assert error.retry_after_s is not None
