@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
 import torch
@@ -52,6 +53,9 @@ class GpuExperts:
         ids, weights = ids.contiguous(), weights.contiguous()
         num_experts = len(self._counts)
         launch = launch or expert_launch(self._gpu.generation, ids.numel(), num_experts, is_packed=is_packed)
+        if x.dtype is torch.float32:
+            # Numbers of twice the size: as many bytes at once.
+            launch = replace(launch, block_k=launch.block_k // 2)
         rows = sort_pairs(ids, self._counts, self.tokens_per_expert, self._first_expert, launch.block_m)
         hidden = multiply(x, self._gate_up, rows, launch, self._activation)
         outputs = multiply(hidden, self._down, rows, launch)
