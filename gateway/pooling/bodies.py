@@ -202,7 +202,7 @@ def _pair(query: str, text: str, where: str) -> Prompt:
 def _required_text(where: str, text: str) -> str:
     if not text:
         raise invalid_value(where, f"'{where}' must not be empty.")
-    return require_text(where, text)
+    return text
 
 
 def _score(instruction: str | None) -> Pooling:

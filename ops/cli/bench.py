@@ -14,6 +14,7 @@ from ops.cli.options import settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.model_hub import local_model
 
 if TYPE_CHECKING:
     from ops.bench.engine import EngineBench, Load
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 class BenchEngineConfig:
     """What to measure."""
 
-    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
+    model: Path | None = setting(
+        None, "Directory of the model, in Hugging Face's format, or its id at the hub. Required."
+    )
     batch: str = setting("1,4,16,32", "Batch sizes, separated by commas.")
     prompt: int = setting(512, "Tokens of each prompt.", minimum=1)
     new: int = setting(64, "Decode steps.", minimum=1)
@@ -52,7 +55,7 @@ def run(config: BenchEngineConfig) -> int:
         raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")
     batches = _batches(config.batch)
     bench = EngineBench(
-        config.model,
+        local_model(config.model, "HEADRACE_MODEL"),
         dtype=config.dtype,
         num_threads=config.num_threads,
         max_load=Load(max(batches), config.prompt, config.new),

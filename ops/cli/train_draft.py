@@ -13,6 +13,7 @@ from ops.cli.options import settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.model_hub import local_model
 
 if TYPE_CHECKING:
     from ops.train_draft.job import TrainDraftJob, Training
@@ -28,7 +29,7 @@ class TrainDraftConfig:
         choices=("model", "medusa", "eagle"),
     )
     target: Path | None = setting(
-        None, "Directory of the model that the draft is for, in Hugging Face's format. Required."
+        None, "Directory of the model that the draft is for, in Hugging Face's format, or its id at the hub. Required."
     )
     out: Path | None = setting(None, "New directory for the draft. Required.")
     minutes: float | None = setting(None, "Time to train for, preparation not counted.", minimum=0, maximum=525_600)
@@ -144,7 +145,7 @@ def _job(config: TrainDraftConfig, text: tuple[str, ...]) -> TrainDraftJob:
         config.out,
         Length(config.steps, None if config.minutes is None else config.minutes * 60),
         MaterialPlan(
-            config.target,
+            local_model(config.target, "HEADRACE_TARGET"),
             tuple(map(Path, text)),
             () if config.held_out is None else (config.held_out,),
             config.tokens,

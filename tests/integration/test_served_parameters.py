@@ -196,3 +196,8 @@ def test_what_cannot_be_served_is_a_400_that_names_it(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
     assert error["type"] == "invalid_request_error"
+
+
+def test_prompt_may_hold_every_character(client: Client) -> None:
+    prompt = "x = " + "".join(map(chr, range(32))) + "\x7f\u0085\u2028"
+    assert client.choice(prompt, echo=True, max_tokens=1)["text"].startswith(prompt)

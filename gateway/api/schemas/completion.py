@@ -7,7 +7,7 @@ from typing import Annotated, cast
 import msgspec
 from msgspec import Meta
 
-from gateway.api.schemas.decoding import decode_body, estimate_tokens, require_text
+from gateway.api.schemas.decoding import decode_body, estimate_tokens
 from gateway.api.schemas.parameters import (
     AskedLogprobs,
     CommonBody,
@@ -94,12 +94,12 @@ def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
     prompt, suffix, best_of = completion.prompt, completion.suffix or None, completion.best_of
     if isinstance(prompt, str):
         check_sequences(1, n, best_of)
-        return (_text_prompt(prompt, "prompt", suffix),)
+        return (_text_prompt(prompt, suffix),)
     kinds = {type(item) for item in prompt}
     num_prompts = 1 if kinds == {int} else len(prompt)
     check_sequences(num_prompts, n, best_of)
     if kinds == {str}:
-        return tuple(_text_prompt(text, f"prompt.[{i}]", suffix) for i, text in enumerate(cast("list[str]", prompt)))
+        return tuple(_text_prompt(text, suffix) for text in cast("list[str]", prompt))
     if suffix is not None:
         raise invalid_value("suffix", "'suffix' needs a 'prompt' that is a text or a list of texts.")
     if kinds == {int}:
@@ -111,11 +111,10 @@ def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
     )
 
 
-def _text_prompt(text: str, where: str, suffix: str | None) -> Prompt:
-    require_text(where, text)
+def _text_prompt(text: str, suffix: str | None) -> Prompt:
     if suffix is None:
         return Prompt(estimated_tokens=estimate_tokens(text), text=text)
-    tokens = estimate_tokens(text) + estimate_tokens(require_text("suffix", suffix))
+    tokens = estimate_tokens(text) + estimate_tokens(suffix)
     return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
 
 

@@ -200,7 +200,7 @@ def _checked_name(name: str | None, where: str) -> str | None:
 def _texts(content: Content, where: str) -> tuple[str, str]:
     """Return the text of a content, and that of its parts that were only thought."""
     if isinstance(content, str):
-        return require_text(where, content), ""
+        return content, ""
     texts: list[str] = []
     thoughts: list[str] = []
     for part in content:
@@ -213,7 +213,7 @@ def _texts(content: Content, where: str) -> tuple[str, str]:
             texts.append(part.text)
         else:
             raise _unreadable(part, where)
-    return require_text(where, "".join(texts)), require_text(where, "".join(thoughts))
+    return "".join(texts), "".join(thoughts)
 
 
 def _unreadable(part: ContentPart, where: str) -> ApiError:

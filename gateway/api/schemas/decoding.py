@@ -90,7 +90,7 @@ def _decode(decoder: msgspec.json.Decoder[T], kind: Kind, body: bytes, allow_unk
 
 
 def require_text(param: str, text: str) -> str:
-    """Return the text if it may be tokenized and put on the wire.
+    """Return the text if it may name or delimit something; prompts, of which none is asked, hold any character.
 
     Raises:
         ApiError: 400; the text holds a NUL character.

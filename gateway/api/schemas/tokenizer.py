@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from gateway.api.schemas.completion import TokenIds
 from gateway.api.schemas.conversation import MessageBodies, flatten_messages
-from gateway.api.schemas.decoding import decode_body, require_text
+from gateway.api.schemas.decoding import decode_body
 from gateway.api.schemas.model_name import ModelName, checked_model
 from gateway.api.schemas.refusals import invalid_value
 from gateway.api.schemas.row import Kind
@@ -59,7 +59,7 @@ def parse_tokenize(body: bytes, allow_unknown: bool = False) -> tuple[str | None
         options = chat_options(parsed, messages, tools, template_variables(parsed.chat_template_kwargs))
     special = messages is None if parsed.add_special_tokens is None else parsed.add_special_tokens
     call = TokenizeCall(
-        text=None if parsed.prompt is None else require_text("prompt", parsed.prompt),
+        text=parsed.prompt,
         messages=messages,
         add_special_tokens=special,
         chat=options,

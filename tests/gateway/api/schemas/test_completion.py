@@ -46,8 +46,6 @@ def test_each_form_of_prompt_becomes_prompts() -> None:
         ([[["a"]]], "prompt.[0].[0]"),
         ({}, "prompt"),
         (None, "prompt"),
-        ("a\0b", "prompt"),
-        (["a", "b\0"], "prompt.[1]"),
     ],
 )
 def test_bad_prompt_is_named_by_its_place(prompt: Any, param: str) -> None:
