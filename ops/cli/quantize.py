@@ -15,6 +15,9 @@ from shared.config import setting
 from shared.errors import ConfigError
 from shared.model_hub import local_model
 
+# Experts that no calibration token was routed to, of which so many are named.
+_MAX_NAMES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizeConfig:
@@ -44,7 +47,8 @@ def run(config: QuantizeConfig) -> int:
     started again with the same options.
     """
     require("worker", "torch", "numpy", "safetensors")
-    from ops.quantize.job import QuantizeJob, quantize
+    from ops.quantize.job import quantize
+    from ops.quantize.job_settings import QuantizeJob
 
     if config.method is None or config.model is None or config.out is None:
         missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
@@ -64,12 +68,18 @@ def run(config: QuantizeConfig) -> int:
     # A job that cannot be done ends here, before there is a bar.
     steps = quantize(job)
     first = next(steps)
+    unseen: list[str] = []
     with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=_shown) as bar:
         done = 0
         for advance in chain([first], steps):
             bar.length = advance.total
             bar.update(advance.done - done, advance.name)
             done = advance.done
+            unseen += [advance.name] if advance.is_unseen else []
+    if unseen:
+        names, more = ", ".join(unseen[:_MAX_NAMES]), len(unseen) - _MAX_NAMES
+        names += f" and {more} more" if more > 0 else ""
+        click.echo(f"rounded to the nearest, because calibration routed no token to these experts: {names}")
     click.echo(f"{config.method} checkpoint written to {config.out}")
     return 0
 

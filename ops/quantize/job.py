@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.layers.layer_traits import FeedForwardShape
 from gpu_worker.layers.layer_weights import LayerWeights, Projection
-from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.registry import read_model_config
@@ -28,43 +27,26 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.linear.forms import DenseWeight
 from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder
-from ops.quantize.layer_blocks import blocks, matrix_of, with_matrices
-from ops.quantize.layer_inputs import LayerInputs
+from ops.quantize.job_settings import QuantizeJob, check_job
+from ops.quantize.layer_blocks import matrix_names, matrix_of, mixer_of, with_matrices
 from ops.quantize.layer_pass import LayerPass, check_stream_fits
-from ops.quantize.layer_tensors import MATRICES, dense_tensors, other_tensors
-from ops.quantize.methods import HEAD, Method, make_method
+from ops.quantize.layer_tensors import dense_tensors, fused_matrix, other_tensors
+from ops.quantize.methods import HEAD, Inputs, Method, make_method
 from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeJob:
-    """What to do.
+class Advance:
+    """How far a job is: `done` of `total` matrices, the last of which was `name`.
 
     Attributes:
-        calibration: Text that the methods which look at inputs run through the model.
-        samples: Windows of it.
-        window: Tokens of a window.
-        lm_head: The head is rounded too, to eight bits: of a tied vocabulary a copy, beside the embedding.
+        is_unseen: The method looks at inputs, and the matrix was given none: no token was routed to its expert.
     """
-
-    model: Path
-    out: Path
-    method: str
-    group_size: int
-    calibration: Path | None
-    samples: int
-    window: int
-    device: str
-    lm_head: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """How far a job is: `done` of `total` matrices, the last of which was `name`."""
 
     done: int
     total: int
     name: str
+    is_unseen: bool = False
 
 
 def quantize(job: QuantizeJob) -> Iterator[Advance]:
@@ -78,23 +60,25 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
         raise ConfigError("HEADRACE_MODEL", problem)
     config = read_model_config(job.model)
     method = make_method(job.method, job.group_size)
-    _check(config, job, method)
+    check_job(config, job, method)
     folder = QuantizedFolder.open(job.out, _description(job), config.num_layers)
-    total = config.num_layers * len(MATRICES)
+    names = [matrix_names(layer.feed_forward) for layer in config.layers]
+    total = sum(map(len, names))
     with Checkpoint(job.model, torch.float32, torch.device(job.device)) as checkpoint, torch.inference_mode():
         layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
         for index in range(config.num_layers):
-            done = index * len(MATRICES)
+            done = sum(map(len, names[:index]))
             if folder.has_layer(index):
                 if layer_pass is not None:
                     layer_pass.advance(_finished_layer(job, config, method, folder, index))
-                yield Advance(done + len(MATRICES), total, f"layer {index}, done before")
+                yield Advance(done + len(names[index]), total, f"layer {index}, done before")
                 continue
             weights = LayerSource(config, checkpoint, Projections(checkpoint)).take(index)
-            rounding = _LayerRounding(method, weights, None if layer_pass is None else layer_pass.observe(weights))
-            for count, name in enumerate(MATRICES, 1):
+            inputs = None if layer_pass is None else layer_pass.observe(weights, names[index])
+            rounding = _LayerRounding(method, config.layer(index).feed_forward, weights, inputs)
+            for count, name in enumerate(names[index], 1):
                 rounding.round(name)
-                yield Advance(done + count, total, f"layer {index}, {name}")
+                yield Advance(done + count, total, f"layer {index}, {name}", not rounding.has_seen(name))
             folder.write_layer(index, rounding.tensors(config))
             if layer_pass is not None:
                 layer_pass.advance(rounding.weights)
@@ -112,25 +96,33 @@ def _description(job: QuantizeJob) -> dict[str, str]:
 class _LayerRounding:
     """One layer on its way: `weights` has the rounded matrices in place of those that were rounded."""
 
-    def __init__(self, method: Method, weights: LayerWeights, inputs: LayerInputs | None) -> None:
+    def __init__(
+        self, method: Method, shape: FeedForwardShape | None, weights: LayerWeights, inputs: Inputs | None
+    ) -> None:
         self._method = method
+        self._shape = shape
         self.weights, self._inputs = method.prepare(weights, inputs)
         self._tensors: dict[str, torch.Tensor] = {}
 
     def round(self, name: str) -> None:
         """Round one of the layer's matrices."""
         projection = matrix_of(self.weights, name)
-        moments = None if self._inputs is None else getattr(self._inputs, name)
+        moments = None if self._inputs is None else self._inputs[name]
         matrix = self._method.round(name, projection.weight.dequantize(), moments)
-        parts = MATRICES[name].split(blocks(self.weights)[0].shape, projection.weight.shape[0], matrix)
+        fused = fused_matrix(name, self._shape)
+        parts = fused.split(mixer_of(self.weights).shape, projection.weight.shape[0], matrix)
         for part, rows in parts.items():
             self._tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in self._method.tensors(rows).items()}
         rounded = Projection(DenseWeight(matrix.dequantize()), projection.bias)
         self.weights = with_matrices(self.weights, {name: rounded})
 
+    def has_seen(self, name: str) -> bool:
+        """Whether the method has looked at inputs of a matrix, where it looks at any."""
+        return self._inputs is None or self._inputs[name].num_tokens > 0
+
     def tensors(self, config: ModelConfig) -> dict[str, torch.Tensor]:
         """Return all tensors of the layer, by their names within it."""
-        return self._tensors | other_tensors(self.weights, config.dtype)
+        return self._tensors | other_tensors(self.weights, self._shape, config.dtype)
 
 
 def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -> LayerPass:
@@ -164,43 +156,9 @@ def _finished_layer(
     assert reader is not None
     with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device)) as source:
         stored = LayerSource(config, source, Projections(source, QuantizedLayers(reader, source))).take(index)
-    return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in MATRICES})
+    names = matrix_names(config.layer(index).feed_forward)
+    return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in names})
 
 
 def _dense(projection: Projection) -> Projection:
     return Projection(DenseWeight(projection.weight.dequantize()), projection.bias)
-
-
-def _check(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
-    """Refuse what cannot work before anything is written.
-
-    Raises:
-        ConfigError: Says which setting is wrong and what is allowed.
-    """
-    if config.quantization is not None:
-        raise ConfigError("HEADRACE_MODEL", f"{job.model} is quantized already ({config.quantization.name})")
-    if not is_fusable(config) or config.block != BlockTraits():
-        problem = (
-            f"{job.model} has layers of its own kind ({config.architecture}); supported: those of Llama, Qwen2, Qwen3"
-        )
-        raise ConfigError("HEADRACE_MODEL", f"{problem} and their like")
-    if method.needs_inputs and job.calibration is None:
-        problem = f"is required by {job.method}: a text like those that the model will work on"
-        raise ConfigError("HEADRACE_CALIBRATION", problem)
-    if job.out.resolve() == job.model.resolve():
-        raise ConfigError("HEADRACE_OUT", "is the model's own folder; name another one")
-    if job.lm_head and not method.can_round_head:
-        problem = (
-            f"checkpoints of {job.method} have one precision, too low for a head; use rtn-int4 or gptq, or leave it out"
-        )
-        raise ConfigError("HEADRACE_LM_HEAD", problem)
-    if method.group_size is None:
-        return
-    heads = config.num_heads * config.head_dim
-    sizes = {"hidden_size": config.hidden_size, "heads": heads, "intermediate_size": config.intermediate_size}
-    allowed = [size for size in (32, 64, 128, 256) if all(count % size == 0 for count in sizes.values())]
-    if method.group_size not in allowed:
-        given = ", ".join(f"{name} {count}" for name, count in sizes.items())
-        choices = ", ".join(map(str, allowed)) or "none: use int8 or fp8"
-        problem = f"{method.group_size} does not divide the model's input sizes ({given}); possible: {choices}"
-        raise ConfigError("HEADRACE_GROUP_SIZE", problem)

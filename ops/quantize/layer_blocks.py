@@ -1,4 +1,8 @@
-"""The four matrices of a layer that can be quantized: attention, and a gated block."""
+"""The matrices of a layer that can be quantized, by name: those of attention, and of a gated block or all experts.
+
+Of a dense layer they are `qkv`, `output`, `gate_up` and `down`. A mixture has `experts.3.gate_up`, `experts.3.down` and
+so on in place of the last two, and those of the expert that all tokens get, `shared.gate_up` and `shared.down`.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,83 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, Projection
+from gpu_worker.layers.layer_traits import FeedForwardShape
+from gpu_worker.layers.layer_weights import AttentionWeights, GatedWeights, LayerWeights, MixtureWeights, Projection
+from gpu_worker.layers.mixture_shape import MixtureShape
+from kernels.moe import ExpertWeights
+
+_OF_MIXER = ("qkv", "output")
+_OF_BLOCK = ("gate_up", "down")
+
+
+def matrix_names(feed_forward: FeedForwardShape | None) -> tuple[str, ...]:
+    """Return the names of a layer's matrices, by what its feed-forward block is."""
+    if not isinstance(feed_forward, MixtureShape):
+        return _OF_MIXER + _OF_BLOCK
+    rooms = [f"experts.{expert}" for expert in range(feed_forward.num_experts)]
+    rooms += ["shared"] if feed_forward.shared_size else []
+    return _OF_MIXER + tuple(f"{room}.{part}" for room in rooms for part in _OF_BLOCK)
+
+
+def expert_names(expert: int) -> tuple[str, ...]:
+    """Return the names of an expert's two matrices."""
+    return tuple(f"experts.{expert}.{part}" for part in _OF_BLOCK)
+
+
+def matrix_of(weights: LayerWeights, name: str) -> Projection:
+    """Return a matrix by its name."""
+    room, _, part = name.rpartition(".")
+    projection: Projection
+    if not room:
+        mixer = mixer_of(weights)
+        projection = getattr(mixer if name in _OF_MIXER else blocks(weights)[1], name)
+    elif room == "shared":
+        projection = getattr(mixture_of(weights).shared, part)
+    else:
+        experts: ExpertWeights = getattr(mixture_of(weights), part)
+        expert = int(room.removeprefix("experts."))
+        projection = Projection(experts.forms[expert], experts.bias_of(expert))
+    return projection
 
 
 def with_matrices(weights: LayerWeights, matrices: Mapping[str, Projection]) -> LayerWeights:
     """Return a layer with other matrices in place of those of the same names."""
-    changes: dict[str, Any] = dict(matrices)
-    of_mixer = {name: changes.pop(name) for name in ("qkv", "output") if name in changes}
-    mixer, feed_forward = blocks(weights)
-    return replace(weights, mixer=replace(mixer, **of_mixer), feed_forward=replace(feed_forward, **changes))
+    for name, projection in matrices.items():
+        weights = _with_matrix(weights, name, projection)
+    return weights
 
 
-def matrix_of(weights: LayerWeights, name: str) -> Projection:
-    """Return a matrix by its name in `MATRICES`."""
-    mixer, feed_forward = blocks(weights)
-    projection: Projection = getattr(mixer if name in ("qkv", "output") else feed_forward, name)
-    return projection
+def _with_matrix(weights: LayerWeights, name: str, projection: Projection) -> LayerWeights:
+    room, _, part = name.rpartition(".")
+    change: dict[str, Any] = {part: projection}
+    if not room and name in _OF_MIXER:
+        return replace(weights, mixer=replace(mixer_of(weights), **change))
+    if not room:
+        return replace(weights, feed_forward=replace(blocks(weights)[1], **change))
+    mixture = mixture_of(weights)
+    if room == "shared":
+        assert mixture.shared is not None
+        return replace(weights, feed_forward=replace(mixture, shared=replace(mixture.shared, **change)))
+    experts: ExpertWeights = getattr(mixture, part)
+    forms = list(experts.forms)
+    forms[int(room.removeprefix("experts."))] = projection.weight
+    change = {part: replace(experts, forms=tuple(forms))}
+    return replace(weights, feed_forward=replace(mixture, **change))
+
+
+def mixer_of(weights: LayerWeights) -> AttentionWeights:
+    """Return the attention of a layer that the job has let pass."""
+    assert isinstance(weights.mixer, AttentionWeights)
+    return weights.mixer
+
+
+def mixture_of(weights: LayerWeights) -> MixtureWeights:
+    """Return the mixture of a layer that has one."""
+    assert isinstance(weights.feed_forward, MixtureWeights)
+    return weights.feed_forward
 
 
 def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
-    """Return the blocks of a layer that the job has let pass."""
-    mixer, feed_forward = weights.mixer, weights.feed_forward
-    assert isinstance(mixer, AttentionWeights)
-    assert isinstance(feed_forward, GatedWeights)
-    return mixer, feed_forward
+    """Return the blocks of a layer that the job has let pass and that has no experts."""
+    assert isinstance(weights.feed_forward, GatedWeights)
+    return mixer_of(weights), weights.feed_forward

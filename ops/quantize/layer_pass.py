@@ -5,7 +5,7 @@ The layer is the engine's own, with a KV cache that holds one window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,15 +14,16 @@ from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_parts import LayerParts
-from gpu_worker.layers.layer_weights import LayerWeights, Projection
+from gpu_worker.layers.layer_weights import LayerWeights, MixtureWeights, Projection
 from gpu_worker.layers.layered_decoder import DecoderLayer
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import allocate_layer_cache
 from kernels.linear import Linear, LinearFactory
-from ops.quantize.layer_blocks import matrix_of
-from ops.quantize.layer_inputs import InputMoments, LayerInputs, RecordingLinear
-from ops.quantize.layer_tensors import MATRICES
+from kernels.moe import Experts
+from kernels.moe.layers import ExpertLayers, LinearExperts
+from ops.quantize.layer_blocks import expert_names, matrix_of
+from ops.quantize.layer_inputs import InputMoments, RecordingLinear
 from shared.errors import ConfigError
 
 _BLOCK_SIZE = 16
@@ -65,18 +66,32 @@ class LayerPass:
         self._positions = torch.arange(length, device=device)
         self._context = _one_window(config, length, device)
 
-    def observe(self, weights: LayerWeights) -> LayerInputs:
-        """Return what the layer's matrices are given; the stream stays where it is."""
-        moments: dict[int, InputMoments] = {}
+    def observe(self, weights: LayerWeights, names: Sequence[str]) -> dict[str, InputMoments]:
+        """Return what matrices of these names are given; the stream stays where it is.
+
+        An expert is given what the router gives it, which may be nothing.
+        """
+        moments = {name: InputMoments.none(matrix_of(weights, name).weight.shape[1], self._device) for name in names}
+        named = {id(matrix_of(weights, name)): name for name in names if not name.startswith("experts.")}
+
+        def recording(projection: Projection, name: str | None) -> Linear:
+            linear = self._parts.linear(projection)
+            return linear if name is None else RecordingLinear(linear, moments[name])
 
         def record(projection: Projection) -> Linear:
-            moments[id(projection)] = InputMoments.none(projection.weight.shape[1], self._device)
-            return RecordingLinear(self._parts.linear(projection), moments[id(projection)])
+            return recording(projection, named.get(id(projection)))
 
-        layer = DecoderLayer(0, weights, replace(self._parts, linear=record))
+        def experts(mixture: MixtureWeights) -> Experts:
+            layers = [
+                ExpertLayers(*(recording(matrix_of(weights, name), name) for name in expert_names(expert)))
+                for expert in range(mixture.gate_up.num_experts)
+            ]
+            return LinearExperts(layers, mixture.activation, 0, self._device)
+
+        layer = DecoderLayer(0, weights, replace(self._parts, linear=record, experts=experts))
         for window in self.hidden:
             self._run(layer, window)
-        return LayerInputs(*(moments[id(matrix_of(weights, name))] for name in MATRICES))
+        return moments
 
     def advance(self, weights: LayerWeights) -> None:
         """Move the stream through the layer."""

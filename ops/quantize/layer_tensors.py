@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape
-from gpu_worker.layers.layer_weights import LayerWeights
+from gpu_worker.layers.layer_traits import AttentionShape, FeedForwardShape
+from gpu_worker.layers.layer_weights import LayerWeights, MixtureWeights
+from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from ops.quantize.layer_blocks import blocks, matrix_of
+from ops.quantize.layer_blocks import matrix_names, matrix_of, mixer_of, mixture_of
 
 if TYPE_CHECKING:
     from ops.quantize.methods import Rounded
@@ -51,12 +52,29 @@ MATRICES: Mapping[str, FusedMatrix] = MappingProxyType(
         "down": FusedMatrix(("mlp.down_proj",), _whole),
     }
 )
-"""By their names in `LayerWeights`."""
+"""Of a layer without experts, by their names in `layer_blocks`."""
 
 
-def other_tensors(weights: LayerWeights, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return a layer's norms and biases, which stay as they are, by their names within the layer."""
-    mixer, norms = blocks(weights)[0], weights.norms
+def fused_matrix(name: str, feed_forward: FeedForwardShape | None) -> FusedMatrix:
+    """Return which modules a matrix of a layer is made of, by its name in `layer_blocks`."""
+    room, _, part = name.rpartition(".")
+    if not room:
+        return MATRICES[name]
+    assert isinstance(feed_forward, MixtureShape)
+    names = feed_forward.names
+    if room == "shared":
+        module, matrices = names.shared, names.shared_matrices
+    else:
+        module, matrices = f"{names.experts[0]}.{room.removeprefix('experts.')}", names.matrices
+    modules = tuple(f"{module}.{matrix}" for matrix in (matrices[:-1] if part == "gate_up" else matrices[-1:]))
+    return FusedMatrix(modules, _halves if len(modules) == 2 else _whole)
+
+
+def other_tensors(
+    weights: LayerWeights, feed_forward: FeedForwardShape | None, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return a layer's norms, biases and routers, which stay as they are, by their names within the layer."""
+    mixer, norms = mixer_of(weights), weights.norms
     assert norms.before_mixer is not None
     assert norms.before_feed_forward is not None
     tensors = {
@@ -65,12 +83,24 @@ def other_tensors(weights: LayerWeights, dtype: torch.dtype) -> dict[str, torch.
     }
     if mixer.head_norm is not None:
         tensors |= {"self_attn.q_norm.weight": mixer.head_norm.query, "self_attn.k_norm.weight": mixer.head_norm.key}
-    for name, matrix in MATRICES.items():
-        bias = matrix_of(weights, name).bias
+    if isinstance(feed_forward, MixtureShape):
+        tensors |= _router_tensors(mixture_of(weights), feed_forward)
+    for name in matrix_names(feed_forward):
+        bias, matrix = matrix_of(weights, name).bias, fused_matrix(name, feed_forward)
         if bias is not None:
             parts = bias.split_with_sizes(matrix.rows(mixer.shape, len(bias)))
             tensors |= {f"{module}.bias": part for module, part in zip(matrix.modules, parts, strict=True)}
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def _router_tensors(mixture: MixtureWeights, shape: MixtureShape) -> dict[str, torch.Tensor]:
+    router = shape.names.router[0]
+    tensors = {f"{router}.weight": mixture.router.weight.dequantize()}
+    if mixture.router.bias is not None:
+        tensors[f"{router}.bias"] = mixture.router.bias
+    if mixture.shared is not None and mixture.shared.gate is not None:
+        tensors[f"{shape.names.shared_gate}.weight"] = mixture.shared.gate.weight.dequantize()
+    return tensors
 
 
 def dense_tensors(config: ModelConfig, checkpoint: Checkpoint, *, has_head: bool) -> dict[str, torch.Tensor]:

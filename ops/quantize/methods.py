@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,9 @@ BITS = 4
 # Of the head: what its rounding changes is not mended by anything behind it.
 HEAD_BITS = 8
 HEAD = "lm_head"
+
+Inputs = Mapping[str, InputMoments]
+"""Of a layer's matrices, by their names in `layer_blocks`."""
 
 
 class Rounded(Protocol):
@@ -53,7 +56,7 @@ class Method(Protocol):
         """Whether the checkpoint can hold a head in eight bits."""
         ...
 
-    def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
+    def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
         """Change a layer, without changing what it computes, so that rounding harms less."""
         ...
 
@@ -77,7 +80,7 @@ class Method(Protocol):
 class _Plain:
     """What methods share that leave layers as they are."""
 
-    def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
+    def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
         """Change nothing."""
         return weights, inputs
 
@@ -156,8 +159,10 @@ class Gptq(_Plain):
     can_round_head: bool = True
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
-        """Round by the inputs' second moments."""
+        """Round by the inputs' second moments; an expert that was given none, to the nearest level."""
         assert inputs is not None
+        if inputs.num_tokens == 0:
+            return round_to_nearest(weight, BITS, self.group_size, is_symmetric=True)
         return gptq(weight, inputs.gram, BITS, self.group_size, is_symmetric=True)
 
     def tensors(self, matrix: Rounded) -> Tensors:
@@ -194,10 +199,11 @@ class Awq:
     needs_inputs: bool = True
     can_round_head: bool = False
 
-    def prepare(self, weights: LayerWeights, inputs: LayerInputs | None) -> tuple[LayerWeights, LayerInputs | None]:
+    def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
         """Scale inputs up and their sources down."""
         assert inputs is not None
-        return rescale_layer(weights, inputs, BITS, self.group_size)
+        rescaled, moments = rescale_layer(weights, LayerInputs(**inputs), BITS, self.group_size)
+        return rescaled, {name: getattr(moments, name) for name in inputs}
 
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         """Clip and round; queries and keys are not clipped, for the softmax lives on their extremes."""

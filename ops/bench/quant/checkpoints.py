@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.demo_model.corpus import training_files
-from ops.quantize.job import QuantizeJob, quantize
+from ops.quantize.job import quantize
+from ops.quantize.job_settings import QuantizeJob
 
 PLAIN = "bf16"
 METHODS = ("int8", "fp8", "rtn-int4", "gptq", "awq")

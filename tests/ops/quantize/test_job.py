@@ -22,7 +22,8 @@ from ops.cli.quantize import command
 from ops.demo_model.corpus import training_documents
 from ops.demo_model.export import MODEL_FOLDER
 from ops.demo_model.heldout import held_out_documents
-from ops.quantize.job import QuantizeJob, quantize
+from ops.quantize.job import quantize
+from ops.quantize.job_settings import QuantizeJob
 from ops.quantize.layer_pass import check_stream_fits
 from shared.errors import ConfigError
 from tests.gpu_worker.models.paged_run import PagedRun
