@@ -12,7 +12,9 @@ from ops.quantize import awq
 from ops.quantize.awq import clip, rounded, search_scales
 from ops.quantize.awq_layer import rescale_layer
 from ops.quantize.layer_blocks import matrix_of
+from ops.quantize.layer_inputs import LayerInputs
 from ops.quantize.layer_pass import LayerPass
+from ops.quantize.layer_tensors import MATRICES
 from tests.ops.quantize.layer_models import SIZES, correlated_inputs, save_model
 
 
@@ -97,16 +99,16 @@ def test_a_rescaled_layer_computes_the_same(tmp_path, kv_heads: int, has_biases:
     hidden = torch.randn(3, 20, SIZES["hidden_size"], generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():
         before = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        inputs = before.observe(weights)
+        inputs = LayerInputs(**before.observe(weights, tuple(MATRICES)))
         rescaled, moments = rescale_layer(weights, inputs, 4, 32)
         after = LayerPass(config, hidden.clone(), torch.device("cpu"))
-        seen = after.observe(rescaled)
+        seen = LayerInputs(**after.observe(rescaled, tuple(MATRICES)))
         before.advance(weights)
         after.advance(rescaled)
 
     torch.testing.assert_close(after.hidden, before.hidden, rtol=1e-4, atol=1e-4)
     assert scaled_matrices(weights, rescaled) == {"qkv", "gate_up", "down"} | ({"output"} if kv_heads == 4 else set())
-    for name in ("qkv", "output", "gate_up", "down"):
+    for name in MATRICES:
         torch.testing.assert_close(getattr(moments, name).gram, getattr(seen, name).gram, rtol=1e-3, atol=1e-2)
 
 
