@@ -82,8 +82,11 @@ class LayerSource:
         """Take a normalisation of the model's kind, of vectors of `size`, by default those of the stream."""
         kind, size = self.config.block.norm, size or self.config.hidden_size
         weight = self.checkpoint.take(f"{name}.weight", size)
+        if kind.is_offset:
+            # The sum stays in float32: the checkpoint's 16 bits were near zero, where they are finer than near one.
+            weight = weight.float() + 1
         bias = self.checkpoint.take(f"{name}.bias", size) if kind.has_bias else None
-        return NormWeights(weight + 1 if kind.is_offset else weight, self.config.rms_norm_eps, bias, kind.is_centered)
+        return NormWeights(weight, self.config.rms_norm_eps, bias, kind.is_centered)
 
 
 def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> AttentionWeights:

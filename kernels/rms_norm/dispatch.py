@@ -18,7 +18,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 
     Args:
         x: Rows may be strided.
-        weight: Contiguous.
+        weight: Contiguous; of the type of `x`, or float32, for weights that 16 bits would round too much.
         eps: Added to the mean square.
         residual: Replaced by `residual + x`, in place; None normalises `x` itself. Contiguous.
 

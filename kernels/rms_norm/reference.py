@@ -11,4 +11,7 @@ def rms_norm_reference(
     """Compute what `kernels.rms_norm.rms_norm` promises."""
     if residual is not None:
         x = residual.add_(x)
-    return torch.rms_norm(x, weight.shape, weight, eps)
+    if weight.dtype is x.dtype:
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    normalised: torch.Tensor = torch.rms_norm(x.float(), weight.shape, weight.float(), eps)
+    return normalised.to(x.dtype)

@@ -27,6 +27,12 @@ def test_large_half_precision_rows_do_not_overflow() -> None:
     assert torch.equal(result, torch.ones_like(result))
 
 
+def test_weights_may_be_more_precise_than_rows() -> None:
+    x, weight = torch.randn(5, 33).bfloat16(), 1 + torch.randn(33) * 1e-3
+    result = RMSNorm(weight, 1e-5)(x)
+    assert torch.equal(result, exact(x, weight, 1e-5).bfloat16())
+
+
 def test_add_updates_the_residual_in_place() -> None:
     x, residual, weight = torch.randn(3, 16), torch.randn(3, 16), torch.rand(16)
     total = x + residual

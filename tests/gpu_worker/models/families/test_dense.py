@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.families.dense_cases import CASES, MORE_CASES
 from tests.gpu_worker.models.families.random_models import save_case
-from tests.gpu_worker.models.families.test_mixtures import assert_answers_are_greedy, assert_logits_equal
+from tests.gpu_worker.models.families.test_mixtures import assert_answers_are_greedy, assert_logits_equal, random_tokens
+from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
+from tests.gpu_worker.models.variants import oracle_logits
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -27,3 +30,12 @@ def test_other_options_equal_transformers(tmp_path: Path, name: str) -> None:
     oracle = save_case(MORE_CASES[name], tmp_path)
     assert_logits_equal(load_model(tmp_path, torch.float32, CPU), oracle)
     assert_answers_are_greedy(tmp_path, oracle)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "cohere2", "glm4"])
+def test_sixteen_bits_stay_near_float32(tmp_path: Path, name: str) -> None:
+    oracle = save_case(replace(CASES[name], dtype=torch.bfloat16), tmp_path)
+    run = PagedRun(load_model(tmp_path, torch.bfloat16, CPU), [tokens := random_tokens(20)])
+    logits = torch.cat([run.step({0: 19})[0], run.step({0: 1})[0]])
+    expected = oracle_logits(oracle, tokens)
+    assert (logits - expected).std() / expected.std() < 0.05
