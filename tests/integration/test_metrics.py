@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+import httpx2
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.process.metrics_page import EVERY_ROW
-from tests.integration.system import System
+from tests.integration.system import System, running_system
 from tests.integration.vllm_dashboards import EVERY_QUERY, GAUGES, Query
 
 
@@ -97,3 +99,28 @@ def test_phases_of_requests_are_parts_of_their_latency(scrapes: Scrapes) -> None
     assert decode_s >= 4 * 4 * 0.005
     # Two sequences share a request, so its time counts twice; the gateway's clock is exact to a millisecond.
     assert queue_s + inference_s <= 2 * scrapes.more("vllm:e2e_request_latency_seconds_sum") + 0.01
+
+
+@pytest.mark.slow
+def test_one_scrape_of_several_processes_shows_each_request_and_the_fleet_once(tmp_path: Path) -> None:
+    with running_system(tmp_path, "--simulate", "5", "--gateways", "2", "--workers", "2") as system:
+        model = system.model
+        for _ in range(12):
+            # A connection each, so that both processes get some.
+            with httpx2.Client(base_url=system.url, headers=system.headers()) as client:
+                body = {"model": model, "prompt": "x", "max_tokens": 3, "temperature": 1.0}
+                assert client.post("/v1/completions", json=body).status_code == 200
+        # Processes tell each other once a second.
+        time.sleep(2.5)
+        for _ in range(6):
+            samples = [sample for family in _scrape(system) for sample in family.samples]
+            keys = [(sample.name, *sorted(sample.labels.items())) for sample in samples]
+            assert len(set(keys)) == len(keys)
+            answered = [
+                s.value for s in samples if s.name == "headrace_requests_total" and s.labels["route"] == "completion"
+            ]
+            # `headrace up` has asked once itself.
+            assert sum(answered) == 13
+            assert {s.labels["process"] for s in samples if s.name == "headrace_active_streams"} == {"0", "1"}
+            assert len([s for s in samples if s.name == "vllm:num_requests_running"]) == 2
+            assert [s.value for s in samples if s.name == "headrace_fleet_gateways"] == [2]

@@ -136,3 +136,21 @@ async def test_queue_without_a_limit_of_waiting_expires_nothing(gateway: TestGat
     await gateway.js.update_stream(config.evolve(metadata={"headrace_max_wait_s": "never"}))
     await _publish(gateway, tenant)
     assert await BatchExpiry(gateway.nats).expire(tenant) == 0
+
+
+async def test_age_of_the_oldest_job_is_known_after_a_round_and_gone_with_it(gateway: TestGateway, tenant: str) -> None:
+    expiry = BatchExpiry(gateway.nats)
+    assert expiry.oldest_s([tenant]) == 0.0
+    await _publish(gateway, tenant)
+    await asyncio.sleep(0.2)
+    await expiry.expire(tenant)
+    assert 0.2 <= expiry.oldest_s([tenant, "another"]) < 5
+    assert expiry.oldest_s(["another"]) == 0.0
+
+    async def is_empty() -> bool:
+        await expiry.expire(tenant)
+        return await _num_waiting(gateway, tenant) == 0
+
+    await wait_until(is_empty, 15)
+    await expiry.expire(tenant)
+    assert expiry.oldest_s([tenant]) == 0.0
