@@ -58,6 +58,9 @@ class PullCapacity:
 
     def _room(self, num_held: int, num_blocks: int) -> int:
         """Return how many more requests fit beside those held; negative when too many are held already."""
-        by_blocks = math.floor((self._config.num_blocks - num_blocks) / self._mean_blocks)
-        room = min(self._config.max_num_seqs - num_held, by_blocks)
+        config = self._config
+        room = min(config.max_num_seqs - num_held, math.floor((config.num_blocks - num_blocks) / self._mean_blocks))
+        for group in config.windows:
+            each = min(self._mean_blocks, group.most_blocks(config.block_size))
+            room = min(room, math.floor(group.num_blocks / each) - num_held)
         return room if num_held else max(1, room)

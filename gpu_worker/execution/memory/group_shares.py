@@ -2,7 +2,8 @@
 
 Every group has as many blocks as a number of sequences of one length need, so that none is empty while others are full.
 That length is eight times the largest window, but no more than a sequence can have: longer sequences are bounded by the
-blocks that keep all tokens, shorter ones by those that keep windows. Groups of windows have, besides, the blocks of one
+blocks that keep all tokens, shorter ones by those that keep windows. Where no layer keeps all tokens, such blocks take
+no memory, and it is the longest. Groups of windows have, besides, the blocks of one
 window and of the largest step, whose tokens are written before they are read.
 """
 
@@ -54,9 +55,11 @@ class GroupShares:
 
     def _share(self, window: int) -> Fraction:
         """Return how many blocks of a window belong to one that keeps all tokens."""
-        largest = max(group.window or 0 for group in self.layout.groups)
-        reference = self._blocks(min(self.max_model_len, _WINDOWS_OF_A_SEQUENCE * largest))
-        return min(Fraction(1), Fraction(WindowConfig(window, 0).most_blocks(self.block_size), reference))
+        length = self.max_model_len
+        if self.layout.groups[0].layers:
+            length = min(length, _WINDOWS_OF_A_SEQUENCE * max(group.window or 0 for group in self.layout.groups))
+        most = WindowConfig(window, 0).most_blocks(self.block_size)
+        return min(Fraction(1), Fraction(most, self._blocks(length)))
 
     def _fixed(self, window: int) -> int:
         chunk = min(self._blocks(self.max_num_batched_tokens), self._blocks(self.max_model_len))

@@ -16,7 +16,7 @@ from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.step_relay import MAX_WAITING_OUTCOMES, StepRelay
-from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
 from gpu_worker.engine.engine_thread import StepOutcome
 from shared.messages import Lane, Request
 from tests.gpu_worker.consumer.harness import wait_until
@@ -50,6 +50,19 @@ async def test_pull_capacity_is_the_free_slots_and_no_more() -> None:
     _hold(held, "ahead-1")
     _hold(held, "ahead-2")
     assert capacity.interactive(1000) == 0
+
+
+async def test_pull_capacity_is_bounded_by_blocks_of_windows() -> None:
+    held = HeldRequests()
+    # Five blocks hold a window of 64 tokens wherever it begins.
+    windows = (WindowConfig(64, 30),)
+    capacity = PullCapacity(held, SchedulerConfig(16, 1000, 16, 64, 2048, windows=windows))
+    for _ in range(100):
+        capacity.expected_blocks(300, 100)
+    assert capacity.interactive(0) == 6
+    for index in range(4):
+        _hold(held, str(index), 25)
+    assert capacity.interactive(0) == 2
 
 
 async def test_pull_capacity_is_bounded_by_blocks_as_requests_have_needed_them() -> None:

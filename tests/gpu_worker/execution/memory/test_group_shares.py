@@ -87,6 +87,13 @@ def test_every_group_of_windows_holds_a_window_and_the_largest_step() -> None:
     assert (near, far) == (128 + 5, 128 + 33)
 
 
+def test_blocks_that_take_no_memory_are_enough_for_sequences_of_any_length() -> None:
+    shares = shares_of(layout_of(64, 64), max_model_len=4096)
+    whole, windows = shares.num_blocks(shares.demand(torch.float16).num_blocks(1 << 28))
+    fixed = shares.num_blocks(0)[1]
+    assert (windows - fixed) // 5 == whole // 256
+
+
 def test_window_that_holds_the_longest_sequence_keeps_all_tokens() -> None:
     assert layout_of(64, 512).within(512) == layout_of(64, None)
     assert layout_of(64, 512).within(513) == layout_of(64, 512)
