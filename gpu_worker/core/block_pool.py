@@ -75,6 +75,16 @@ class BlockPool:
                 del self._block_of[digest]
                 self._digests[block] = None
 
+    def forget(self, digest: bytes) -> None:
+        """Let nobody find the block whose content has this digest, if there is one."""
+        block = self._block_of.pop(digest, None)
+        if block is None:
+            return
+        self._digests[block] = None
+        if self._ref_counts[block] == 0:
+            del self._cached[block]
+            self._blank.append(block)
+
     def release(self, blocks: list[int], *, is_spent: bool = False) -> None:
         """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first.
 

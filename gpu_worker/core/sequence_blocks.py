@@ -268,7 +268,7 @@ class SequenceBlocks:
         """Let nobody find what the sequence's blocks hold: it may be wrong. Those who share them keep them."""
         self.pool.unlabel(sequence.block_table)
         for group, table in zip(self.windows, sequence.window_tables, strict=True):
-            group.hide(table)
+            group.hide(table, sequence.block_digests)
         if self.states is not None:
             self.states.hide(sequence)
 

@@ -111,9 +111,11 @@ class WindowBlocks:
         table.num_released = first
         self._num_promised += _promised(table) - promised
 
-    def hide(self, table: WindowTable) -> None:
-        """Let nobody find what the sequence's blocks hold."""
+    def hide(self, table: WindowTable, digests: Values[bytes]) -> None:
+        """Let nobody find what the sequence's blocks hold, nor what it has left behind."""
         self.pool.unlabel(table.blocks[table.num_released :])
+        for digest in digests[: table.num_released]:
+            self.pool.forget(digest)
 
     def close(self, table: WindowTable) -> None:
         """Take all blocks back; what they hold stays findable until they are reused."""

@@ -107,6 +107,19 @@ def test_second_sight_of_a_prefix_keeps_its_window() -> None:
     assert cached[2:] == [20, 20]
 
 
+def test_nobody_finds_what_a_sequence_with_an_error_has_left_behind() -> None:
+    group, names = WindowBlocks(WindowConfig(WINDOW, 20), BLOCK), digests(10)
+    table = group.open([], 0, 0, ())
+    group.grow(table, 10 * BLOCK)
+    group.publish(table, names, 9)
+    group.leave_behind(table, 36)
+    assert table.num_released == 7
+    group.hide(table, names)
+    assert [group.resumable(names, known) for known in range(1, 10)] == [0] * 9
+    group.close(table)
+    group.check_integrity([])
+
+
 def test_admission_waits_for_blocks_of_a_window() -> None:
     harness = harness_of(2 * MOST, max_num_seqs=4)
     sequences = [make_sequence(12, max_tokens=20) for _ in range(3)]
