@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
+from tests.gpu_worker.execution.drafts.test_verification import BranchingProposer
 from tests.gpu_worker.execution.engine_run import BLOCK, Outcome, make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.dense_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
@@ -95,6 +97,26 @@ def test_drafts_give_the_same_tokens(model: Path, expected: Answers) -> None:
     assert outcome.speculation is not None
     assert outcome.speculation.num_accepted_tokens > 0
     assert outcome.tokens == expected
+
+
+def test_accepted_branches_are_moved_in_the_blocks_of_windows_too(tmp_path: Path) -> None:
+    case = CASES["gemma3"]
+    save_case(replace(case, options={**case.options, "sliding_window": 64}), tmp_path)
+    sampling = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
+    settings = {"max_model_len": 124, "dtype": "float32", "max_draft_tokens": 12}
+
+    def several() -> list[Sequence]:
+        return [make_sequence(str(seed), random_prompt(length, seed), sampling) for seed, length in enumerate((90, 40))]
+
+    right = run(make_runner(tmp_path, **settings, keeps_all_tokens=True), several(), token_budget=64).tokens
+    proposer = BranchingProposer()
+    proposer.right = right
+    runner = make_runner(tmp_path, **settings, proposer=proposer)
+    assert [group.window for group in runner.windows] == [64]
+    outcome = run(runner, several(), token_budget=64, policy=FixedDepth(12))
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens > 10
+    assert outcome.tokens == right
 
 
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
