@@ -82,5 +82,6 @@ class TestGroupMachine(GroupMachine.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 class TestGroupMachineAtLength(GroupMachine.TestCase):
     settings = settings(max_examples=600, stateful_step_count=40, deadline=None)

@@ -59,6 +59,7 @@ class Machine:
         self._memory = FakeMemory(RESERVE_BYTES + room)
         self._build = build.build_runner
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr("gpu_worker.start.engine_setup._gpu_uuid", lambda device: None)
         monkeypatch.setattr(build, "build_runner", self._build_runner)
 
     def _build_runner(self, config: RunnerConfig, start_up: StartUp | None = None) -> TorchModelRunner:
