@@ -52,8 +52,8 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "count_tokens": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
         "score_tokens": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 4]),
         "forbid_tokens": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 2]),
-        "causal_conv": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 6]),
-        "gated_delta": (None, [*[_POINTER] * 10, *[_INT64] * 2, *[_INT32] * 7]),
+        "causal_conv": (None, [*[_POINTER] * 6, _INT64, *[_INT32] * 5]),
+        "gated_delta": (None, [*[_POINTER] * 7, *[_INT64] * 2, *[_INT32] * 6]),
     }
 )
 

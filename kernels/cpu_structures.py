@@ -244,6 +244,21 @@ class MixtureStructure(ctypes.Structure):
     )
 
 
+class StateRowsStructure(ctypes.Structure):
+    """`StateRows` of state_rows.h."""
+
+    _fields_ = (
+        ("slots", _POINTER),
+        ("query_starts", _POINTER),
+        ("context_lens", _POINTER),
+        ("num_kept", _POINTER),
+        ("save_starts", _POINTER),
+        ("save_tokens", _POINTER),
+        ("save_slots", _POINTER),
+        ("num_seqs", _INT32),
+    )
+
+
 STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
     {
         "Matrix": MatrixStructure,
@@ -254,6 +269,7 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "QuantizedLinear": QuantizedStructure,
         "AttentionArguments": AttentionStructure,
         "RotationArguments": RotationStructure,
+        "StateRows": StateRowsStructure,
         "Routing": RoutingStructure,
         "Mixture": MixtureStructure,
     }

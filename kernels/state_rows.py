@@ -9,6 +9,21 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class StateSaves:
+    """Copies of states that a step makes on its way; none of them is behind a draft.
+
+    Attributes:
+        starts: `[num_seqs + 1]` int32, first copy of each sequence, then the number of copies.
+        num_tokens: `[num_saves]` int32, behind how many of the sequence's tokens in the step, in order.
+        slots: `[num_saves]` int64, where each goes; no sequence of the step is there.
+    """
+
+    starts: torch.Tensor
+    num_tokens: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StateRows:
     """The sequences of a step, as kernels with a state take them.
 
@@ -23,6 +38,7 @@ class StateRows:
         max_query_len: Most tokens of a sequence, or a bound of it.
         num_kept: `[num_seqs]` int32, how many of its tokens in the step a sequence's state is to remember; those behind
             them are drafts, which see one another but leave nothing in the pool. None keeps all.
+        saves: Copies to make; None makes none.
     """
 
     slots: torch.Tensor
@@ -30,11 +46,18 @@ class StateRows:
     context_lens: torch.Tensor
     max_query_len: int
     num_kept: torch.Tensor | None = None
+    saves: StateSaves | None = None
+
+    @property
+    def save_tensors(self) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Return the tensors of `saves`, or nothing in the place of each."""
+        saves = self.saves
+        return (None, None, None) if saves is None else (saves.starts, saves.num_tokens, saves.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """One sequence of `StateRows`, in numbers of the host; `num_kept` of padding is none."""
+    """One sequence of `StateRows`, in numbers of the host; `saves` are numbers of tokens, and slots."""
 
     slot: int
     first: int
@@ -42,6 +65,13 @@ class SequenceRows:
     num_kept: int
     is_new: bool
     is_padding: bool
+    saves: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ends(self) -> list[int]:
+        """Return behind how many of its tokens the state is kept or copied, then all of them."""
+        wanted = {self.num_kept, self.end - self.first, *(count for count, _ in self.saves)}
+        return sorted(wanted - {0})
 
 
 def sequences_of(rows: StateRows) -> list[SequenceRows]:
@@ -50,9 +80,17 @@ def sequences_of(rows: StateRows) -> list[SequenceRows]:
     lengths = [end - first for first, end in pairwise(starts)]
     kept = lengths if rows.num_kept is None else rows.num_kept.tolist()
     return [
-        SequenceRows(slot, first, first + length, count, context <= length, context == 0)
-        for slot, first, length, count, context in zip(
-            rows.slots.tolist(), starts[:-1], lengths, kept, contexts, strict=True
+        SequenceRows(slot, first, first + length, count, context <= length, context == 0, saves)
+        for slot, first, length, count, context, saves in zip(
+            rows.slots.tolist(), starts[:-1], lengths, kept, contexts, _saves_of(rows), strict=True
         )
         if length
     ]
+
+
+def _saves_of(rows: StateRows) -> list[tuple[tuple[int, int], ...]]:
+    """Return the copies of each sequence."""
+    if rows.saves is None:
+        return [()] * len(rows.slots)
+    pairs = list(zip(rows.saves.num_tokens.tolist(), rows.saves.slots.tolist(), strict=True))
+    return [tuple(pairs[first:end]) for first, end in pairwise(rows.saves.starts.tolist())]

@@ -26,6 +26,7 @@ from gpu_worker.execution.memory.host import (
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_groups, fixed_num_blocks
 from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
 from gpu_worker.execution.memory.state_pool import state_pool_bytes
+from gpu_worker.execution.memory.state_sizes import num_state_slots
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
@@ -71,9 +72,9 @@ class _Plan:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the states of recurrent layers, for all rows and the spare one."""
-        config = self.config
-        return state_pool_bytes(cache_layout(self.model_config), config.max_num_seqs + 1, config.max_draft_tokens)
+        """Memory of the states of recurrent layers, checkpoints included."""
+        layout, config = cache_layout(self.model_config), self.config
+        return state_pool_bytes(layout, num_state_slots(config.max_num_seqs), config.max_draft_tokens)
 
     @property
     def dtype_name(self) -> str:
@@ -165,6 +166,7 @@ def _make_runner(plan: _Plan, model: CausalLM, cache: KVCache, is_asynchronous: 
         config.max_draft_tokens,
         is_asynchronous=is_asynchronous,
         captured=CapturedSteps(config.cuda_graphs),
+        num_state_slots=num_state_slots(config.max_num_seqs),
     )
 
 

@@ -28,6 +28,7 @@ from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepPlan
 from gpu_worker.execution.batch.assembled_step import AssembledStep
+from gpu_worker.execution.batch.begun_states import begin_states
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS, CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.layout import lay_out
@@ -76,6 +77,7 @@ class TorchModelRunner:
         is_asynchronous: Whether the device runs behind the host.
         max_model_len: Tokens of a sequence at most.
         max_steps_in_flight: Steps that may be submitted before the first of them has a result.
+        num_state_slots: Slots of recurrent layers to schedule with.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class TorchModelRunner:
         *,
         is_asynchronous: bool | None = None,
         captured: CapturedSteps = CapturedSteps.ALL,
+        num_state_slots: int = 0,
     ) -> None:
         """Run `model` with the blocks of `cache`.
 
@@ -101,6 +104,7 @@ class TorchModelRunner:
             max_draft_tokens: Drafts that a sequence verifies in a step at most.
             is_asynchronous: Whether the device runs behind the host; None says so of all but CPUs.
             captured: What `capture_graphs` captures.
+            num_state_slots: Of recurrent layers, if more than sequences: one the scheduler gave none has its row's.
         """
         self._captured = captured
         self._model = model
@@ -113,7 +117,8 @@ class TorchModelRunner:
         self.max_steps_in_flight = 2 if self.is_asynchronous else 1
         width, num_windows = -(-max_model_len // cache.block_size), len(cache.groups) - 1
         self._rows = BatchRows(max_num_seqs, width, self._device, num_windows)
-        self._states = allocate_states(cache.layout, self._rows.num_rows, max_draft_tokens, self._device)
+        self.num_state_slots = max(num_state_slots, max_num_seqs)
+        self._states = allocate_states(cache.layout, self.num_state_slots, max_draft_tokens, self._device)
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device)
         self._last_tokens = torch.zeros(self._rows.num_rows, dtype=torch.int64, device=self._device)
         self._downloads = Downloads(self._device)
@@ -179,8 +184,6 @@ class TorchModelRunner:
             self._drafting = None
             return
         windows = [window for window in self._model.config.layer_windows if window is not None]
-        # A CPU computes a chain to the very bits of plain decoding. Behind a branch sums are rounded otherwise, which
-        # turns one in ten thousand drawn tokens. No GPU promises that for any draft.
         self._drafting = Drafting(
             proposer,
             self._model.config.vocab_size,
@@ -240,7 +243,8 @@ class TorchModelRunner:
         if not shapes:
             return
         started = time.monotonic()
-        graphs = StepGraphs(self._compute, shapes, self._rows.spare, self._device, len(self._rows.windows))
+        slot = None if self._states is None else self.num_state_slots
+        graphs = StepGraphs(self._compute, shapes, self._rows.spare, self._device, len(self._rows.windows), slot)
         with self._on_device():
             graphs.capture(progress)
         self._graphs = graphs
@@ -294,6 +298,8 @@ class TorchModelRunner:
         self._sampler.assign(newcomers, upload)
         windows = [tables.host for tables in self._rows.windows]
         layout = lay_out(scheduled, rows, self._rows.tables, self._cache.block_size, drafts, windows)
+        if self._states is not None:
+            layout = begin_states(self._states, layout, scheduled, upload)
         return AssembledStep(scheduled, layout, self._rows.prompt_lens[rows], drafts)
 
     def _replay_decode(

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.models.block_traits import BlockTraits, NormKind
+from gpu_worker.layers.mixture_shape import MixtureShape
+from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.mixture_config import read_num_experts, read_top_k
 from gpu_worker.models.rope_config import read_rotary_dim
+from gpu_worker.models.text_part import text_names
+from kernels.moe import RoutingRule
 
 HYBRID_TYPES = ("linear_attention", "full_attention")
 _PARTIAL = "partial_rotary_factor"
 
 
-def read_gated_attention_decoder(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read the configuration, with attention in all layers.
+def read_gated_attention_decoder(
+    file: JsonFile, architecture: str, inner_size: str = "intermediate_size"
+) -> ModelConfig:
+    """Read the configuration, with attention and a gated block in all layers.
+
+    Args:
+        file: The configuration.
+        architecture: Name of the family.
+        inner_size: The field of the gated block's size.
 
     Raises:
         CheckpointError: A field is missing, of the wrong type, or not supported.
@@ -27,8 +38,32 @@ def read_gated_attention_decoder(file: JsonFile, architecture: str) -> ModelConf
         output_bias=has_bias,
         output_gate=True,
     )
-    block = BlockTraits(norm=NormKind(is_offset=True))
+    # The layer that predicts several tokens is not read.
+    names = text_names(TensorNames(unused=(r"mtp\..*",)))
+    block = BlockTraits(norm=NormKind(is_offset=True), names=names)
+    file = JsonFile(file.path, {**file.fields, "intermediate_size": file.integer(inner_size)})
     return read_decoder(file, FamilyTraits(architecture, head_dim=256, attention=attention, block=block))
+
+
+def read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> MixtureShape:
+    """Read a mixture with an expert that all tokens get, weighed by a score of its own.
+
+    Args:
+        file: The configuration.
+        top_k: What an absent `num_experts_per_tok` means.
+        renormalize: The weights of a token's experts add up to one.
+
+    Raises:
+        CheckpointError: A field is missing, or a token would get more experts than there are.
+    """
+    num_experts = read_num_experts(file, "num_experts")
+    return MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size"),
+        RoutingRule(read_top_k(file, num_experts, top_k), renormalize=renormalize),
+        shared_size=file.integer("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
 
 
 def _rotary_dim(file: JsonFile, head_dim: int) -> int | None:

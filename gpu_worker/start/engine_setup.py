@@ -16,6 +16,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.speculative.recipe import Recipe
@@ -160,10 +161,9 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerCo
         # A prompt is computed in one step.
         default_budget = max(default_budget, max_model_len)
     sizes = _scheduler_config(config, 1, max_model_len, default_budget)
-    if model.has_states and sizes.enable_prefix_caching:
-        _log.info("prefix caching is off: the model has recurrent layers, whose states are not kept for other requests")
-        return dataclasses.replace(sizes, enable_prefix_caching=False)
-    return sizes
+    if not model.has_states:
+        return sizes
+    return dataclasses.replace(sizes, state=state_config(config.max_num_seqs, config.block_size))
 
 
 def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:

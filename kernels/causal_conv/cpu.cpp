@@ -61,6 +61,16 @@ inline void convolve(const Convolution& c, const Inputs<T>& inputs, int token, i
   }
 }
 
+// Writes the last inputs behind `num_tokens` tokens of the step.
+template <typename T>
+inline void write_state(const Convolution& c, const Inputs<T>& inputs, int num_tokens, int channel, int count,
+                        float* state) {
+  for (int age = 0; age + 1 < c.width; ++age) {
+    float* target = state + int64_t{age} * c.channels + channel;
+    for (int i = 0; i < count; ++i) target[i] = inputs.scalar(num_tokens - c.width + 1 + age, channel + i);
+  }
+}
+
 template <typename T>
 void run_block(const Convolution& c, const StateRow& row, int channel) {
   const int count = std::min(kBlock, c.channels - channel);
@@ -71,35 +81,32 @@ void run_block(const Convolution& c, const StateRow& row, int channel) {
   for (int token = 0; token < row.length; ++token)
     convolve(c, inputs, token, channel, count, result + int64_t{token} * c.channels);
   if (row.is_padding) return;
-  // An input that stays in the state moves to an older place, which was read already.
-  for (int age = 0; age + 1 < c.width; ++age) {
-    const int token = row.num_kept - c.width + 1 + age;
-    float* target = state + int64_t{age} * c.channels + channel;
-    for (int i = 0; i < count; ++i) target[i] = inputs.scalar(token, channel + i);
+  for (int save = 0; save < row.num_saves; ++save) {
+    float* copy = c.states + row.save_slots[save] * (c.width - 1) * c.channels;
+    write_state(c, inputs, row.save_tokens[save], channel, count, copy);
   }
+  // An input that stays in the state moves to an older place, which was read already.
+  write_state(c, inputs, row.num_kept, channel, count, state);
 }
 
 }  // namespace
 }  // namespace headrace
 
 EXPORTED void headrace_causal_conv(const void* x, void* result, const void* weight, const void* bias, void* states,
-                                   const void* slots, const void* query_starts, const void* context_lens,
-                                   const void* num_kept, int64_t x_stride, int32_t num_seqs, int32_t channels,
-                                   int32_t width, int32_t has_silu, int32_t dtype, int32_t num_threads) {
+                                   const headrace::StateRows* rows, int64_t x_stride, int32_t channels, int32_t width,
+                                   int32_t has_silu, int32_t dtype, int32_t num_threads) {
   using namespace headrace;
-  const StateRows rows{static_cast<const int64_t*>(slots), static_cast<const int32_t*>(query_starts),
-                       static_cast<const int32_t*>(context_lens), static_cast<const int32_t*>(num_kept)};
   const Convolution convolution{x,        weight,   bias,  result, static_cast<float*>(states),
                                 x_stride, channels, width, has_silu != 0};
   const auto run = dtype == kFloat32    ? run_block<float>
                    : dtype == kBFloat16 ? run_block<bfloat16>
                                         : run_block<_Float16>;
   const int64_t num_blocks = (channels + kBlock - 1) / kBlock;
-  const int64_t num_tokens = rows.query_starts[num_seqs] - rows.query_starts[0];
+  const int64_t num_tokens = rows->query_starts[rows->num_seqs] - rows->query_starts[0];
   const bool is_serial = num_tokens * channels < kSerialElements;
 #pragma omp parallel for num_threads(is_serial ? 1 : num_threads)
-  for (int64_t item = 0; item < num_seqs * num_blocks; ++item) {
-    const StateRow row(rows, item / num_blocks);
+  for (int64_t item = 0; item < rows->num_seqs * num_blocks; ++item) {
+    const StateRow row(*rows, item / num_blocks);
     run(convolution, row, static_cast<int>(item % num_blocks) * kBlock);
   }
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_states import state_rows_structure
 from kernels.state_rows import StateRows
 
 
@@ -40,12 +43,8 @@ def causal_conv_cpu(
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
         states.data_ptr(),
-        rows.slots.data_ptr(),
-        rows.query_starts.data_ptr(),
-        rows.context_lens.data_ptr(),
-        None if rows.num_kept is None else rows.num_kept.data_ptr(),
+        ctypes.byref(state_rows_structure(rows)),
         x.stride(0),
-        len(rows.slots),
         x.shape[1],
         weight.shape[0],
         has_silu,

@@ -31,5 +31,6 @@ def causal_conv_reference(
             summed = summed + bias.to(filters.dtype)
         result[sequence.first : sequence.end] = functional.silu(summed) if has_silu else summed
         if not sequence.is_padding:
-            states[sequence.slot] = inputs[sequence.num_kept : sequence.num_kept + width - 1]
+            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
+                states[slot] = inputs[count : count + width - 1]
     return result

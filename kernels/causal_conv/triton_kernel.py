@@ -37,12 +37,16 @@ def causal_conv_kernel(
     starts_ptr,
     contexts_ptr,
     kept_ptr,
+    save_starts_ptr,
+    save_tokens_ptr,
+    save_slots_ptr,
     x_stride,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SILU: tl.constexpr,
     HAS_KEPT: tl.constexpr,
+    HAS_SAVES: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
@@ -76,6 +80,14 @@ def causal_conv_kernel(
     # Other threads may still read what is written now.
     tl.debug_barrier()
     mask = columns < CHANNELS
+    if HAS_SAVES:
+        for save in range(tl.load(save_starts_ptr + sequence), tl.load(save_starts_ptr + sequence + 1)):
+            copy_ptr = states_ptr + tl.load(save_slots_ptr + save) * ((WIDTH - 1) * CHANNELS)
+            behind = tl.load(save_tokens_ptr + save)
+            for age in tl.static_range(WIDTH - 1):
+                place = (behind - (WIDTH - 1) + age).to(tl.int64)
+                x = _inputs(x_ptr, state_ptr, place, columns, mask, x_stride, is_new, CHANNELS, WIDTH)
+                tl.store(copy_ptr + age * CHANNELS + columns, x, mask=mask)
     for age in tl.static_range(WIDTH - 1):
         place = (kept - (WIDTH - 1) + age).to(tl.int64)
         x = _inputs(x_ptr, state_ptr, place, columns, mask, x_stride, is_new, CHANNELS, WIDTH)
@@ -104,12 +116,14 @@ def causal_conv_triton(
         rows.query_starts,
         rows.context_lens,
         rows.num_kept,
+        *rows.save_tensors,
         x.stride(0),
         CHANNELS=channels,
         WIDTH=width,
         HAS_BIAS=bias is not None,
         HAS_SILU=has_silu,
         HAS_KEPT=rows.num_kept is not None,
+        HAS_SAVES=rows.saves is not None,
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
         BLOCK_TOKENS=1 if rows.max_query_len == 1 else _BLOCK_TOKENS,
         num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS,

@@ -8,6 +8,8 @@ differences, which are never positive.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from kernels.gated_delta.reference import DeltaInputs, DeltaSizes, DeltaWeights, take_apart
@@ -33,16 +35,16 @@ def gated_delta_chunked(
         state = states[sequence.slot].to(inputs.value.dtype)
         if sequence.is_new:
             state = torch.zeros_like(state)
-        kept, kept_end = state, sequence.first + sequence.num_kept
-        # What is kept ends with a chunk.
-        for first, end in ((sequence.first, kept_end), (kept_end, sequence.end)):
-            for start in range(first, end, chunk):
-                tokens = slice(start, min(start + chunk, end))
+        behind = {0: state}
+        # What is kept or copied ends with a chunk.
+        for before, count in pairwise((0, *sequence.ends)):
+            for start in range(sequence.first + before, sequence.first + count, chunk):
+                tokens = slice(start, min(start + chunk, sequence.first + count))
                 result[tokens], state = _run_chunk(inputs, tokens, state)
-            if end == kept_end:
-                kept = state
+            behind[count] = state
         if not sequence.is_padding:
-            states[sequence.slot] = kept
+            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
+                states[slot] = behind[count]
     return result
 
 

@@ -103,6 +103,7 @@ void run_columns(const DeltaRule& d, const StateRow& row, int head, int column) 
   if (row.is_new && !row.is_padding)
     for (int i = 0; i < d.key_dim; ++i) std::fill_n(pool + i * stride, kColumns, 0.0f);
   Token token;
+  int save = 0;
   for (int t = 0; t < row.length; ++t) {
     if (state == pool && (t == row.num_kept || row.is_padding)) {
       for (int i = 0; i < d.key_dim; ++i) std::copy_n(pool + i * stride, kColumns, copy + i * kColumns);
@@ -116,6 +117,10 @@ void run_columns(const DeltaRule& d, const StateRow& row, int head, int column) 
       step_column(token, d.key_dim, value, results + number * value_width, state, stride);
     else
       step<kVectors>(token, d.key_dim, value, results + number * value_width, state, stride);
+    for (; save < row.num_saves && row.save_tokens[save] == t + 1; ++save) {
+      float* target = pool + (row.save_slots[save] - row.slot) * d.num_value_heads * d.key_dim * d.value_dim;
+      for (int i = 0; i < d.key_dim; ++i) std::copy_n(state + i * stride, kColumns, target + i * int64_t{d.value_dim});
+    }
   }
 }
 
@@ -133,26 +138,25 @@ void run_head(const DeltaRule& d, const StateRow& row, int head, int first, int 
 }  // namespace headrace
 
 EXPORTED void headrace_gated_delta(const void* qkv, const void* gates, const void* rate, const void* step_bias,
-                                   void* result, void* states, const void* slots, const void* query_starts,
-                                   const void* context_lens, const void* num_kept, int64_t qkv_stride,
-                                   int64_t gates_stride, int32_t num_seqs, int32_t num_key_heads,
-                                   int32_t num_value_heads, int32_t key_dim, int32_t value_dim, int32_t dtype,
-                                   int32_t num_threads) {
+                                   void* result, void* states, const headrace::StateRows* rows, int64_t qkv_stride,
+                                   int64_t gates_stride, int32_t num_key_heads, int32_t num_value_heads,
+                                   int32_t key_dim, int32_t value_dim, int32_t dtype, int32_t num_threads) {
   using namespace headrace;
-  const StateRows rows{static_cast<const int64_t*>(slots), static_cast<const int32_t*>(query_starts),
-                       static_cast<const int32_t*>(context_lens), static_cast<const int32_t*>(num_kept)};
   const DeltaRule rule{qkv,          gates,         static_cast<const float*>(rate), static_cast<const float*>(step_bias),
                        result,       static_cast<float*>(states), qkv_stride, gates_stride,
                        num_key_heads, num_value_heads, key_dim, value_dim};
   const auto run = dtype == kFloat32    ? run_head<float>
                    : dtype == kBFloat16 ? run_head<bfloat16>
                                         : run_head<_Float16>;
-  const int64_t elements = int64_t{num_seqs} * num_value_heads * key_dim * value_dim;
+  const int64_t elements = int64_t{rows->num_seqs} * num_value_heads * key_dim * value_dim;
 #pragma omp parallel for num_threads(elements < kSerialElements ? 1 : num_threads)
-  for (int64_t item = 0; item < int64_t{num_seqs} * num_value_heads; ++item) {
-    const StateRow row(rows, item / num_value_heads);
+  for (int64_t item = 0; item < int64_t{rows->num_seqs} * num_value_heads; ++item) {
+    const StateRow row(*rows, item / num_value_heads);
     run(rule, row, static_cast<int>(item % num_value_heads), 0, value_dim);
   }
 }
 
 EXPORT_SIGNATURE(gated_delta)
+
+EXPORT_STRUCTURE(StateRows, FIELD(slots), FIELD(query_starts), FIELD(context_lens), FIELD(num_kept), FIELD(save_starts),
+                 FIELD(save_tokens), FIELD(save_slots), FIELD(num_seqs))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_states import state_rows_structure
 from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
 from kernels.state_rows import StateRows
 
@@ -43,13 +46,9 @@ def gated_delta_cpu(
         weights.step_bias.data_ptr(),
         result.data_ptr(),
         states.data_ptr(),
-        rows.slots.data_ptr(),
-        rows.query_starts.data_ptr(),
-        rows.context_lens.data_ptr(),
-        None if rows.num_kept is None else rows.num_kept.data_ptr(),
+        ctypes.byref(state_rows_structure(rows)),
         qkv.stride(0),
         gates.stride(0),
-        len(rows.slots),
         sizes.num_key_heads,
         sizes.num_value_heads,
         sizes.key_dim,

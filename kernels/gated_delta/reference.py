@@ -94,7 +94,7 @@ def gated_delta_reference(
         state = states[sequence.slot].to(inputs.value.dtype)
         if sequence.is_new:
             state = torch.zeros_like(state)
-        kept = state
+        behind = {0: state}
         for token in range(sequence.first, sequence.end):
             key, query = inputs.key[token], inputs.query[token]
             state = state * decay[token, :, None, None]
@@ -102,8 +102,8 @@ def gated_delta_reference(
             correction = (inputs.value[token] - known) * inputs.strength[token, :, None]
             state = state + key[:, :, None] * correction[:, None]
             result[token] = torch.einsum("hk,hkv->hv", query, state)
-            if token + 1 == sequence.first + sequence.num_kept:
-                kept = state
+            behind[token + 1 - sequence.first] = state
         if not sequence.is_padding:
-            states[sequence.slot] = kept
+            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
+                states[slot] = behind[count]
     return result

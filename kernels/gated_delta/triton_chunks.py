@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.gated_delta.triton_sequence import decay_and_strength, sequence_of
+from kernels.gated_delta.triton_sequence import decay_and_strength, next_save_of, saves_of, sequence_of
 
 
 @triton.jit
@@ -43,6 +43,9 @@ def gated_delta_chunks_kernel(
     starts_ptr,
     contexts_ptr,
     kept_ptr,
+    save_starts_ptr,
+    save_tokens_ptr,
+    save_slots_ptr,
     qkv_stride,
     gates_stride,
     norm_eps,
@@ -52,6 +55,7 @@ def gated_delta_chunks_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HAS_KEPT: tl.constexpr,
+    HAS_SAVES: tl.constexpr,
     BLOCK_KEY: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -70,13 +74,15 @@ def gated_delta_chunks_kernel(
     is_written = mask & (is_padding == 0)
     if kept == 0:
         tl.store(places, state, mask=is_written)
+    save, last_save, next_save = saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES)
     rate, step_bias = tl.load(rate_ptr + head), tl.load(step_bias_ptr + head)
-    # What is kept ends with a chunk.
-    num_kept_chunks = tl.cdiv(kept, CHUNK)
-    for chunk in range(num_kept_chunks + tl.cdiv(length - kept, CHUNK)):
-        is_kept = chunk < num_kept_chunks
-        start = tl.where(is_kept, chunk * CHUNK, kept + (chunk - num_kept_chunks) * CHUNK)
-        is_there = start + rows < tl.where(is_kept, kept, length)
+    start = 0
+    while start < length:
+        # What is kept or copied ends with a chunk.
+        end = tl.minimum(tl.minimum(start + CHUNK, length), tl.where(kept > start, kept, length))
+        if HAS_SAVES:
+            end = tl.minimum(end, next_save)
+        is_there = start + rows < end
         tokens = first + start + rows
         key_mask = is_there[:, None] & (keys < KEY_DIM)[None, :]
         query_ptrs = qkv_ptr + tokens[:, None] * qkv_stride + key_head * KEY_DIM + keys[None, :]
@@ -105,5 +111,12 @@ def gated_delta_chunks_kernel(
         whole = tl.sum(log_decay, 0)
         fading = key * tl.exp(whole - total)[:, None]
         state = state * tl.exp(whole) + tl.dot(tl.trans(fading), corrections, input_precision=PRECISION)
-        if chunk + 1 == num_kept_chunks:
+        if end == kept:
             tl.store(places, state, mask=is_written)
+        if HAS_SAVES:  # noqa: SIM102 (decided at compile time, unlike what follows)
+            if (end == next_save) & (save < last_save):
+                copy = (tl.load(save_slots_ptr + save) * VALUE_HEADS + head - slot) * (KEY_DIM * VALUE_DIM)
+                tl.store(places + copy, state, mask=is_written)
+                save += 1
+                next_save = next_save_of(save, last_save, length, save_tokens_ptr)
+        start = end

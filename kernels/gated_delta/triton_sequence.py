@@ -18,6 +18,23 @@ def sequence_of(sequence, starts_ptr, contexts_ptr, kept_ptr, HAS_KEPT: tl.const
 
 
 @triton.jit
+def next_save_of(save, last_save, length, save_tokens_ptr):
+    """Return behind how many tokens the next copy of the state is made; behind all where none is left."""
+    return tl.minimum(tl.load(save_tokens_ptr + save, mask=save < last_save, other=2147483647), length)
+
+
+@triton.jit
+def saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES: tl.constexpr):
+    """Return the numbers of a sequence's first copy, and of what follows its last, and where the first is made."""
+    if HAS_SAVES:
+        save, last_save = tl.load(save_starts_ptr + sequence), tl.load(save_starts_ptr + sequence + 1)
+        next_save = next_save_of(save, last_save, length, save_tokens_ptr)
+    else:
+        save, last_save, next_save = 0, 0, length
+    return save, last_save, next_save
+
+
+@triton.jit
 def decay_and_strength(gates_ptr, tokens, mask, gates_stride, head, rate, step_bias, HEADS: tl.constexpr):
     """Return the logarithm of the decay and the strength of tokens; zeros where there is none."""
     strength = tl.load(gates_ptr + tokens * gates_stride + head, mask=mask, other=0.0).to(tl.float32)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.gated_delta.triton_sequence import decay_and_strength, sequence_of
+from kernels.gated_delta.triton_sequence import decay_and_strength, next_save_of, saves_of, sequence_of
 
 
 @triton.jit(do_not_specialize=["qkv_stride", "gates_stride"])
@@ -21,6 +21,9 @@ def gated_delta_steps_kernel(
     starts_ptr,
     contexts_ptr,
     kept_ptr,
+    save_starts_ptr,
+    save_tokens_ptr,
+    save_slots_ptr,
     qkv_stride,
     gates_stride,
     norm_eps,
@@ -30,6 +33,7 @@ def gated_delta_steps_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HAS_KEPT: tl.constexpr,
+    HAS_SAVES: tl.constexpr,
     BLOCK_KEY: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -48,6 +52,7 @@ def gated_delta_steps_kernel(
     is_written = mask & (is_padding == 0)
     if kept == 0:
         tl.store(places, state, mask=is_written)
+    save, last_save, next_save = saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES)
     rate, step_bias = tl.load(rate_ptr + head), tl.load(step_bias_ptr + head)
     for token in range(length):
         place = first + token
@@ -69,3 +74,9 @@ def gated_delta_steps_kernel(
         tl.store(result, read.to(result_ptr.dtype.element_ty), mask=columns < VALUE_DIM)
         if token + 1 == kept:
             tl.store(places, state, mask=is_written)
+        if HAS_SAVES:  # noqa: SIM102 (decided at compile time, unlike what follows)
+            if (token + 1 == next_save) & (save < last_save):
+                copy = (tl.load(save_slots_ptr + save) * VALUE_HEADS + head - slot) * (KEY_DIM * VALUE_DIM)
+                tl.store(places + copy, state, mask=is_written)
+                save += 1
+                next_save = next_save_of(save, last_save, length, save_tokens_ptr)

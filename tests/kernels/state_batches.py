@@ -7,7 +7,7 @@ from collections.abc import Sequence as Values
 
 import torch
 
-from kernels.state_rows import StateRows
+from kernels.state_rows import StateRows, StateSaves
 
 
 def state_rows(
@@ -16,8 +16,12 @@ def state_rows(
     slots: Values[int],
     num_kept: Values[int] | None = None,
     device: torch.device | str = "cpu",
+    saves: Values[Values[tuple[int, int]]] | None = None,
 ) -> StateRows:
-    """Describe sequences of `lengths` tokens behind `before` others; a negative number is padding."""
+    """Describe sequences of `lengths` tokens behind `before` others; a negative number is padding.
+
+    `saves` are, of each sequence, numbers of tokens and slots.
+    """
     starts = torch.tensor([0, *lengths]).cumsum(0)
     contexts = [0 if known < 0 else known + length for known, length in zip(before, lengths, strict=True)]
     return StateRows(
@@ -26,7 +30,15 @@ def state_rows(
         torch.tensor(contexts, dtype=torch.int32, device=device),
         max(lengths),
         None if num_kept is None else torch.tensor(num_kept, dtype=torch.int32, device=device),
+        None if saves is None else state_saves(saves, device),
     )
+
+
+def state_saves(saves: Values[Values[tuple[int, int]]], device: torch.device | str) -> StateSaves:
+    pairs = [pair for of_sequence in saves for pair in of_sequence]
+    starts = torch.tensor([0, *map(len, saves)]).cumsum(0)
+    counts = torch.tensor([count for count, _ in pairs], dtype=torch.int32, device=device)
+    return StateSaves(starts.to(device, torch.int32), counts, torch.tensor([slot for _, slot in pairs], device=device))
 
 
 def all_splits(length: int) -> Iterator[list[int]]:

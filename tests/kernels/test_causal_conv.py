@@ -53,8 +53,13 @@ def test_kernel_equals_reference(library: CpuLibrary, channels: int, width: int,
     wide = torch.full((sum(lengths), channels + 3), float("nan"), dtype=dtype)
     wide[:, :channels] = torch.randn(sum(lengths), channels, generator=generator).to(dtype)
     weight = torch.randn(width, channels, generator=generator).to(dtype)
-    states = torch.randn(8, width - 1, channels, generator=generator)
-    theirs, rows = states.clone(), state_rows(lengths, before, [6, 0, 2, 3, 7, 5], [1, 4, 1, 1, 2, 0])
+    states = torch.randn(11, width - 1, channels, generator=generator)
+    theirs, rows = (
+        states.clone(),
+        state_rows(
+            lengths, before, [6, 0, 2, 3, 7, 5], [1, 4, 1, 1, 2, 0], saves=[[], [(1, 8), (3, 9)], [(1, 10)], [], [], []]
+        ),
+    )
     with poisoned_memory():
         result = causal_conv_cpu(library, wide[:, :channels], weight, None, states, rows)
     expected = causal_conv_reference(wide[:, :channels], weight, None, theirs, rows)

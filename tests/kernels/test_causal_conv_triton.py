@@ -22,9 +22,9 @@ def test_kernel_equals_reference(
     x = torch.randn(sum(lengths), channels + 3, generator=generator).to(device, dtype)[:, :channels]
     weight = torch.randn(width, channels, generator=generator).to(device, dtype)
     bias = None if has_silu else torch.randn(channels, generator=generator).to(device, dtype)
-    states = torch.randn(6, width - 1, channels, generator=generator).to(device)
+    states = torch.randn(8, width - 1, channels, generator=generator).to(device)
     theirs = states.clone()
-    rows = state_rows(lengths, [5, 0, 1, -1], [4, 0, 2, 5], [1, lengths[1] - 1, 0, 0], device)
+    rows = state_rows(lengths, [5, 0, 1, -1], [4, 0, 2, 5], [1, 1, 0, 0], device, [[(1, 6)], [(1, 7)], [], []])
     with poisoned_memory():
         result = causal_conv_triton(x, weight, bias, states, rows, has_silu=has_silu)
     expected = causal_conv_reference(x, weight, bias, theirs, rows, has_silu=has_silu)

@@ -67,7 +67,8 @@ def test_reference_equals_transformers(sizes: DeltaSizes) -> None:
 def test_chunks_equal_single_steps(sizes: DeltaSizes, chunk: int) -> None:
     lengths, before = [1, 70, 1, 5, 2], [5, 0, 0, 1, -1]
     qkv, gates, weights = inputs_of(sizes, sum(lengths))
-    states, rows = pool_of(sizes, 7), state_rows(lengths, before, [6, 0, 2, 3, 5], [1, 66, 0, 5, 0])
+    saves = [[(1, 7)], [(3, 8), (64, 9), (66, 10)], [], [(4, 11)], []]
+    states, rows = pool_of(sizes, 12), state_rows(lengths, before, [6, 0, 2, 3, 5], [1, 66, 0, 5, 0], saves=saves)
     theirs = states.clone()
     result = gated_delta_chunked(qkv, gates, weights, sizes, states, rows, chunk=chunk)
     expected = gated_delta_reference(qkv, gates, weights, sizes, theirs, rows)
@@ -80,7 +81,8 @@ def test_chunks_equal_single_steps(sizes: DeltaSizes, chunk: int) -> None:
 def test_kernel_equals_reference(library: CpuLibrary, sizes: DeltaSizes, dtype: torch.dtype) -> None:
     lengths, before = [1, 9, 1, 5, 2], [5, 0, 0, 1, -1]
     qkv, gates, weights = inputs_of(sizes, sum(lengths), dtype)
-    states, rows = pool_of(sizes, 7), state_rows(lengths, before, [6, 0, 2, 3, 5], [1, 6, 0, 5, 0])
+    saves = [[(1, 7)], [(3, 8), (6, 9)], [], [(4, 10)], []]
+    states, rows = pool_of(sizes, 11), state_rows(lengths, before, [6, 0, 2, 3, 5], [1, 6, 0, 5, 0], saves=saves)
     theirs = states.clone()
     with poisoned_memory():
         result = gated_delta_cpu(library, qkv, gates, weights, sizes, states, rows)

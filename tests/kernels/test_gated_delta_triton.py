@@ -33,9 +33,11 @@ def test_kernels_equal_reference(
     qkv, gates, weights = inputs_of(sizes, sum(lengths), dtype)
     qkv, gates = qkv.to(device), gates.to(device)
     weights = DeltaWeights(weights.rate.to(device), weights.step_bias.to(device))
-    states = pool_of(sizes, 6).to(device)
+    states = pool_of(sizes, 9).to(device)
     theirs = states.clone()
-    rows = state_rows(lengths, [0, 7, 1, -1], [4, 0, 2, 5], [1, max(1, lengths[1] - 3), 0, 0], device)
+    kept = max(1, lengths[1] - 3)
+    saves = [[(1, 6)], [(1, 7), (kept, 8)] if kept > 1 else [(1, 7)], [], []]
+    rows = state_rows(lengths, [0, 7, 1, -1], [4, 0, 2, 5], [1, kept, 0, 0], device, saves)
     with poisoned_memory():
         result = gated_delta_triton(qkv, gates, weights, sizes, states, rows, gpu)
     expected = gated_delta_reference(qkv, gates, weights, sizes, theirs, rows)

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from gpu_worker.core.draft import SEES_ALL
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.layout import StepLayout
+from gpu_worker.execution.batch.state_layout import StateLayout
 from gpu_worker.execution.batch.step_tensors import StagedStep, StepTensors
 from gpu_worker.execution.batch.transfers import Upload
 
@@ -42,7 +44,13 @@ class StepGraphs:
     """Runs steps that fit into one of a few shapes."""
 
     def __init__(
-        self, body: Body, shapes: list[GraphShape], spare_row: int, device: torch.device, num_windows: int = 0
+        self,
+        body: Body,
+        shapes: list[GraphShape],
+        spare_row: int,
+        device: torch.device,
+        num_windows: int = 0,
+        spare_slot: int | None = None,
     ) -> None:
         """Use `body` to compute steps; nothing is captured yet.
 
@@ -52,7 +60,9 @@ class StepGraphs:
             spare_row: The row of sequences that are only padding.
             device: Where it runs.
             num_windows: Groups of layers that keep the last tokens.
+            spare_slot: Where the states of padding are, of a model with recurrent layers.
         """
+        self._spare_slot = spare_slot
         self._body = body
         self._device = device
         self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_seqs))
@@ -88,6 +98,9 @@ class StepGraphs:
             layout: Of the step.
             is_decode: Whether all of its tokens are sampled behind.
         """
+        # Copies of states differ in number; the few steps that make some are launched one kernel after the other.
+        if layout.states is not None and layout.states.save_starts is not None:
+            return None
         first = bisect_left(self._sizes, len(layout.token_ids))
         fitting = (shape for shape in self._shapes[first:] if shape.holds(layout))
         return next((shape for shape in fitting if is_decode or not shape.has_logits), None)
@@ -96,7 +109,7 @@ class StepGraphs:
         """Launch a step; return what it makes of the layout's tokens, valid until the next step is launched."""
         num_tokens = len(layout.token_ids)
         upload = Upload(self._device, is_copied=True)
-        StagedStep(_joined(layout, self._padding, shape), upload)
+        StagedStep(self._joined(layout, shape), upload)
         upload.send_into(self._buffer)
         computed = self._launches[shape]()
         return ComputedRows(
@@ -105,7 +118,17 @@ class StepGraphs:
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
         """Prepare to upload a step of padding alone."""
-        return StagedStep(_joined(self._nothing, self._padding, shape), upload)
+        return StagedStep(self._joined(self._nothing, shape), upload)
+
+    def _joined(self, layout: StepLayout, shape: GraphShape) -> StepLayout:
+        """Pad a step, and the slots of its states."""
+        joined = _joined(layout, self._padding, shape)
+        if self._spare_slot is None:
+            return joined
+        slots = np.full(shape.num_seqs, self._spare_slot, dtype=np.int64)
+        if layout.states is not None:
+            slots[: len(layout.rows)] = layout.states.slots
+        return structs.replace(joined, states=StateLayout(slots))
 
     def _num_bytes(self, shape: GraphShape) -> int:
         upload = Upload(self._device, is_copied=True)

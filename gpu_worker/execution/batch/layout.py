@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from gpu_worker.core.draft import SEES_ALL, Draft
 from gpu_worker.core.step import ScheduledSequence
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
+from gpu_worker.execution.batch.state_layout import Int32s, Int64s, StateLayout
 
 # Stands for a token that a step in flight is sampling: only the device has it, as the last one of its row.
 TOKEN_ON_DEVICE = -1
+
+__all__ = ["TOKEN_ON_DEVICE", "Int32s", "Int64s", "StepLayout", "lay_out"]
 
 
 class StepLayout(Struct, frozen=True, gc=False):
@@ -34,6 +33,7 @@ class StepLayout(Struct, frozen=True, gc=False):
         max_context_len: Largest of `context_lens`.
         num_kept: `[num_seqs]`, tokens of each sequence that are no drafts; None where there are no drafts.
         window_slots: Like `slots`, in each group of layers that keeps the last tokens.
+        states: Of the sequences, in a model with recurrent layers.
     """
 
     token_ids: Int64s
@@ -48,6 +48,7 @@ class StepLayout(Struct, frozen=True, gc=False):
     max_context_len: int = 0
     num_kept: Int32s | None = None
     window_slots: tuple[Int64s, ...] = ()
+    states: StateLayout | None = None
 
     @property
     def last_tokens(self) -> Int64s:

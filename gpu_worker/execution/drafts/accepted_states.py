@@ -64,4 +64,5 @@ def accepted_rows(layout: StepLayout, accepted: Accepted) -> AcceptedRows | None
     if not places:
         return None
     lengths = np.array([len(accepted[place]) for place in places], dtype=np.int32)
-    return AcceptedRows(layout.rows[places], lengths)
+    assert layout.states is not None, "the model has recurrent layers"
+    return AcceptedRows(layout.states.slots[places], lengths)

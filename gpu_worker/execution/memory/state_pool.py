@@ -1,8 +1,8 @@
-"""The memory of recurrent layers: a slot for each row of the batch, of a fixed size however long sequences are."""
+"""The memory of recurrent layers: slots of a fixed size, for sequences however long, and for checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +20,11 @@ class StatePool:
         max_draft_tokens: Of a sequence, that are kept until it is known which of them stand.
     """
 
-    layers: Sequence[LayerState | None]
+    layers: Values[LayerState | None]
     max_draft_tokens: int
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy states from slots to others; no slot is in both, or twice in `targets`.
+        """Copy states from slots to others, which may be sources too; no slot is twice in `targets`.
 
         Shapes:
             sources, targets: `[num_states]` int64
@@ -37,7 +37,7 @@ class StatePool:
 def allocate_states(
     layout: CacheLayout, num_slots: int, max_draft_tokens: int, device: torch.device
 ) -> StatePool | None:
-    """Allocate the states of a model's recurrent layers; None where it has none."""
+    """Allocate the states of a model's recurrent layers, and of padding; None where it has none."""
     if not layout.state_layers:
         return None
     layers: list[LayerState | None] = []
@@ -46,8 +46,8 @@ def allocate_states(
             layers.append(None)
             continue
         # Zeros take no memory of a host before they are written.
-        parts = [torch.zeros(num_slots, *part.shape, dtype=part.dtype, device=device) for part in memory.parts]
-        drafts = torch.zeros(num_slots, max_draft_tokens, memory.num_inputs, device=device)
+        parts = [torch.zeros(num_slots + 1, *part.shape, dtype=part.dtype, device=device) for part in memory.parts]
+        drafts = torch.zeros(num_slots + 1, max_draft_tokens, memory.num_inputs, device=device)
         layers.append(LayerState(tuple(parts), drafts if max_draft_tokens else None))
     return StatePool(layers, max_draft_tokens)
 
@@ -56,4 +56,4 @@ def state_pool_bytes(layout: CacheLayout, num_slots: int, max_draft_tokens: int)
     """Return the memory of what `allocate_states` allocates."""
     states = [memory for memory in layout.layers if isinstance(memory, KeepsState)]
     draft_bytes = sum(memory.num_inputs for memory in states) * max_draft_tokens * torch.float32.itemsize
-    return num_slots * (layout.state_bytes + draft_bytes)
+    return (num_slots + 1) * (layout.state_bytes + draft_bytes)

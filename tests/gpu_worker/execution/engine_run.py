@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.scheduler_config import WindowConfig
+from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
@@ -111,6 +111,7 @@ def run(
     policy: DraftPolicy | None = None,
     enable_prefix_caching: bool = True,
     windows: tuple[WindowConfig, ...] | None = None,
+    state: StateConfig | None = None,
 ) -> Outcome:
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
     scheduler = Scheduler(
@@ -123,6 +124,7 @@ def run(
             max_model_len=runner.max_model_len,
             headroom_tokens=headroom_tokens,
             enable_prefix_caching=enable_prefix_caching,
+            state=state,
         ),
         None if policy is None else Speculation(policy),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -79,3 +80,28 @@ def test_drafts_of_any_quality_leave_tokens_as_they_are(
         runner.verify_drafts_of(None)
     assert outcome.num_steps < plain.num_steps
     assert outcome.tokens == plain.tokens
+
+
+def one(name: str, prompt: list[int]) -> Sequence:
+    return make_sequence(name, prompt, Sampling(temperature=0.0, max_tokens=3))
+
+
+@pytest.mark.parametrize("token_budget", [7, 64])
+def test_hits_equal_cold_starts_for_every_split_of_prefix_and_suffix(
+    runner: TorchModelRunner, token_budget: int
+) -> None:
+    prompt = random_prompt(27, seed=3)
+    cold = run(runner, [one("cold", prompt)], enable_prefix_caching=False).tokens["cold"]
+    for length in range(1, len(prompt) + 1):
+        # Somebody else has computed the first tokens; what follows them there is another.
+        first = one("first", [*prompt[:length], 96 - prompt[length - 1]])
+        sequences = [first, one("again", prompt)]
+        outcome = run(
+            runner,
+            sequences,
+            state=StateConfig(num_slots=9, interval_blocks=2),
+            token_budget=token_budget,
+            max_num_seqs=1,
+        )
+        assert outcome.tokens["again"] == cold
+        assert outcome.num_prefix_hits == (length // 4 * 4 if length < 27 else 24)

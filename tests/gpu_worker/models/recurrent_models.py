@@ -27,7 +27,17 @@ DELTA = {
     "num_hidden_layers": 4,
 }
 
+EXPERTS = {
+    **DELTA,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+
 CASES = {
+    "qwen3_next": Case("Qwen3NextConfig", "Qwen3NextForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3_5_moe": Case("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
     "qwen3_5": Case("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
     "qwen3_5-options": Case(
         "Qwen3_5TextConfig",
@@ -58,6 +68,11 @@ def save_case(name: str, directory: Path, **options: Any) -> Any:
     randomize(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
+            if ".experts." in parameter_name:
+                parameter.normal_(0, 1.0 / parameter.shape[-1] ** 0.5)
+            elif parameter_name == "lm_head.weight":
+                # Rounding grows with the logits, which need not be large.
+                parameter.mul_(0.35)
             # These families store weights less one.
             if case.model.startswith("Qwen3") and "norm" in parameter_name and "linear_attn" not in parameter_name:
                 parameter.sub_(1)

@@ -1,0 +1,59 @@
+"""Where the recurrent states of a step's sequences are, where they come from, and which copies of them are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from gpu_worker.core.step import ScheduledSequence
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class StateLayout(Struct, frozen=True, gc=False):
+    """The states of a step.
+
+    Attributes:
+        slots: `[num_seqs]`.
+        save_starts: `[num_seqs + 1]`, first copy of each sequence, then how many there are. None where none is made.
+        save_tokens: `[num_saves]`, behind how many of the sequence's tokens.
+        save_slots: `[num_saves]`, where they go.
+    """
+
+    slots: Int64s
+    save_starts: Int32s | None = None
+    save_tokens: Int32s | None = None
+    save_slots: Int64s | None = None
+
+
+def lay_out_states(scheduled: Values[ScheduledSequence], rows: Int64s) -> StateLayout:
+    """Return where states are; a sequence that has no slot of its own has that of its row's number."""
+    slots = rows.copy()
+    for place, item in enumerate(scheduled):
+        if (state := item.sequence.state_slot) is not None:
+            slots[place] = state.slot
+    saves = [() if item.state is None else item.state.saves for item in scheduled]
+    if not any(saves):
+        return StateLayout(slots)
+    starts = np.zeros(len(saves) + 1, dtype=np.int32)
+    starts[1:] = np.cumsum([len(part) for part in saves])
+    pairs = np.array([pair for part in saves for pair in part], dtype=np.int64)
+    return StateLayout(slots, starts, pairs[:, 0].astype(np.int32), np.ascontiguousarray(pairs[:, 1]))
+
+
+def state_copies(scheduled: Values[ScheduledSequence]) -> tuple[Int64s, Int64s] | None:
+    """Return from which slots to which states are copied before the step; None where they all go on as they are."""
+    pairs = [
+        (item.state.source, item.sequence.state_slot.slot)
+        for item in scheduled
+        if item.state is not None and item.state.source is not None and item.sequence.state_slot is not None
+    ]
+    pairs = [(source, target) for source, target in pairs if source != target]
+    if not pairs:
+        return None
+    sources, targets = np.array(pairs, dtype=np.int64).T
+    return np.ascontiguousarray(sources), np.ascontiguousarray(targets)
