@@ -40,12 +40,14 @@ class Scrapes:
 
 
 def _settled(system: System) -> list[Metric]:
-    """Return the metrics once the heartbeats, which are behind, tell as many tokens as the gateway has received."""
-    deadline = time.monotonic() + 10
+    """Return the metrics once the heartbeats, which tell of a worker's counts every half second, tell nothing new."""
+    deadline, last, since = time.monotonic() + 15, -1.0, time.monotonic()
     while True:
         families = _scrape(system)
-        received = _value(families, "vllm:request_generation_tokens_sum")
-        if (received and _value(families, "vllm:generation_tokens_total") >= received) or time.monotonic() > deadline:
+        generated = _value(families, "vllm:generation_tokens_total")
+        if generated != last:
+            last, since = generated, time.monotonic()
+        if (generated and time.monotonic() - since > 1.2) or time.monotonic() > deadline:
             return families
         time.sleep(0.1)
 

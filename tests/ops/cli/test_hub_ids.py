@@ -13,7 +13,10 @@ from tests.ops.cli.command import headrace
     ("arguments", "option"),
     [
         (["bench", "engine", "--model"], "--model"),
-        (["train-draft", "--kind", "medusa", "--out", "out", "--steps", "1", "--text", "text.txt", "--target"], "--target"),
+        (
+            ["train-draft", "--kind", "medusa", "--out", "out", "--steps", "1", "--text", "text.txt", "--target"],
+            "--target",
+        ),
     ],
     ids=["bench", "train-draft"],
 )
