@@ -63,6 +63,9 @@ class Attention:
             weights.head_norm if shape.head_norm is HeadNorm.HEADS else None,
             cache.scales,
         )
+        if shape.query_growth is not None:
+            growth, length = shape.query_growth
+            query = query * (1 + growth * torch.log1p(positions // length)).to(query.dtype)[:, None, None]
         attended = paged_attention(
             query,
             cache.keys,

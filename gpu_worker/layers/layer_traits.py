@@ -37,6 +37,7 @@ class AttentionShape:
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The output projection has one.
         has_sinks: Each query head has a learned score of seeing nothing.
+        query_growth: Queries at position `p` are multiplied by `1 + a * log(1 + p // b)` for these `a` and `b`.
         value_norm: Value heads are normalised, without weights.
         values_are_keys: The key projection yields the values too, which are its results before they are normalised.
         output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
@@ -57,6 +58,7 @@ class AttentionShape:
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
+    query_growth: tuple[float, int] | None = None
     value_norm: bool = False
     values_are_keys: bool = False
     output_gate: bool = False

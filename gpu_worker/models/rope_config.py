@@ -66,6 +66,13 @@ def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0) -> int 
     return None if rotary_dim == head_dim else rotary_dim
 
 
+def read_query_growth(file: JsonFile) -> tuple[float, int] | None:
+    """Read by how much queries grow with their position, `AttentionShape.query_growth`."""
+    fields = _rope_fields(file)
+    growth = fields.optional_number("llama_4_scaling_beta")
+    return None if growth is None else (growth, fields.integer(_ORIGINAL, maximum=_MAX_LEN))
+
+
 def max_model_len(file: JsonFile, rope: RopeParameters) -> int:
     """Return how many tokens the model reaches, scaling included.
 

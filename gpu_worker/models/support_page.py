@@ -142,6 +142,7 @@ _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
     ("normalised queries and keys", lambda shape: shape.head_norm is HeadNorm.WHOLE),
     ("a scale of scores of its own", lambda shape: shape.scale is not None),
     ("bounded scores", lambda shape: shape.soft_cap is not None),
+    ("queries that grow with their position", lambda shape: shape.query_growth is not None),
     ("sinks", lambda shape: shape.has_sinks),
     ("output gates", lambda shape: shape.output_gate),
     ("biases of queries, keys and values", lambda shape: shape.qkv_bias),

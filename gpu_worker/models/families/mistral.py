@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.families import ministral3
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_part import text_names, text_part
 
@@ -13,8 +14,12 @@ ALSO = ("Mistral3ForConditionalGeneration",)
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration. An absent window is the first release's 4096; null is none."""
-    if (kind := file.nested("text_config")) is not None and kind.text("model_type", "mistral") != "mistral":
-        raise kind.error("model_type", f"is {kind.text('model_type')[:80]!r}; supported: 'mistral'")
+    if (kind := file.nested("text_config")) is not None:
+        model_type = kind.text("model_type", "mistral")
+        if model_type == "ministral3":
+            return ministral3.read_config(file)
+        if model_type != "mistral":
+            raise kind.error("model_type", f"is {model_type[:80]!r}; supported: 'mistral', 'ministral3'")
     file, windows = text_part(file), None
     if not file.is_null("sliding_window"):
         windows = (file.integer("sliding_window", 4096),) * file.integer("num_hidden_layers", maximum=1024)

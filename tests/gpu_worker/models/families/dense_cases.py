@@ -94,6 +94,13 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "ministral": Case(
             "Ministral", {"head_dim": 12, **_LOCAL, "layer_types": ["full_attention", "sliding_attention"]}
         ),
+        "ministral3": Case(
+            "Ministral3",
+            {
+                "head_dim": 12,
+                "rope_parameters": {**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+            },
+        ),
     }
 )
 

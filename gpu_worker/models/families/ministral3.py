@@ -1,0 +1,37 @@
+"""Ministral 3: Mistral whose queries grow with their position, beyond the length of the first training."""
+
+from __future__ import annotations
+
+from gpu_worker.layers.layer_traits import AttentionShape
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.rope_config import read_query_growth
+from gpu_worker.models.text_part import text_names, text_part
+
+ARCHITECTURE = "Ministral3ForCausalLM"
+SAMPLE = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 256,
+        "llama_4_scaling_beta": 0.1,
+    }
+}
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration, of the text part where there is a vision tower."""
+    file, windows = text_part(file), None
+    if "sliding_window" in file.names():
+        windows = (file.integer("sliding_window"),) * file.integer("num_hidden_layers", maximum=1024)
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        head_dim=128,
+        attention=AttentionShape(query_growth=read_query_growth(file)),
+        layer_windows=windows,
+        block=BlockTraits(names=text_names(TensorNames())),
+        norm_eps=("rms_norm_eps", 1e-5),
+        max_model_len=file.integer("max_position_embeddings"),
+    )
+    return read_decoder(file, traits)
