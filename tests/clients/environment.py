@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-INSTALL_TIMEOUT_S = 300
+INSTALL_TIMEOUT_S = 900
 
 
 # Each library in an environment of its own, or the one that wants an older release of another would have its way.
@@ -24,6 +24,9 @@ PYTHON_PACKAGES = {
     "pydantic_ai_client.py": "pydantic-ai-slim[openai,anthropic]",
     "llama_index_client.py": "llama-index-llms-openai-like",
     "dspy_client.py": "dspy",
+    "guidellm_tool.py": "guidellm",
+    "aiperf_tool.py": "aiperf",
+    "lm_eval_tool.py": "lm_eval[api] transformers",
 }
 # Programs for the terminal, which come as packages of Node.
 AGENTS = ("codex_agent.py", "claude_code_agent.py")

@@ -19,7 +19,7 @@ from tests.clients.long_model import save_long_model
 from tests.clients.table import Cells, write_table
 from tests.integration.system import System, running_system
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1500)]
 
 # Name in the table, and the script that tries its features.
 CLIENTS = {
@@ -36,6 +36,9 @@ CLIENTS = {
     "curl": "python/curl_client.py",
     "Codex": "python/codex_agent.py",
     "Claude Code": "python/claude_code_agent.py",
+    "GuideLLM": "python/guidellm_tool.py",
+    "AIPerf": "python/aiperf_tool.py",
+    "lm-eval": "python/lm_eval_tool.py",
 }
 CLIENT_TIMEOUT_S = 600
 
