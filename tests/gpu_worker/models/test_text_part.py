@@ -78,7 +78,5 @@ def test_weights_of_the_tower_take_no_memory(tmp_path: Path) -> None:
 def test_another_text_part_is_refused_by_name(tmp_path: Path) -> None:
     fields = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "pixels"}}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(
-        CheckpointError, match=r"model_type' is 'pixels'; supported: 'mistral', 'ministral3'"
-    ):
+    with pytest.raises(CheckpointError, match=r"model_type' is 'pixels'; supported: 'mistral', 'ministral3'"):
         read_model_config(tmp_path)
