@@ -100,6 +100,8 @@ def _weights(config: ModelConfig) -> str:
 
 
 def _drafts(config: ModelConfig) -> str:
+    if config.has_states:
+        return "chains; not `self`"
     return "all" if config.encoder is None else "none"
 
 
