@@ -14,6 +14,8 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 
 FAMILIES = find_families()
 
+# Attention of these reads the tokens that a second network, the indexer, has chosen.
+_INDEXED = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})
 
 # What else a family's checkpoints are saved as: layers alone, or with a head that scores classes.
 _LAYERS, _CLASSES, _GENERATES = "Model", "ForSequenceClassification", "ForCausalLM"
@@ -29,6 +31,8 @@ def read_model_config(directory: Path) -> ModelConfig:
         return read_gguf_config(gguf)
     file = JsonFile.read(directory / "config.json")
     for name in file.texts("architectures"):
+        if name in _INDEXED:
+            raise file.error("architectures", f"is {name!r}, whose sparse indexer is not supported; DeepSeek V3 is")
         if name in FAMILIES:
             return FAMILIES[name](file)
         for suffix in (_LAYERS, _CLASSES):

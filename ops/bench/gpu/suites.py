@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 
 from ops.bench.gpu.case import OpSuite
-from ops.bench.gpu.cases import attention, elementwise, experts, logits, quantized_linear, rotation, small_gemm, steps
+from ops.bench.gpu.cases import (
+    attention,
+    attention_forms,
+    elementwise,
+    experts,
+    logits,
+    quantized_linear,
+    rotation,
+    small_gemm,
+    steps,
+)
 from ops.bench.gpu.timer import CudaTimer, Timer
 
 
@@ -32,6 +42,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         quantized_linear.INT4_LINEAR,
         quantized_linear.FP8_LINEAR,
         experts.EXPERTS,
+        attention_forms.ATTENTION_FORMS,
         logits.SAMPLING,
         quantized_linear.INT8_LINEAR,
         quantized_linear.FP8_BLOCK_LINEAR,

@@ -14,7 +14,16 @@ import torch.nn.functional as F
 
 from kernels.moe import SILU
 from ops.bench.gpu.case import OURS, Case, relative_error
-from ops.bench.gpu.cases import attention, elementwise, experts, logits, quantized_linear, rotation, small_gemm
+from ops.bench.gpu.cases import (
+    attention,
+    attention_forms,
+    elementwise,
+    experts,
+    logits,
+    quantized_linear,
+    rotation,
+    small_gemm,
+)
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import MODELS, ModelShape
 from ops.bench.gpu.suites import all_suites
@@ -24,6 +33,8 @@ TINY = ModelShape(
     "tiny", 64, 4, 2, 16, 96, 300, True, num_layers=2, rms_norm_eps=1e-6, rope_theta=1e4, ties_embeddings=True
 )
 
+TINY_SINKS = attention_forms.VariantShape("tiny", 4, 2, 16, 16, 0.25, soft_cap=2.0, has_sinks=True)
+TINY_LATENT = attention_forms.VariantShape("tiny", 4, 1, 40, 32, 0.2, is_latent=True)
 TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU, is_microscaled=False)
 CODED_EXPERTS = replace(TINY_EXPERTS, is_microscaled=True)
 
@@ -34,6 +45,8 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "sampling": (partial(logits.sampling_error, CPU, 6, 300, 1.0, 20, 0.9, 0.01), 0.0),
     "bitmask": (partial(logits.bitmask_error, CPU, 5, 301), 0.0),
     "attention": (partial(attention.attention_error, CPU, TINY, [(1, 40), (9, 9), (3, 17)], 12), 1e-2),
+    "sinks": (partial(attention_forms.variant_error, CPU, TINY_SINKS, [(1, 40), (9, 9), (3, 17)]), 1e-2),
+    "latent": (partial(attention_forms.variant_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "product": (partial(small_gemm.product_error, CPU, 3, 40, 70), 4e-3),
     "int4": (partial(quantized_linear.int4_error, CPU, 3, 48, 160), 4e-3),
     "int8": (partial(quantized_linear.int8_error, CPU, 3, 48, 160), 4e-3),
@@ -52,6 +65,8 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "decodes": (attention, partial(attention.attention_case, CPU, TINY, [(1, 40)] * 3)),
     "chunk": (attention, partial(attention.attention_case, CPU, TINY, [(40, 40)])),
     "mixed": (attention, partial(attention.attention_case, CPU, TINY, [(10, 40), (1, 40)])),
+    "sinks": (attention_forms, partial(attention_forms.variant_case, CPU, TINY_SINKS, [(1, 40)] * 3)),
+    "latent": (attention_forms, partial(attention_forms.variant_case, CPU, TINY_LATENT, [(10, 40)])),
     "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
     "int4": (quantized_linear, partial(quantized_linear.int4_case, CPU, 3, 48, 160)),
     "int8": (quantized_linear, partial(quantized_linear.int8_case, CPU, 32, 48, 160)),
