@@ -84,7 +84,7 @@ def make_variant_batch(device: torch.device, shape: VariantShape, lengths: list[
 
     keys = cache(shape.head_dim)
     tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32, device=device)
-    for row, part in enumerate(order.split(blocks)):
+    for row, part in enumerate(torch.split(order, blocks)):
         tables[row, : len(part)] = part
     queries = [query for query, _ in lengths]
     return VariantBatch(
