@@ -25,10 +25,12 @@ from gpu_worker.layers.layer_weights import (
     MixtureWeights,
     PlainWeights,
     Projection,
+    ShortConvWeights,
 )
 from gpu_worker.layers.mixture import Mixture, SharedExpert
 from gpu_worker.layers.plain_mlp import PlainMLP
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.short_conv import ShortConv
 from kernels.linear import Linear, LinearFactory
 from kernels.moe import Experts, make_experts
 from kernels.state_rows import StateRows
@@ -108,6 +110,10 @@ def _latent(parts: LayerParts, index: int, weights: LatentWeights) -> LatentAtte
     return LatentAttention(index, weights, down, query, latent, output, cos_sin)
 
 
+def _short_conv(parts: LayerParts, index: int, weights: ShortConvWeights) -> ShortConv:
+    return ShortConv(index, weights, parts.linear(weights.inputs), parts.linear(weights.output))
+
+
 def _gated_delta(parts: LayerParts, index: int, weights: GatedDeltaWeights) -> GatedDeltaNet:
     return GatedDeltaNet(index, weights, *map(parts.linear, (weights.inputs, weights.gates, weights.output)))
 
@@ -134,6 +140,7 @@ _MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {
     AttentionWeights: _attention,
     LatentWeights: _latent,
     GatedDeltaWeights: _gated_delta,
+    ShortConvWeights: _short_conv,
 }
 
 _FEED_FORWARDS: dict[type, Callable[[LayerParts, Any], FeedForwardBlock]] = {

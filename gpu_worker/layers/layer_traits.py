@@ -132,7 +132,19 @@ class GatedDeltaShape:
     by_key_head: bool = False
 
 
-RecurrentShape = GatedDeltaShape
+@dataclass(frozen=True, slots=True)
+class ShortConvShape:
+    """A gated short convolution of `num_channels`, over `conv_width` tokens, each itself included.
+
+    With `has_bias`, the convolution and both projections have one.
+    """
+
+    num_channels: int
+    conv_width: int
+    has_bias: bool = False
+
+
+RecurrentShape = GatedDeltaShape | ShortConvShape
 """What keeps a state of fixed size instead of keys and values."""
 
 MixerShape = AttentionShape | LatentShape | RecurrentShape

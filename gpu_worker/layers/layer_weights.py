@@ -187,7 +187,24 @@ class MixtureWeights:
     weighs_inputs: bool = False
 
 
-Mixer = AttentionWeights | LatentWeights | GatedDeltaWeights
+@dataclass(frozen=True, slots=True)
+class ShortConvWeights:
+    """A gated short convolution.
+
+    Attributes:
+        inputs: Yields the gate of the input, that of the output, then the input.
+        conv: `[conv_width, num_channels]`.
+        bias: `[num_channels]`, if it has one.
+        output: Back to the residual stream.
+    """
+
+    inputs: Projection
+    conv: torch.Tensor
+    bias: torch.Tensor | None
+    output: Projection
+
+
+Mixer = AttentionWeights | LatentWeights | GatedDeltaWeights | ShortConvWeights
 """What a layer mixes tokens by."""
 
 FeedForward = GatedWeights | PlainWeights | MixtureWeights

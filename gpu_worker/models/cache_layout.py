@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.cache_layout import CacheLayout, KeepsState, KeepsTokens, LayerMemory, StatePart
-from gpu_worker.layers.layer_traits import GatedDeltaShape, LatentShape
+from gpu_worker.layers.layer_traits import GatedDeltaShape, LatentShape, ShortConvShape
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import CacheShape
 
@@ -19,6 +19,9 @@ def cache_layout(config: ModelConfig) -> CacheLayout:
 
 def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
     mixer = config.layer(layer).mixer
+    if isinstance(mixer, ShortConvShape):
+        inputs = StatePart((mixer.conv_width - 1, mixer.num_channels), torch.float32)
+        return KeepsState((inputs,), mixer.num_channels)
     if isinstance(mixer, GatedDeltaShape):
         return _delta_memory(mixer)
     if isinstance(mixer, LatentShape):

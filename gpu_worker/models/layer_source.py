@@ -15,6 +15,7 @@ from gpu_worker.layers.layer_traits import (
     HeadNorm,
     LatentShape,
     PlainShape,
+    ShortConvShape,
 )
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
@@ -28,6 +29,7 @@ from gpu_worker.layers.layer_weights import (
     MixtureWeights,
     NormWeights,
     PlainWeights,
+    ShortConvWeights,
 )
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rotary_order import head_order, head_rows
@@ -137,6 +139,17 @@ def _take_latent(source: LayerSource, prefix: str, shape: LatentShape) -> Latent
     return take_latent(source.checkpoint, source.projections, prefix, shape, source.config.hidden_size)
 
 
+def _take_short_conv(source: LayerSource, prefix: str, shape: ShortConvShape) -> ShortConvWeights:
+    name, size, channels = f"{prefix}.conv", source.config.hidden_size, shape.num_channels
+    conv = source.checkpoint.take(f"{name}.conv.weight", channels, 1, shape.conv_width)
+    return ShortConvWeights(
+        source.projections.take([f"{name}.in_proj"], [3 * channels], size, has_bias=shape.has_bias),
+        conv[:, 0].t().contiguous(),
+        source.checkpoint.take(f"{name}.conv.bias", channels) if shape.has_bias else None,
+        source.projections.take([f"{name}.out_proj"], [size], channels, has_bias=shape.has_bias),
+    )
+
+
 def _take_gated_delta(source: LayerSource, prefix: str, shape: GatedDeltaShape) -> GatedDeltaWeights:
     return take_gated_delta(source.config, source.checkpoint, source.projections, prefix, shape)
 
@@ -161,6 +174,7 @@ _MIXERS: dict[type, Callable[[LayerSource, str, Any], Mixer]] = {
     AttentionShape: _take_attention,
     LatentShape: _take_latent,
     GatedDeltaShape: _take_gated_delta,
+    ShortConvShape: _take_short_conv,
 }
 
 

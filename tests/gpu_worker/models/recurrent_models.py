@@ -36,6 +36,11 @@ EXPERTS = {
 }
 
 CASES = {
+    "lfm2": Case(
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "conv_bias": True},
+    ),
     "qwen3_next": Case("Qwen3NextConfig", "Qwen3NextForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}),
     "qwen3_5_moe": Case("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
     "qwen3_5": Case("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),

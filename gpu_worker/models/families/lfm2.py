@@ -1,0 +1,71 @@
+"""LFM2: gated short convolutions in most layers, attention with normalised heads in the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits, ShortConvShape
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, read_layer_types, with_mixers
+from gpu_worker.models.json_file import JsonFile
+
+ARCHITECTURE = "Lfm2ForCausalLM"
+SAMPLE = {"full_attn_idxs": [2]}
+
+_KINDS = ("conv", "full_attention")
+_NAMES = TensorNames(
+    before_mixer="operator_norm",
+    before_feed_forward="ffn_norm",
+    renamed=(
+        (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+        (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+        (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.self_attn\.q_layernorm\.", ".self_attn.q_norm."),
+        (r"\.self_attn\.k_layernorm\.", ".self_attn.k_norm."),
+        (r"^model\.embedding_norm\.", "model.norm."),
+    ),
+)
+
+
+def read_config(file: JsonFile) -> ModelConfig:
+    """Read the configuration."""
+    traits = FamilyTraits(
+        ARCHITECTURE,
+        attention=AttentionShape(head_norm=HeadNorm.HEADS),
+        block=BlockTraits(names=_NAMES),
+        norm_eps=("norm_eps", 1e-5),
+        is_tied=file.boolean("tie_embedding", True),
+    )
+    config = read_decoder(file, traits)
+    width = file.integer("conv_L_cache", 3, minimum=2, maximum=MAX_CONV_WIDTH)
+    conv = ShortConvShape(config.hidden_size, width, file.boolean("conv_bias", False))
+    config = with_mixers(config, _types(file), {_KINDS[0]: conv})
+    inner_size = _inner_size(file)
+    layers = tuple(LayerTraits(layer.mixer, _resized(layer, inner_size)) for layer in config.layers)
+    return replace(config, layers=layers, intermediate_size=inner_size)
+
+
+def _types(file: JsonFile) -> tuple[str, ...]:
+    """Read the kind of each layer: where nothing is said, all attend."""
+    if "layer_types" in file.names():
+        return read_layer_types(file, _KINDS)
+    layers = range(file.integer("num_hidden_layers", maximum=1024))
+    attending = file.integers("full_attn_idxs") if "full_attn_idxs" in file.names() else layers
+    return tuple(_KINDS[layer in attending] for layer in layers)
+
+
+def _resized(layer: LayerTraits, inner_size: int) -> GatedShape:
+    assert isinstance(layer.feed_forward, GatedShape)
+    return replace(layer.feed_forward, inner_size=inner_size)
+
+
+def _inner_size(file: JsonFile) -> int:
+    """Return the size of the feed-forward block, which is two thirds of what the configuration says, rounded up."""
+    size = file.integer("block_ff_dim", file.integer("intermediate_size"))
+    if not file.boolean("block_auto_adjust_ff_dim", True):
+        return size
+    size = int(file.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    multiple = file.integer("block_multiple_of", 256)
+    return -(-size // multiple) * multiple
