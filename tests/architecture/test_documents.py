@@ -12,11 +12,8 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "ops").rglob("*.md")]
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
-def test_no_two_decisions_have_one_number() -> None:
-    # A gap is a decision that somebody writes at the same time.
-    numbers = [path.name[:4] for path in DECISIONS]
-    assert len(set(numbers)) == len(numbers)
-    assert all(number.isdigit() for number in numbers)
+def test_decisions_are_numbered_without_gaps_or_doubles() -> None:
+    assert [path.name[:4] for path in DECISIONS] == [f"{number:04}" for number in range(1, len(DECISIONS) + 1)]
 
 
 def test_title_of_a_decision_begins_with_its_number() -> None:

@@ -2,9 +2,9 @@
 
 Every group has as many blocks as a number of sequences of one length need, so that none is empty while others are full.
 That length is eight times the largest window, but no more than a sequence can have: longer sequences are bounded by the
-blocks that keep all tokens, shorter ones by those that keep windows. Where no layer keeps all tokens, such blocks take
-no memory, and it is the longest. Groups of windows have, besides, the blocks of one
-window and of the largest step, whose tokens are written before they are read.
+blocks that keep all tokens, shorter ones by those that keep windows. Where no layer keeps all tokens, blocks for all
+tokens take no memory, and the length is that of the longest sequence. Groups of windows have, besides, the blocks of
+one window and of the largest step, whose tokens are written before they are read.
 """
 
 from __future__ import annotations
@@ -40,24 +40,28 @@ class GroupShares:
 
     def num_blocks(self, num_whole: int) -> list[int]:
         """Return the blocks of each group beside `num_whole` blocks that keep all tokens."""
-        windows = [group.window for group in self.layout.groups if group.window is not None]
-        return [num_whole, *(self._fixed(window) + int(num_whole * self._share(window)) for window in windows)]
+        return [num_whole, *(self._fixed(window) + int(num_whole * self._share(window)) for window in self._windows)]
 
     def demand(self, dtype: torch.dtype) -> CacheDemand:
         """Return what a block that keeps all tokens takes with its share of all others, in keys of type `dtype`."""
         whole, *others = group_block_bytes(self.layout, self.block_size, dtype)
-        windows = [group.window for group in self.layout.groups if group.window is not None]
-        shares = sum((size * self._share(window) for size, window in zip(others, windows, strict=True)), Fraction())
-        fixed = sum(size * self._fixed(window) for size, window in zip(others, windows, strict=True))
+        shares = sum(
+            (size * self._share(window) for size, window in zip(others, self._windows, strict=True)), Fraction()
+        )
+        fixed = sum(size * self._fixed(window) for size, window in zip(others, self._windows, strict=True))
         return CacheDemand(
             whole + -(-shares.numerator // shares.denominator), self.block_size, self.max_model_len, fixed
         )
+
+    @property
+    def _windows(self) -> list[int]:
+        return [group.window for group in self.layout.groups if group.window is not None]
 
     def _share(self, window: int) -> Fraction:
         """Return how many blocks of a window belong to one that keeps all tokens."""
         length = self.max_model_len
         if self.layout.groups[0].layers:
-            length = min(length, _WINDOWS_OF_A_SEQUENCE * max(group.window or 0 for group in self.layout.groups))
+            length = min(length, _WINDOWS_OF_A_SEQUENCE * max(self._windows))
         most = WindowConfig(window, 0).most_blocks(self.block_size)
         return min(Fraction(1), Fraction(most, self._blocks(length)))
 
