@@ -19,7 +19,6 @@ from gpu_worker.layers.layer_traits import (
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.layer_types import read_sliding
 from gpu_worker.models.rope_config import max_model_len, read_rope, read_rotary_dim
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
@@ -240,19 +239,6 @@ def read_activation(file: JsonFile, field: str = "hidden_act", default: str = "s
     if name not in _ACTIVATIONS:
         raise file.error(field, f"is {name[:80]!r}; supported: {', '.join(map(repr, _ACTIVATIONS))}")
     return _ACTIVATIONS[name]
-
-
-def read_layer_windows(file: JsonFile) -> tuple[int | None, ...] | None:
-    """Read which layers have a sliding window where the family makes it optional, as Qwen does.
-
-    The window counts only with `use_sliding_window`. Then `layer_types` says which layers have it; without that, those
-    from `max_window_layers` on.
-    """
-    if not file.boolean("use_sliding_window", False) or file.is_null("sliding_window"):
-        return None
-    window = file.integer("sliding_window", 4096)
-    first = file.integer("max_window_layers", 28, minimum=0)
-    return tuple(window if sliding else None for sliding in read_sliding(file, lambda layer: layer >= first))
 
 
 def _quantization(file: JsonFile) -> QuantizationMethod | None:

@@ -1,4 +1,4 @@
-"""Reads which layers of a model are recurrent, and the sizes of gated delta nets."""
+"""Puts recurrent mixers into layers, and reads the sizes of gated delta nets."""
 
 from __future__ import annotations
 
@@ -36,29 +36,6 @@ def read_gated_delta(file: JsonFile, *, by_key_head: bool) -> GatedDeltaShape:
     )
     width = file.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=MAX_CONV_WIDTH)
     return GatedDeltaShape(sizes, width, by_key_head)
-
-
-def read_layer_types(file: JsonFile, kinds: tuple[str, ...], interval: int | None = None) -> tuple[str, ...]:
-    """Read the kind of each layer.
-
-    Args:
-        file: Has `layer_types`.
-        kinds: Those that the family has.
-        interval: Where `layer_types` is absent, each so many-th layer is of the last kind, the others of the first;
-            None requires the field.
-
-    Raises:
-        CheckpointError: A kind is unknown, or their number is wrong.
-    """
-    num_layers = file.integer("num_hidden_layers", maximum=1024)
-    types = file.texts("layer_types")
-    if not types and interval is not None:
-        interval = file.integer("full_attention_interval", interval, maximum=1024)
-        return tuple(kinds[0] if (layer + 1) % interval else kinds[-1] for layer in range(num_layers))
-    if len(types) != num_layers or set(types) - set(kinds):
-        problem = f"must name one of {', '.join(kinds)} for each of the num_hidden_layers ({num_layers}) layers"
-        raise file.error("layer_types", problem)
-    return types
 
 
 def with_mixers(config: ModelConfig, types: tuple[str, ...], mixers: Mapping[str, MixerShape]) -> ModelConfig:

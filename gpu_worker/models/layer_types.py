@@ -1,40 +1,63 @@
-"""Reads which layers of a model have a sliding window, where `layer_types` may say so."""
+"""Reads which layers of a model are of which kind, and which have a sliding window."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpu_worker.models.json_file import JsonFile
 
-_KINDS = {"full_attention", "sliding_attention"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def read_sliding(file: JsonFile, is_sliding: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Return for each layer whether it has a sliding window.
+def read_layer_types(
+    file: JsonFile, kinds: Collection[str], default: Callable[[int], str], field: str = "layer_types"
+) -> tuple[str, ...]:
+    """Return the kind of each layer.
 
     Args:
         file: The configuration.
-        is_sliding: What an absent `layer_types` means of a layer of this number.
+        kinds: Those that the family has.
+        default: The kind of the layer of a number where `field` is absent.
+        field: Names a kind for each layer.
 
     Raises:
-        CheckpointError: `layer_types` names other types, or not one for each layer.
+        CheckpointError: `field` names other kinds, or not one for each layer.
     """
     num_layers = file.integer("num_hidden_layers", maximum=1024)
-    types = file.texts("layer_types")
-    if not types:
-        return tuple(is_sliding(layer) for layer in range(num_layers))
-    if len(types) != num_layers or set(types) - _KINDS:
-        problem = "must name full_attention or sliding_attention for each of the num_hidden_layers layers"
-        raise file.error("layer_types", problem)
-    return tuple(kind == "sliding_attention" for kind in types)
+    types = file.texts(field) or tuple(map(default, range(num_layers)))
+    if len(types) != num_layers or set(types) - set(kinds):
+        problem = f"must name {' or '.join(kinds)} for each of the num_hidden_layers ({num_layers}) layers"
+        raise file.error(field, problem)
+    return types
 
 
 def read_windows(file: JsonFile, is_sliding: Callable[[int], bool], default: int = 4096) -> tuple[int | None, ...]:
-    """Return each layer's window, None where it has none; `default` is what an absent `sliding_window` means."""
+    """Return each layer's window, None where it has none.
+
+    Args:
+        file: The configuration; where it says that `sliding_window` is null, no layer has one.
+        is_sliding: What an absent `layer_types` means of the layer of a number.
+        default: What an absent `sliding_window` means.
+
+    Raises:
+        CheckpointError: `layer_types` names other kinds, or not one for each layer.
+    """
     if file.is_null("sliding_window"):
         return (None,) * file.integer("num_hidden_layers", maximum=1024)
     window = file.integer("sliding_window", default)
-    return tuple(window if sliding else None for sliding in read_sliding(file, is_sliding))
+    types = read_layer_types(file, (_FULL, _SLIDING), lambda layer: _SLIDING if is_sliding(layer) else _FULL)
+    return tuple(window if kind == _SLIDING else None for kind in types)
+
+
+def read_optional_windows(file: JsonFile) -> tuple[int | None, ...] | None:
+    """Return each layer's window where the family makes windows optional, as Qwen does; None where none has one.
+
+    Windows count only with `use_sliding_window`. Without `layer_types`, layers from `max_window_layers` on have them.
+    """
+    if not file.boolean("use_sliding_window", False):
+        return None
+    first = file.integer("max_window_layers", 28, minimum=0)
+    return read_windows(file, lambda layer: layer >= first)
 
 
 def all_but_every(count: int) -> Callable[[int], bool]:

@@ -1,4 +1,4 @@
-"""What Qwen's hybrid families have in common: attention with a gate, and normalisations that store weights less one."""
+"""What Qwen's hybrid families share: gated delta nets, gated attention, and normalisations stored less one."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
+from gpu_worker.models.hybrid_config import read_gated_delta, with_mixers
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_layer_types
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k
 from gpu_worker.models.rope_config import read_rotary_dim
 from gpu_worker.models.text_part import text_names
 from kernels.moe import RoutingRule
 
-HYBRID_TYPES = ("linear_attention", "full_attention")
+_LINEAR, _FULL = "linear_attention", "full_attention"
 _PARTIAL = "partial_rotary_factor"
 
 
-def read_gated_attention_decoder(
-    file: JsonFile, architecture: str, inner_size: str = "intermediate_size"
+def read_hybrid_decoder(
+    file: JsonFile, architecture: str, *, by_key_head: bool, inner_size: str = "intermediate_size"
 ) -> ModelConfig:
-    """Read the configuration, with attention and a gated block in all layers.
+    """Read the configuration, with a gated block in all layers: by default three recurrent ones to one that attends.
 
     Args:
         file: The configuration.
         architecture: Name of the family.
+        by_key_head: As `GatedDeltaShape` has it.
         inner_size: The field of the gated block's size.
 
     Raises:
@@ -42,7 +45,10 @@ def read_gated_attention_decoder(
     names = text_names(TensorNames(unused=(r"mtp\..*",)))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     file = JsonFile(file.path, {**file.fields, "intermediate_size": file.integer(inner_size)})
-    return read_decoder(file, FamilyTraits(architecture, head_dim=256, attention=attention, block=block))
+    config = read_decoder(file, FamilyTraits(architecture, head_dim=256, attention=attention, block=block))
+    attends = file.integer("full_attention_interval", 4, maximum=1024)
+    types = read_layer_types(file, (_LINEAR, _FULL), lambda layer: _LINEAR if (layer + 1) % attends else _FULL)
+    return with_mixers(config, types, {_LINEAR: read_gated_delta(file, by_key_head=by_key_head)})
 
 
 def read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> MixtureShape:

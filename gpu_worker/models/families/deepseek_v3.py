@@ -7,6 +7,7 @@ from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.latent_config import read_latent_decoder
+from gpu_worker.models.layer_types import read_layer_types
 from gpu_worker.models.mixture_config import (
     all_layers,
     grouped_sigmoid_rule,
@@ -45,9 +46,7 @@ def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
 
 def _mixture_layers(file: JsonFile) -> frozenset[int]:
     """Read which layers are mixtures: `mlp_layer_types` says it, or else the first ones are not."""
-    types = file.texts("mlp_layer_types")
-    if not types:
+    if "mlp_layer_types" not in file.names():
         return later_layers(file, 3)
-    if len(types) != len(all_layers(file)) or set(types) - {"dense", "sparse"}:
-        raise file.error("mlp_layer_types", "must name dense or sparse for each of the num_hidden_layers layers")
+    types = read_layer_types(file, ("dense", "sparse"), lambda _layer: "dense", "mlp_layer_types")
     return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")

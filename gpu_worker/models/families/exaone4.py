@@ -9,7 +9,7 @@ from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import FamilyTraits, ModelConfig, map_attention, read_decoder
 from gpu_worker.models.families import olmo2
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.layer_types import read_windows
+from gpu_worker.models.layer_types import all_but_every, read_windows
 
 ARCHITECTURE = "Exaone4ForCausalLM"
 
@@ -30,12 +30,12 @@ def read_config(file: JsonFile) -> ModelConfig:
 
 
 def _windows(file: JsonFile) -> tuple[int | None, ...]:
-    """Read the windows. The pattern is a number, or letters of which G is a layer without; the last layer has none."""
-    last = file.integer("num_hidden_layers", maximum=1024) - 1
+    """Read the windows. The pattern is a number, or letters of which G is a layer without; then the last has none."""
     pattern = file.fields.get("sliding_window_pattern")
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:
             raise file.error("sliding_window_pattern", f"is {pattern[:80]!r}; supported: a number, or letters L and G")
+        last = file.integer("num_hidden_layers", maximum=1024) - 1
         return read_windows(file, lambda layer: layer != last and pattern[layer % len(pattern)] == "L")
     interval = file.integer("sliding_window_pattern", 4) if not file.is_null("sliding_window") else 1
-    return read_windows(file, lambda layer: (layer + 1) % interval != 0 and layer < last + 1)
+    return read_windows(file, all_but_every(interval))

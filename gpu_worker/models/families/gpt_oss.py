@@ -6,12 +6,11 @@ from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_mixtures
 from kernels.moe import RoutingRule, clamped_swiglu
 
 ARCHITECTURE = "GptOssForCausalLM"
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 NAMES = MixtureNames(router=("mlp.router",), is_transposed=True, is_interleaved=True)
 
@@ -33,17 +32,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         ARCHITECTURE,
         head_dim=64,
         attention=AttentionShape(qkv_bias=has_bias, output_bias=has_bias, has_sinks=True),
-        layer_windows=_windows(file),
+        layer_windows=read_windows(file, all_but_every(2), 128),
         norm_eps=("rms_norm_eps", 1e-5),
     )
     return with_mixtures(read_decoder(file, traits), shape, all_layers(file))
-
-
-def _windows(file: JsonFile) -> tuple[int | None, ...]:
-    """Read which layers have a sliding window: the even ones, where nothing is said."""
-    num_layers = len(all_layers(file))
-    types = file.texts("layer_types") or (_SLIDING, _FULL) * num_layers
-    if len(types := types[:num_layers]) != num_layers or set(types) - {_FULL, _SLIDING}:
-        raise file.error("layer_types", f"must name {_FULL} or {_SLIDING} for each of the num_hidden_layers layers")
-    window = None if file.is_null("sliding_window") else file.integer("sliding_window", 128)
-    return tuple(window if kind == _SLIDING else None for kind in types)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerTraits, ShortConvShape
 from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
-from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, read_layer_types, with_mixers
+from gpu_worker.models.hybrid_config import MAX_CONV_WIDTH, with_mixers
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_layer_types
 
 ARCHITECTURE = "Lfm2ForCausalLM"
 SAMPLE = {"full_attn_idxs": [2]}
@@ -49,11 +50,8 @@ def read_config(file: JsonFile) -> ModelConfig:
 
 def _types(file: JsonFile) -> tuple[str, ...]:
     """Read the kind of each layer: where nothing is said, all attend."""
-    if "layer_types" in file.names():
-        return read_layer_types(file, _KINDS)
-    layers = range(file.integer("num_hidden_layers", maximum=1024))
-    attending = file.integers("full_attn_idxs") if "full_attn_idxs" in file.names() else layers
-    return tuple(_KINDS[layer in attending] for layer in layers)
+    attending = file.integers("full_attn_idxs") if "full_attn_idxs" in file.names() else range(1024)
+    return read_layer_types(file, _KINDS, lambda layer: _KINDS[layer in attending])
 
 
 def _resized(layer: LayerTraits, inner_size: int) -> GatedShape:

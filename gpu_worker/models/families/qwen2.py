@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from gpu_worker.layers.layer_traits import AttentionShape
-from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder, read_layer_windows
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_optional_windows
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    traits = FamilyTraits(ARCHITECTURE, attention=AttentionShape(qkv_bias=True), layer_windows=read_layer_windows(file))
+    traits = FamilyTraits(
+        ARCHITECTURE, attention=AttentionShape(qkv_bias=True), layer_windows=read_optional_windows(file)
+    )
     return read_decoder(file, traits)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.mixture_shape import MixtureShape
-from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder, read_layer_windows
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_optional_windows
 from gpu_worker.models.mixture_config import read_num_experts, read_top_k, sparse_layers, with_mixtures
 from kernels.moe import RoutingRule
 
@@ -25,6 +26,6 @@ def read_config(file: JsonFile) -> ModelConfig:
     traits = FamilyTraits(
         ARCHITECTURE,
         attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
-        layer_windows=read_layer_windows(file),
+        layer_windows=read_optional_windows(file),
     )
     return with_mixtures(read_decoder(file, traits), shape, sparse_layers(file))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
-from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder, read_layer_windows
+from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.layer_types import read_optional_windows
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 
@@ -16,6 +17,6 @@ def read_config(file: JsonFile) -> ModelConfig:
         ARCHITECTURE,
         head_dim=128,
         attention=AttentionShape(qkv_bias=attention_bias, output_bias=attention_bias, head_norm=HeadNorm.HEADS),
-        layer_windows=read_layer_windows(file),
+        layer_windows=read_optional_windows(file),
     )
     return read_decoder(file, traits)

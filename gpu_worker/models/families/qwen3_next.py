@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.hybrid_config import read_gated_delta, read_layer_types, with_mixers
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.mixture_config import sparse_layers, with_mixtures
-from gpu_worker.models.qwen_hybrid import HYBRID_TYPES, read_gated_attention_decoder, read_shared_mixture
+from gpu_worker.models.qwen_hybrid import read_hybrid_decoder, read_shared_mixture
 
 ARCHITECTURE = "Qwen3NextForCausalLM"
 
 
 def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
-    config = read_gated_attention_decoder(file, ARCHITECTURE)
-    types = read_layer_types(file, HYBRID_TYPES, interval=4)
-    config = with_mixers(config, types, {HYBRID_TYPES[0]: read_gated_delta(file, by_key_head=True)})
+    config = read_hybrid_decoder(file, ARCHITECTURE, by_key_head=True)
     mixture = read_shared_mixture(file, top_k=10, renormalize=file.boolean("norm_topk_prob", True))
     return with_mixtures(config, mixture, sparse_layers(file))
