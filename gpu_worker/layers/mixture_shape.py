@@ -45,7 +45,7 @@ class MixtureShape:
     Attributes:
         expert_size: Features between the matrices of an expert.
         rule: Of routing; a bias for the choice is not in it yet.
-        activation: Of the experts, the shared one included.
+        activation: Of the experts; that of the shared one is SiLU.
         has_router_bias: Logits of the router have a bias.
         has_choice_bias: The checkpoint has a bias for the choice alone (`e_score_correction_bias`).
         has_expert_biases: The projections of experts have biases.
@@ -68,3 +68,4 @@ class MixtureShape:
 
     def __post_init__(self) -> None:
         assert not self.weighs_inputs or self.rule.top_k == 1
+        assert not self.shared_size or self.activation == SILU, "a shared expert has SiLU"

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpu_worker.layers.mixture_shape import MixtureShape
-from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.config import ModelConfig, read_activation
 from gpu_worker.models.json_file import JsonFile
+from kernels.activation import Activation
 from kernels.moe import RoutingRule
 
 _MAX_EXPERTS = 1 << 12
@@ -19,6 +20,20 @@ def with_mixtures(config: ModelConfig, shape: MixtureShape, layers: Collection[i
         replace(layer, feed_forward=shape) if index in layers else layer for index, layer in enumerate(config.layers)
     ]
     return replace(config, layers=tuple(traits))
+
+
+def with_silu_mixtures(
+    file: JsonFile, config: ModelConfig, shape: MixtureShape, layers: Collection[int]
+) -> ModelConfig:
+    """Do the same for experts with SiLU.
+
+    Raises:
+        CheckpointError: The checkpoint's experts have another activation.
+    """
+    if read_activation(file) is not Activation.SILU:
+        problem = f"is {file.text('hidden_act')[:80]!r}; experts of this family are served with 'silu'"
+        raise file.error("hidden_act", problem)
+    return with_mixtures(config, shape, layers)
 
 
 def read_num_experts(file: JsonFile, *names: str) -> int:
@@ -58,6 +73,22 @@ def later_layers(file: JsonFile, default: int) -> frozenset[int]:
     return frozenset(layer for layer in all_layers(file) if layer >= first)
 
 
+def read_groups(file: JsonFile, num_experts: int, top_k: int, default: int | None = None) -> tuple[int, int]:
+    """Read into how many groups experts are divided, and of how many groups a token gets experts.
+
+    Raises:
+        CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
+    """
+    num_groups, top_k_groups = file.integer("n_group", default), file.integer("topk_group", default)
+    if num_experts % num_groups:
+        raise file.error("n_group", f"is {num_groups}; it must divide the number of experts ({num_experts})")
+    if top_k_groups > num_groups:
+        raise file.error("topk_group", f"is {top_k_groups}; there are {num_groups} groups (n_group)")
+    if top_k > (room := num_experts // num_groups * top_k_groups):
+        raise file.error("num_experts_per_tok", f"is {top_k}; the groups that a token chooses have {room} experts")
+    return num_groups, top_k_groups
+
+
 def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
     """Read the rule of DeepSeek-V3 and GLM: sigmoids, chosen with a bias from the best groups.
 
@@ -65,13 +96,7 @@ def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
         CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
     """
     top_k = read_top_k(file, num_experts, 8)
-    num_groups, top_k_groups = file.integer("n_group", 1), file.integer("topk_group", 1)
-    if num_experts % num_groups:
-        raise file.error("n_group", f"is {num_groups}; it must divide the number of experts ({num_experts})")
-    if top_k_groups > num_groups:
-        raise file.error("topk_group", f"is {top_k_groups}; there are {num_groups} groups (n_group)")
-    if top_k > (room := num_experts // num_groups * top_k_groups):
-        raise file.error("num_experts_per_tok", f"is {top_k}; the groups that a token chooses have {room} experts")
+    num_groups, top_k_groups = read_groups(file, num_experts, top_k, 1)
     return RoutingRule(
         top_k,
         score="sigmoid",

@@ -6,7 +6,7 @@ from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.latent_config import read_latent_decoder
-from gpu_worker.models.mixture_config import later_layers, read_num_experts, read_top_k, with_mixtures
+from gpu_worker.models.mixture_config import later_layers, read_groups, read_num_experts, read_top_k, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "DeepseekV2ForCausalLM"
@@ -26,7 +26,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         shared_size=inner * file.integer("n_shared_experts", 2, minimum=0),
     )
     config = read_latent_decoder(file, FamilyTraits(ARCHITECTURE), is_interleaved=True)
-    return with_mixtures(config, shape, later_layers(file, 0))
+    return with_silu_mixtures(file, config, shape, later_layers(file, 0))
 
 
 def _read_rule(file: JsonFile, num_experts: int) -> RoutingRule:
@@ -39,11 +39,5 @@ def _read_rule(file: JsonFile, num_experts: int) -> RoutingRule:
         return RoutingRule(top_k, scale=scale)
     if method != "group_limited_greedy":
         raise file.error("topk_method", f"is {method[:80]!r}; supported: 'greedy', 'group_limited_greedy'")
-    num_groups, top_k_groups = file.integer("n_group"), file.integer("topk_group")
-    if num_experts % num_groups:
-        raise file.error("n_group", f"is {num_groups}; it must divide the number of experts ({num_experts})")
-    if top_k_groups > num_groups:
-        raise file.error("topk_group", f"is {top_k_groups}; there are {num_groups} groups (n_group)")
-    if top_k > (room := num_experts // num_groups * top_k_groups):
-        raise file.error("num_experts_per_tok", f"is {top_k}; the groups that a token chooses have {room} experts")
+    num_groups, top_k_groups = read_groups(file, num_experts, top_k)
     return RoutingRule(top_k, num_groups=num_groups, top_k_groups=top_k_groups, scale=scale)

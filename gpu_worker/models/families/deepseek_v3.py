@@ -13,7 +13,7 @@ from gpu_worker.models.mixture_config import (
     grouped_sigmoid_rule,
     later_layers,
     read_num_experts,
-    with_mixtures,
+    with_silu_mixtures,
 )
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
@@ -41,7 +41,7 @@ def read_latent_mixtures(file: JsonFile, architecture: str) -> ModelConfig:
     names = TensorNames(unused=(rf"model\.layers\.{len(all_layers(file))}\..*",))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
-    return with_mixtures(config, shape, _mixture_layers(file))
+    return with_silu_mixtures(file, config, shape, _mixture_layers(file))
 
 
 def _mixture_layers(file: JsonFile) -> frozenset[int]:

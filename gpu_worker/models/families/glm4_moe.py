@@ -12,7 +12,7 @@ from gpu_worker.models.mixture_config import (
     grouped_sigmoid_rule,
     later_layers,
     read_num_experts,
-    with_mixtures,
+    with_silu_mixtures,
 )
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
@@ -41,4 +41,4 @@ def read_config(file: JsonFile) -> ModelConfig:
         block=BlockTraits(names=TensorNames(unused=(rf"model\.layers\.{len(all_layers(file))}\..*",))),
         norm_eps=("rms_norm_eps", 1e-5),
     )
-    return with_mixtures(read_decoder(file, traits), shape, later_layers(file, 1))
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, later_layers(file, 1))

@@ -7,7 +7,7 @@ from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "GraniteMoeForCausalLM"
@@ -50,4 +50,4 @@ def read_granite_moe(file: JsonFile, architecture: str, shared_size: int) -> Mod
             logit_scale=1 / file.number("logits_scaling", 1.0),
         ),
     )
-    return with_mixtures(read_decoder(file, traits), shape, all_layers(file))
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))

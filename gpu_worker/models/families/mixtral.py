@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "MixtralForCausalLM"
@@ -30,4 +30,4 @@ def read_config(file: JsonFile) -> ModelConfig:
         NAMES,
     )
     config = read_decoder(file, FamilyTraits(ARCHITECTURE, layer_windows=windows))
-    return with_mixtures(config, shape, all_layers(file))
+    return with_silu_mixtures(file, config, shape, all_layers(file))

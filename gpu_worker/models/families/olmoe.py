@@ -6,7 +6,7 @@ from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "OlmoeForCausalLM"
@@ -32,4 +32,4 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(qkv_bias=bias, output_bias=bias, head_norm=HeadNorm.WHOLE),
         norm_eps=("rms_norm_eps", 1e-5),
     )
-    return with_mixtures(read_decoder(file, traits), shape, all_layers(file))
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))

@@ -7,7 +7,7 @@ from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_optional_windows
-from gpu_worker.models.mixture_config import read_num_experts, read_top_k, sparse_layers, with_mixtures
+from gpu_worker.models.mixture_config import read_num_experts, read_top_k, sparse_layers, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "Qwen2MoeForCausalLM"
@@ -28,4 +28,4 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
         layer_windows=read_optional_windows(file),
     )
-    return with_mixtures(read_decoder(file, traits), shape, sparse_layers(file))
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import all_layers, with_mixtures
+from gpu_worker.models.mixture_config import all_layers, with_silu_mixtures
 from gpu_worker.models.qwen_hybrid import read_hybrid_decoder, read_shared_mixture
 from gpu_worker.models.text_part import text_part
 
@@ -16,4 +16,4 @@ def read_config(file: JsonFile) -> ModelConfig:
     """Read the configuration."""
     file = text_part(file)
     config = read_hybrid_decoder(file, ARCHITECTURE, by_key_head=False, inner_size="moe_intermediate_size")
-    return with_mixtures(config, read_shared_mixture(file, top_k=8, renormalize=True), all_layers(file))
+    return with_silu_mixtures(file, config, read_shared_mixture(file, top_k=8, renormalize=True), all_layers(file))

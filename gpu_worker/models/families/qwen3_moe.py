@@ -6,7 +6,7 @@ from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, sparse_layers, with_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, sparse_layers, with_silu_mixtures
 from kernels.moe import RoutingRule
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -29,4 +29,4 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(qkv_bias=attention_bias, output_bias=attention_bias, head_norm=HeadNorm.HEADS),
         layer_windows=windows,
     )
-    return with_mixtures(read_decoder(file, traits), shape, sparse_layers(file))
+    return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
