@@ -17,6 +17,9 @@ from shared.messages import GatewayHeartbeat, Heartbeat
 GATEWAY_SILENCE_S = 5.0
 # A model without workers for so long is unknown again: it was taken out of service, not interrupted.
 MODEL_MEMORY_S = 300.0
+# Workers, and models, that are told apart: NATS takes no more connections. A worker that lies about its name cannot
+# make a gateway keep, and sum up, more than that.
+MAX_WORKERS = 4096
 
 
 class Fleet:
@@ -48,6 +51,10 @@ class Fleet:
     def workers(self) -> list[Heartbeat]:
         """Return the last heartbeats of all workers that are not dead, draining ones too."""
         return list(self.liveness.live())
+
+    def has_room_for(self, worker: str) -> bool:
+        """Whether heartbeats of this worker are taken in: it is known, or there are fewer than `MAX_WORKERS`."""
+        return self.liveness.num_workers < MAX_WORKERS or self.liveness.knows(worker)
 
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
@@ -120,7 +127,10 @@ class Fleet:
     def _forget_models(self, now: float) -> None:
         # While NATS is away, the workers that were heard before still count.
         self._known_models |= dict.fromkeys((heartbeat.model for heartbeat in self.liveness.live()), now)
-        for model in [model for model, at in self._known_models.items() if now - at > MODEL_MEMORY_S]:
+        old = [model for model, at in self._known_models.items() if now - at > MODEL_MEMORY_S]
+        if (excess := len(self._known_models) - len(old) - MAX_WORKERS) > 0:
+            old += sorted(set(self._known_models).difference(old), key=self._known_models.__getitem__)[:excess]
+        for model in old:
             del self._known_models[model]
             self._loads.pop(model, None)
 

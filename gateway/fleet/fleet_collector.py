@@ -2,13 +2,17 @@
 
 Every gateway knows all of it, and only the oldest that is alive shows it, so that a sum over gateways counts a worker
 once. Where several processes share a port, that one shows it on the board of all.
+
+A scrape holds up the gateway's streams while it is written, so its size is bounded, whatever heartbeats claim: shown
+are the workers that were heard of first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import msgspec
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -55,7 +59,13 @@ OLDEST_ROW = MetricRow(
 )
 EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW)
 
+# What one scrape tells of single workers, and of models: about half a second of a gateway's time at most.
+MAX_WORKER_SAMPLES = 1 << 15
+MAX_MODELS = 256
+
 _NOTHING = WorkerMetrics()
+# Samples of a worker without GPUs and groups of blocks.
+_OWN_SAMPLES = len(worker_rows.WORKER_ROWS) + len(STEP_TOKENS_BOUNDS) + len(STEP_SECONDS_BOUNDS) + 9
 
 
 class FleetSource(Protocol):
@@ -64,10 +74,6 @@ class FleetSource(Protocol):
     @property
     def is_eldest(self) -> bool:
         """Whether this gateway shows the fleet."""
-        ...
-
-    def models(self) -> list[str]:
-        """Return the models that live workers serve."""
         ...
 
     def load(self, model: str) -> FleetLoad | None:
@@ -105,17 +111,20 @@ class FleetCollector(Collector):
         if not self._fleet.is_eldest:
             yield oldest
             return
-        workers = [(beat, beat.metrics or _NOTHING) for beat in self._fleet.workers()]
-        for model in self._fleet.models():
-            ages = [metrics.batch_oldest_s for beat, metrics in workers if beat.model == model]
-            add(oldest, [self._process, model, "batch"], max(ages, default=0.0))
+        workers = _shown(self._fleet.workers())
+        by_model: dict[str, list[WorkerMetrics]] = {}
+        for beat, metrics in workers:
+            by_model.setdefault(beat.model, []).append(metrics)
+        by_model = dict(sorted(list(by_model.items())[:MAX_MODELS]))
+        for model, own in by_model.items():
+            add(oldest, [self._process, model, "batch"], max(metrics.batch_oldest_s for metrics in own))
         yield oldest
-        yield from self._models(workers)
+        yield from self._models(by_model)
         yield from _workers(workers)
         yield from self._streams_families()
 
-    def _models(self, workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
-        loads = [load for model in self._fleet.models() if (load := self._fleet.load(model)) is not None]
+    def _models(self, by_model: dict[str, list[WorkerMetrics]]) -> Iterator[Metric]:
+        loads = [load for model in by_model if (load := self._fleet.load(model)) is not None]
         for attribute, row in FLEET_ROWS.items():
             family = row.family()
             for load in loads:
@@ -123,7 +132,7 @@ class FleetCollector(Collector):
             yield family
         depth = DEPTH_ROW.family()
         for load in loads:
-            own = [metrics for beat, metrics in workers if beat.model == load.model]
+            own = by_model[load.model]
             waiting_batch = sum(metrics.waiting_batch for metrics in own)
             pending = max((metrics.batch_pending for metrics in own), default=0)
             add(depth, [load.model, "interactive"], max(0, load.queued_requests - waiting_batch))
@@ -136,6 +145,29 @@ class FleetCollector(Collector):
             for name, state in self._streams.states.items():
                 add(family, [name], getattr(state, attribute))
             yield family
+
+
+def _shown(beats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, WorkerMetrics]]:
+    """Return the workers that fit into a scrape, as they were first heard, each name of a GPU or group once."""
+    shown, num_samples = [], 0
+    for beat in beats:
+        metrics = beat.metrics or _NOTHING
+        num_samples += _OWN_SAMPLES + len(metrics.gpus) * len(worker_rows.GPU_ROWS) + 2 * len(metrics.kv_groups)
+        if num_samples > MAX_WORKER_SAMPLES:
+            break
+        shown.append((beat, _without_repetitions(metrics)))
+    return shown
+
+
+def _without_repetitions(metrics: WorkerMetrics) -> WorkerMetrics:
+    """Return metrics whose GPUs and groups have names of their own: Prometheus takes no sample twice."""
+    gpus = {reading.name: reading for reading in reversed(metrics.gpus)}
+    groups = {group.name: group for group in reversed(metrics.kv_groups)}
+    if len(gpus) == len(metrics.gpus) and len(groups) == len(metrics.kv_groups):
+        return metrics
+    return msgspec.structs.replace(
+        metrics, gpus=tuple(reversed(gpus.values())), kv_groups=tuple(reversed(groups.values()))
+    )
 
 
 def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:

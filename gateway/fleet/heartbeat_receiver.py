@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 from nats.aio.msg import Msg
 
-from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet import MAX_WORKERS, Fleet
 from shared.direct_client import DirectClient
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
@@ -54,6 +54,9 @@ class HeartbeatReceiver:
             return
         if not is_own:
             self._drop(message, f"it names worker {heartbeat.worker!r} of model {heartbeat.model!r}")
+            return
+        if not self._fleet.has_room_for(heartbeat.worker):
+            self._drop(message, f"there are {MAX_WORKERS} workers already")
             return
         if len(self._names) >= MAX_NAMES:
             self._names.clear()

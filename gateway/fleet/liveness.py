@@ -115,6 +115,15 @@ class Liveness:
         self._swept_at = -math.inf
         self.on_dead: Callable[[Death], None] = lambda death: None
 
+    @property
+    def num_workers(self) -> int:
+        """How many are known and not dead."""
+        return len(self._workers)
+
+    def knows(self, name: str) -> bool:
+        """Whether a worker is one of them."""
+        return name in self._workers
+
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead."""
         return (worker.heartbeat for worker in self._workers.values() if not worker.is_stalled)

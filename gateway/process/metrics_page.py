@@ -32,8 +32,9 @@ _SECTIONS: tuple[tuple[str, str, tuple[MetricRow, ...]], ...] = (
     ),
     (
         "Workers",
-        "From heartbeats, at most a second old, shown by the oldest gateway process alone. `engine` and `worker` are a "
-        "worker's name. GPU figures need `headrace[gpu]` and an NVIDIA driver.",
+        "From heartbeats, at most a second old, shown by the oldest gateway process alone: of some 400 workers, those "
+        "that it heard of first. `engine` and `worker` are a worker's name. GPU figures need `headrace[gpu]` and an "
+        "NVIDIA driver.",
         worker_rows.EVERY_ROW,
     ),
 )

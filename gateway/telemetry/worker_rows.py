@@ -26,7 +26,11 @@ class WorkerRow:
 
 
 def _usage(beat: Heartbeat) -> float:
-    return 1.0 - beat.free_blocks / beat.total_blocks if beat.total_blocks else 0.0
+    return max(0.0, 1.0 - beat.free_blocks / beat.total_blocks) if beat.total_blocks else 0.0
+
+
+def _fill(beat: Heartbeat) -> float:
+    return beat.running / beat.max_num_seqs if beat.max_num_seqs else 0.0
 
 
 def _vllm(name: str, kind: Kind, text: str, read: Callable[[Heartbeat, WorkerMetrics], float]) -> WorkerRow:
@@ -68,7 +72,7 @@ WORKER_ROWS = (
     _own("steps_total", "counter", "Steps of the engine: stands still where no progress is made.", lambda b, m: b.step),
     _own("failed_steps_total", "counter", "Steps that could not be computed.", lambda b, m: m.failed_steps),
     _own("prefill_tokens_total", "counter", "Prompt tokens computed, not cached.", lambda b, m: m.prefill_tokens),
-    _own("batch_fill", "gauge", "Running sequences over `--max-num-seqs`.", lambda b, m: b.running / b.max_num_seqs),
+    _own("batch_fill", "gauge", "Running sequences over `--max-num-seqs`.", lambda b, m: _fill(b)),
     _own("running_batch", "gauge", "Running sequences of the batch lane.", lambda b, m: m.running_batch),
     _own("waiting_batch", "gauge", "Waiting sequences of the batch lane.", lambda b, m: m.waiting_batch),
     _own("dead_letters_total", "counter", "Batch jobs put into quarantine.", lambda b, m: m.dead_letters),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.fleet.fleet import MODEL_MEMORY_S, Fleet
+from gateway.fleet.fleet import MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import GatewayHeartbeat, Heartbeat
 
@@ -129,3 +129,22 @@ def test_format_of_a_model_is_that_of_most_of_its_workers(watched: Watched) -> N
     load = watched.fleet.load(BEAT.model)
     assert load is not None
     assert load.chat_format == "a"
+
+
+def test_worker_beyond_the_limit_has_no_room_and_those_that_are_known_keep_theirs() -> None:
+    watched = Watched()
+    for number in range(MAX_WORKERS):
+        watched.hear(worker=f"w{number}", model=f"m{number}")
+    assert watched.fleet.has_room_for("w0")
+    assert not watched.fleet.has_room_for("new")
+
+
+def test_models_that_nobody_serves_any_more_are_not_kept_without_limit() -> None:
+    watched = Watched()
+    for number in range(MAX_WORKERS + 10):
+        watched.hear(worker="liar", model=f"m{number}")
+    watched.hear(worker="w1", model="m0")
+    watched.fleet.sweep(watched.now)
+    unknown = [number for number in range(MAX_WORKERS + 10) if watched.fleet.load(f"m{number}") is None]
+    assert len(unknown) == 10
+    assert 0 not in unknown

@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.fleet_collector import FleetCollector
+from gateway.fleet.fleet_collector import MAX_MODELS, MAX_WORKER_SAMPLES, FleetCollector
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
 from gateway.telemetry.stream_watch import StreamState
@@ -111,3 +111,38 @@ def test_worker_of_a_version_without_metrics_or_with_other_buckets_is_shown() ->
     values = scrape(fleet("gw", 1.0, BEAT, *beats("w2")))
     assert values["vllm:num_requests_running", "w1", "m"] == 1
     assert ("headrace_worker_step_seconds_count", "m", "w2") not in values
+
+
+def test_figures_that_no_worker_can_have_do_not_end_the_scrape() -> None:
+    liar = msgspec.structs.replace(BEAT, worker="liar", max_num_seqs=0, free_blocks=2**31 - 1, total_blocks=1)
+    values = scrape(fleet("gw", 1.0, liar, *beats("w1")))
+    assert values["headrace_worker_batch_fill", "m", "liar"] == 0
+    assert values["vllm:kv_cache_usage_perc", "liar", "m"] == 0
+    assert values["vllm:num_requests_running", "w1", "m"] == 1
+
+
+def test_name_that_a_worker_repeats_is_shown_once() -> None:
+    twice = WorkerMetrics(
+        gpus=(GpuReading("g", utilization=0.5), GpuReading("g", utilization=0.7)),
+        kv_groups=(KvGroup("full", 1, 10), KvGroup("full", 2, 10)),
+    )
+    collector = FleetCollector(
+        fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=twice)),
+        Unclaimed(),
+        Streams(),  # type: ignore[arg-type]
+        2,
+    )
+    lines = generate_latest(make_registry(collector)).decode().splitlines()
+    assert [line for line in lines if line.startswith("headrace_gpu_utilization_ratio{")] == [
+        'headrace_gpu_utilization_ratio{gpu="g",model="m",worker="w1"} 0.5'
+    ]
+    assert [line.rpartition(" ")[2] for line in lines if line.startswith("headrace_worker_kv_used_blocks{")] == ["1.0"]
+
+
+def test_scrape_is_bounded_and_shows_those_that_were_heard_first() -> None:
+    many = WorkerMetrics(gpus=tuple(GpuReading(f"g{i}", *(1,) * 6) for i in range(64)))
+    liars = (msgspec.structs.replace(BEAT, worker=f"liar{i}", model=f"of{i % 600}", metrics=many) for i in range(1000))
+    values = scrape(fleet("gw", 1.0, *beats("w1"), *liars))
+    assert len(values) < MAX_WORKER_SAMPLES + 2 * len(STEP_TOKENS_BOUNDS) + 12 * MAX_MODELS
+    assert values["vllm:generation_tokens_total", "w1", "m"] == 70
+    assert values["headrace_fleet_workers", "m"] == 1
