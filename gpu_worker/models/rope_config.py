@@ -59,7 +59,8 @@ def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0) -> int 
     fields = _rope_fields(file)
     holder = file if "partial_rotary_factor" in file.names() else fields
     factor = holder.number("partial_rotary_factor", default)
-    rotary_dim = int(head_dim * factor)
+    # A factor near the largest float times a head is an infinity, which no integer is.
+    rotary_dim = int(head_dim * min(factor, 1.0))
     if factor > 1 or rotary_dim < 2 or rotary_dim % 2:
         problem = f"is {factor:g}; of heads of {head_dim} it must choose an even number of dimensions, at least 2"
         raise holder.error("partial_rotary_factor", problem)

@@ -131,6 +131,7 @@ def test_unknown_architecture_lists_the_supported_ones(tmp_path: Path, architect
         ("quantization_config", {"quant_method": "gptq"}),
         ("architectures", "LlamaForCausalLM"),
         ("partial_rotary_factor", 1.5),
+        ("partial_rotary_factor", 1e308),
         ("rope_scaling", []),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}),
         ("rope_scaling", {"rope_type": "linear"}),
