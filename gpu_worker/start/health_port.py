@@ -21,6 +21,8 @@ SAMPLE_S = 0.5
 STALL_S = 30.0
 _READ_TIMEOUT_S = 5.0
 _MAX_HEAD_BYTES = 8192
+# Of more connections the oldest is cut off, so that those who send nothing deny no probe and use up no descriptors.
+MAX_CONNECTIONS = 64
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class HealthPort:
         self._watch = StallWatch()
         self._server: asyncio.Server | None = None
         self._sampling: asyncio.Task[None] | None = None
+        self._open: dict[asyncio.StreamWriter, None] = {}
         self.is_taking_requests = False
 
     async def start(self, bound: socket.socket) -> None:
@@ -111,12 +114,20 @@ class HealthPort:
             await asyncio.sleep(SAMPLE_S)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, TimeoutError):
             async with asyncio.timeout(_READ_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-            path = head[:_MAX_HEAD_BYTES].split(b" ", 2)[1].split(b"?")[0].decode("latin-1")
+            # A head without a target is answered like one with a wrong target.
+            target = head[:_MAX_HEAD_BYTES].partition(b" ")[2].partition(b" ")[0]
+            path = target.partition(b"?")[0].decode("latin-1")
             writer.write(self._response(path))
             await writer.drain()
+        self._open.pop(writer, None)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
 from gpu_worker.engine.engine import EngineStats
-from gpu_worker.start.health_port import SAMPLE_S, STALL_S, HealthPort, StallWatch, bind_health_port
+from gpu_worker.start.health_port import MAX_CONNECTIONS, SAMPLE_S, STALL_S, HealthPort, StallWatch, bind_health_port
 from shared.errors import ConfigError
 
 IDLE = EngineStats(
@@ -74,6 +76,38 @@ async def test_probes_are_told_what_is_the_matter() -> None:
     assert (await ask(port, "/health/live"))[0] == 503
     assert (await ask(port, "/metrics"))[0] == 404
     await health.close()
+
+
+@pytest.fixture
+async def idle_port() -> AsyncIterator[int]:
+    health = HealthPort(lambda: IDLE, lambda: True)
+    bound = bind_health_port("127.0.0.1", 0)
+    assert bound is not None
+    await health.start(bound)
+    yield bound.getsockname()[1]
+    await health.close()
+
+
+@pytest.mark.parametrize("head", [b"", b"X", b"GET", b"\xff \xff", b"GET /health/live"])
+async def test_head_that_is_none_is_answered_and_makes_no_error(idle_port: int, head: bytes) -> None:
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+    reader, writer = await asyncio.open_connection("127.0.0.1", idle_port)
+    writer.write(head + b"\r\n\r\n")
+    assert (await reader.read()).startswith((b"HTTP/1.1 404", b"HTTP/1.1 200"))
+    writer.close()
+    await writer.wait_closed()
+    assert failures == []
+
+
+async def test_idle_connections_are_cut_off_and_deny_no_probe(idle_port: int) -> None:
+    idle = [await asyncio.open_connection("127.0.0.1", idle_port) for _ in range(MAX_CONNECTIONS + 8)]
+    assert await ask(idle_port, "/health/live") == (200, "ok")
+    for reader, _ in idle[:8]:
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+    for _, writer in idle:
+        writer.close()
 
 
 def test_taken_port_is_told_before_the_model_is_loaded() -> None:
