@@ -46,10 +46,15 @@ def page(findings: Sequence[Finding]) -> str:
     width = max(len(finding.topic) for finding in findings)
     lines = []
     for finding in findings:
-        lines.append(f"{finding.level.value:<4}  {finding.topic:<{width}}  {finding.text}")
+        lines.append(f"{finding.level.value:<4}  {finding.topic:<{width}}  {_printable(finding.text)}")
         if finding.remedy:
             lines.append(f"      {'':<{width}}  -> {finding.remedy}")
     return "\n".join([*lines, "", verdict(findings)])
+
+
+def _printable(text: str) -> str:
+    """Return text that forges no line and moves no cursor: workers name themselves, files name their fields."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from ops.doctor.finding import Finding, problem, warning
+from ops.doctor.shown_url import place_of, shown_url
 from shared.errors import HeadraceError
 from shared.messages import Heartbeat
 from shared.nats_connection import Role, connect, has_jetstream
@@ -79,11 +80,6 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0) -> list[Findin
         return findings
     finally:
         await client.close()
-
-
-def place_of(url: str) -> str:
-    """Return the hosts and ports of URLs, without logins."""
-    return ", ".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
 
 
 async def _rights(client: Client, role: Role, refused: list[str]) -> list[Finding]:
@@ -185,7 +181,10 @@ async def redis_finding(url: str | None) -> Finding:
             await redis.ping()
             text = f"{place} answers in {(time.monotonic() - began) * 1e3:.1f} ms"
             return Finding("redis", text)
-    except (RedisError, OSError, ValueError) as error:
+    except ValueError:
+        # Its message would quote pieces of the URL, and so of a password.
+        return warning("redis", f"{place} cannot be used: the URL is malformed", "check HEADRACE_REDIS_URL")
+    except (RedisError, OSError) as error:
         remedy = "start it, or check HEADRACE_REDIS_URL and its password; requests are served without it"
         return warning("redis", f"{place} cannot be used: {error}", remedy)
 
@@ -194,19 +193,24 @@ def gateway_findings(url: str) -> Iterator[Finding]:
     """Ask a gateway whether it is ready."""
     import http.client
 
-    place = urlsplit(url)
-    kind: Any = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-    connection = kind(place.hostname or "", place.port, timeout=5)
+    shown = shown_url(url)
+    try:
+        place = urlsplit(url)
+        kind: Any = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+        connection = kind(place.hostname or "", place.port, timeout=5)
+    except (ValueError, http.client.HTTPException):
+        yield problem("gateway", f"{shown} is no URL", "give --url as http://host:port")
+        return
     try:
         connection.request("GET", "/health/ready")
         response = connection.getresponse()
         body = response.read(300).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        yield problem("gateway", f"{url} does not answer: {error}", "start it, or give --url of one that runs")
+        yield problem("gateway", f"{shown} does not answer: {error}", "start it, or give --url of one that runs")
         return
     finally:
         connection.close()
     if response.status == http.client.OK:
-        yield Finding("gateway", f"{url} is ready")
+        yield Finding("gateway", f"{shown} is ready")
     else:
-        yield problem("gateway", f"{url} is not ready ({response.status}): {body}", "see `workers` above")
+        yield problem("gateway", f"{shown} is not ready ({response.status}): {body}", "see `workers` above")

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from ops.cli.variables import check_variables
 from ops.doctor.finding import Finding, problem
+from ops.doctor.shown_url import HIDDEN, shown_url
 from shared.config import PREFIX
 from shared.errors import ConfigError
 
 _SECRET = re.compile(r"KEY|PASSWORD|TOKEN|SECRET|SEED")
 _FILE = re.compile(r"_(FILE|DIR|HOST|PORT)$")
-_LOGIN = re.compile(r"(?<=://)[^/@\s]*@")
+_URL = re.compile(r"_(URL|ENDPOINT)$")
 _OTHERS = ("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -34,5 +35,5 @@ def setting_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
 def shown_value(name: str, value: str) -> str:
     """Return a variable's value as it may be shown to strangers."""
     if _SECRET.search(name) and not _FILE.search(name):
-        return "(hidden)" if value else "(empty)"
-    return _LOGIN.sub("(hidden)@", value)
+        return HIDDEN if value else "(empty)"
+    return shown_url(value) if "://" in value or _URL.search(name) else value

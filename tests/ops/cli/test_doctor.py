@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ops.doctor.finding import Level, page, problem, warning
-from ops.doctor.servers import NatsLogin, clock_finding, nats_findings, redis_finding
+from ops.doctor.servers import NatsLogin, clock_finding, gateway_findings, nats_findings, redis_finding
 from ops.doctor.settings import setting_findings, shown_value
+from ops.doctor.shown_url import place_of
 from ops.stack.config import DEMO_MODEL
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
@@ -66,6 +68,39 @@ def test_what_is_wrong_has_a_remedy_and_exit_code_1(tmp_path: Path) -> None:
     assert "warn  redis" in done.stdout
     assert ":pw@" not in done.stdout
     assert done.stdout.strip().endswith("2 problems, 1 warning.")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:sec/ret@h:1/0",
+        "nats://u:sec@ret@h:1",
+        "nats://u:sec ret@h:1",
+        "nats://u:sec,ret@h:1",
+        "nats://u:sec?ret@h:1",
+        "u:secret@h:1",
+        "nats://u:x@g:1,u:secret@h:1",
+        "redis://h:1/0?password=secret",
+        "redis://h:1/0?password=sec@ret",
+    ],
+)
+def test_login_of_a_badly_written_url_is_hidden_everywhere(url: str) -> None:
+    findings = [*setting_findings({"HEADRACE_NATS_URL": url}), *gateway_findings(url), asyncio.run(redis_finding(url))]
+    shown = page(findings)
+    assert not re.search("sec|ret(?!r)", shown), shown
+
+
+def test_url_without_secrets_is_shown_as_it_is() -> None:
+    for url in ("http://h:4318/v1/traces", "nats://a:4222,nats://b:4222", "tls://[::1]:4222"):
+        assert shown_value("HEADRACE_OTLP_ENDPOINT", url) == url
+    assert place_of("nats://u:p@a:1,tls://b:2") == "a:1, b:2"
+    assert shown_value("HEADRACE_MODEL", "Qwen/Qwen3-0.6B@main") == "Qwen/Qwen3-0.6B@main"
+
+
+def test_text_of_others_forges_no_line_of_the_page() -> None:
+    shown = page([problem("workers", "w\nok    nats    all is well\x1b[2J serves m")])
+    assert len(shown.splitlines()) == 3
+    assert "\x1b" not in shown
 
 
 def test_secrets_are_hidden_wherever_they_stand() -> None:
