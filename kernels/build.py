@@ -7,15 +7,17 @@ calls bind to the one torch has already loaded, so that torch and the kernels sh
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -111,7 +113,8 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
 def build_library(directory: Path, progress: Progress | None = None) -> Path:
     """Return the compiled library, building it unless this source, compiler and processor were built before.
 
-    Two processes may build at once: each works in a folder of its own and moves the result into place.
+    Of several processes that need it, one builds and the others wait for it. Where the folder cannot be locked, each
+    builds in a folder of its own and moves the result into place.
 
     Args:
         directory: Where the library is, or will be.
@@ -130,12 +133,40 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
     logger.info("compiling the CPU kernels into %s (once)", directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as workplace:
-            _compile(compiler, Path(workplace), library, progress or _no_progress)
+        with _only_builder(directory, library, progress or _no_progress):
+            if library.exists():
+                return library
+            with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as workplace:
+                _compile(compiler, Path(workplace), library, progress or _no_progress)
     except OSError as error:
         raise KernelBuildError(f"{directory} cannot be used: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
     return library
+
+
+@contextmanager
+def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterator[None]:
+    """Hold a lock on the folder; go on without it once the library is there, or nobody can have built for so long.
+
+    The folder itself is locked, so that nothing is left behind, whoever dies.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + BUILD_TIMEOUT_S
+        while not library.exists() and time.monotonic() < deadline:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress(0, len(SOURCES))
+                time.sleep(_LOOK_EVERY_S)
+                continue
+            except OSError:
+                # Some file systems have no locks.
+                pass
+            break
+        yield
+    finally:
+        os.close(handle)
 
 
 def _no_progress(_done: int, _total: int) -> None:

@@ -4,6 +4,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,6 +56,25 @@ def test_concurrent_builds_leave_one_whole_library(tiny_sources: Path, tmp_path:
     with ThreadPoolExecutor(4) as pool:
         results = set(pool.map(build_library, [tmp_path / "cache"] * 4))
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [path.name for path in results]
+
+
+def test_one_of_several_builds_and_the_others_wait(
+    tiny_sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+    compile_really = build._compile
+
+    def compile_slowly(compiler: str, workplace: Path, library: Path, progress: build.Progress) -> None:
+        compiled.append(workplace)
+        time.sleep(0.5)
+        compile_really(compiler, workplace, library, progress)
+
+    monkeypatch.setattr(build, "_compile", compile_slowly)
+    waited: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(build_library, [tmp_path / "cache"] * 3, [lambda *counts: waited.append(counts)] * 3))
+    assert len(compiled) == 1
+    assert (0, 1) in waited
 
 
 def test_broken_source_raises_with_the_compilers_words(tiny_sources: Path, tmp_path: Path) -> None:
