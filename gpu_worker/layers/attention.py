@@ -24,7 +24,7 @@ class Attention:
         """Hold the projections; `qkv` yields the query heads, then the key heads, then the value heads.
 
         Args:
-            index: Layer number, which chooses the layer's KV cache.
+            index: Layer number, which chooses the layer's KV cache; that of a layer without keys is another layer's.
             weights: Those of the projections are not read.
             qkv: Projection to `(num_heads + 2 * num_kv_heads) * head_dim` features, and those of the gates.
             output: Projection from `num_heads * head_dim` features back.
@@ -39,7 +39,7 @@ class Attention:
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Write the keys and values of `x` into the cache, and attend from `x` to the cache.
+        """Write the keys and values of `x` into the cache, if the layer has any, and attend from `x` to the cache.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
@@ -53,15 +53,16 @@ class Attention:
             self._normalise_values(qkv)
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
+        written = cache if shape.reads_layer is None else None
         query = rope_kv_write(
             qkv.view(num_tokens, -1, shape.head_dim),
             positions,
             self._cos_sin,
-            cache.keys,
-            cache.values,
+            None if written is None else written.keys,
+            None if written is None else written.values,
             slot_mapping,
             weights.head_norm if shape.head_norm is HeadNorm.HEADS else None,
-            cache.scales,
+            None if written is None else written.scales,
         )
         if shape.query_growth is not None:
             growth, length = shape.query_growth

@@ -13,6 +13,8 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.gated_delta_net import GatedDeltaNet
 from gpu_worker.layers.gated_mlp import GatedMLP
 from gpu_worker.layers.latent_attention import LatentAttention
+from gpu_worker.layers.layer_inputs import LayerInputBlock
+from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.layer_weights import (
@@ -21,6 +23,7 @@ from gpu_worker.layers.layer_weights import (
     GatedDeltaWeights,
     GatedWeights,
     LatentWeights,
+    LayerInputWeights,
     Mixer,
     MixtureWeights,
     PlainWeights,
@@ -96,6 +99,11 @@ class LayerParts:
         """Make a layer's feed-forward block."""
         block: FeedForwardBlock = _FEED_FORWARDS[type(weights)](self, weights)
         return block
+
+    def layer_input(self, weights: LayerInputWeights) -> LayerInputBlock:
+        """Make what adds a layer's input of each token."""
+        gate, projection = self.linear(weights.gate), self.linear(weights.projection)
+        return LayerInputBlock(gate, projection, make_norm(weights.norm), weights.activation)
 
 
 def _attention(parts: LayerParts, index: int, weights: AttentionWeights) -> Attention:

@@ -42,6 +42,8 @@ class AttentionShape:
         values_are_keys: The key projection yields the values too, which are its results before they are normalised.
         output_gate: The query projection yields, for each head, the query and behind it a gate, whose sigmoid the
             attended values are multiplied by.
+        reads_layer: The earlier layer whose keys and values this one attends to, having none of its own. That layer
+            has the same heads, window and rotation.
     """
 
     num_heads: int = 0
@@ -62,6 +64,7 @@ class AttentionShape:
     value_norm: bool = False
     values_are_keys: bool = False
     output_gate: bool = False
+    reads_layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,21 @@ MixerShape = AttentionShape | LatentShape | RecurrentShape
 
 FeedForwardShape = GatedShape | PlainShape | MixtureShape
 """What a layer does to each token alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputShape:
+    """A small vector of each token for each layer, which the layer adds to the stream behind its blocks.
+
+    Attributes:
+        size: Numbers of a vector.
+        vocab_size: Rows of the table that has the vectors of all layers.
+        activation: Of the gate that the stream yields.
+    """
+
+    size: int
+    vocab_size: int
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,11 @@ class AttentionWeights:
 
     Attributes:
         shape: Its sizes and options.
-        qkv: Yields the query heads, then the key heads, then the value heads. The dimensions of query and key heads
-            are in the order of `rotary_order.head_order`.
+        qkv: Yields the query heads, then the key heads, then the value heads; only queries where the layer reads
+            another's cache. The dimensions of query and key heads are in the order of `rotary_order.head_order`.
         output: From the heads back to the residual stream.
         head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
-            `[num_kv_heads * head_dim]`, as the shape says.
+            `[num_kv_heads * head_dim]`, as the shape says. Where there are no keys their weights mean nothing.
         sinks: `[num_heads]` float32, where the shape says so.
     """
 
@@ -212,6 +212,23 @@ FeedForward = GatedWeights | PlainWeights | MixtureWeights
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputWeights:
+    """How a layer adds its input of each token to the stream.
+
+    Attributes:
+        gate: `[size, hidden_size]`, from the stream to what the input is multiplied by.
+        projection: `[hidden_size, size]`, of the product.
+        norm: Of what is added.
+        activation: Of the gate.
+    """
+
+    gate: Projection
+    projection: Projection
+    norm: NormWeights
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Everything that distinguishes a layer.
 
@@ -222,6 +239,7 @@ class LayerWeights:
         is_parallel: The feed-forward block reads what the mixer reads, rather than what the mixer has added to.
         residual_scale: What both blocks add is multiplied by this.
         stream_scale: The residual stream behind the layer is multiplied by this.
+        layer_input: Of the layer's input of each token, in models that have such.
     """
 
     mixer: Mixer | None
@@ -230,3 +248,4 @@ class LayerWeights:
     is_parallel: bool = False
     residual_scale: float = 1.0
     stream_scale: float = 1.0
+    layer_input: LayerInputWeights | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.expert_loads import ExpertLoads
+from gpu_worker.layers.layer_inputs import LayerInputs
 from gpu_worker.layers.layer_norm import make_norm
 from gpu_worker.layers.layer_parts import LayerParts, RecurrentBlock
 from gpu_worker.layers.layer_state import LayerState
@@ -21,7 +22,15 @@ from kernels.state_rows import StateRows
 class DecoderLayer:
     """The blocks of one layer, with the normalisations before and after each."""
 
-    __slots__ = ("_feed_forward", "_is_parallel", "_mixer", "_norms", "_residual_scale", "_stream_scale")
+    __slots__ = (
+        "_feed_forward",
+        "_is_parallel",
+        "_layer_input",
+        "_mixer",
+        "_norms",
+        "_residual_scale",
+        "_stream_scale",
+    )
 
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
         """Take the layer's weights; `index` chooses its KV cache, `parts` makes its blocks."""
@@ -36,9 +45,15 @@ class DecoderLayer:
         self._is_parallel = weights.is_parallel
         self._residual_scale = weights.residual_scale
         self._stream_scale = weights.stream_scale
+        self._layer_input = None if weights.layer_input is None else parts.layer_input(weights.layer_input)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: AttentionContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        context: AttentionContext,
+        layer_input: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's last contribution, not added yet, and the residual stream before it.
 
@@ -47,9 +62,11 @@ class DecoderLayer:
             residual: The stream to add it to, in place; None at the first layer, where `x` becomes the stream.
             positions: Of the step's tokens.
             context: The step's batch.
+            layer_input: What the layer is given of each token, in models that have such.
 
         Shapes:
             x, residual, both results: `[num_tokens, hidden_size]`
+            layer_input: `[num_tokens, size]`
         """
         norm = self._norms[0] if self._mixer is not None else self._norms[2]
         if residual is None:
@@ -58,6 +75,9 @@ class DecoderLayer:
         else:
             x = residual.add_(x) if norm is None else norm.add(x, residual)
         x = self.add_to(residual, x, positions, context)
+        if self._layer_input is not None:
+            assert layer_input is not None, "the layer has an input of each token"
+            x = self._layer_input(residual.add_(x), layer_input)
         if self._stream_scale != 1:
             x, residual = x * self._stream_scale, residual.mul_(self._stream_scale)
         return x, residual
@@ -97,30 +117,10 @@ class DecoderLayer:
         return x if self._residual_scale == 1 else x.mul_(self._residual_scale)
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """From tokens to the residual stream.
-
-    Attributes:
-        weight: `[vocab_size, hidden_size]`.
-        dtype: Of the stream.
-        scale: What the rows are multiplied by; checkpoints were trained with the nearest number of their type.
-    """
-
-    weight: torch.Tensor
-    dtype: torch.dtype
-    scale: float = 1.0
-
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return `[num_tokens, hidden_size]`."""
-        rows = torch.embedding(self.weight, token_ids).to(self.dtype)
-        return rows if self.scale == 1 else rows.mul_(self.scale)
-
-
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
-    __slots__ = ("_embedding", "_layers", "_norm", "_tapped_layers")
+    __slots__ = ("_embedding", "_layer_inputs", "_layers", "_norm", "_tapped_layers")
 
     def __init__(
         self,
@@ -129,21 +129,25 @@ class LayeredDecoder:
         final_norm: NormWeights,
         parts: LayerParts,
         tapped_layers: Sequence[int] = (),
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         """Make the layers by `parts`; the streams before those that are tapped are returned too."""
         self._embedding = embedding
         self._layers = [DecoderLayer(index, weights, parts) for index, weights in enumerate(layers)]
         self._norm = make_norm(final_norm)
         self._tapped_layers = tapped_layers
+        self._layer_inputs = layer_inputs
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
         x, residual = self._embedding(token_ids), None
         streams: dict[int, torch.Tensor] = {}
+        # Before the first layer, which makes the embeddings the stream and adds to them in place.
+        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x)
         for index, layer in enumerate(self._layers):
             if index in self._tapped_layers:
                 streams[index] = x.clone() if residual is None else x + residual
-            x, residual = layer(x, residual, positions, context)
+            x, residual = layer(x, residual, positions, context, None if inputs is None else inputs[index])
         result = self._norm(x) if residual is None else self._norm.add(x, residual)
         return torch.cat((result, *(streams[index] for index in self._tapped_layers)), 1) if streams else result
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpu_worker.layers.layer_traits import LayerInputShape
+
 
 @dataclass(frozen=True, slots=True)
 class NormKind:
@@ -61,6 +63,7 @@ class BlockTraits:
         embedding_scale: What the tokens' embeddings are multiplied by.
         logit_scale: What the scores of the vocabulary are multiplied by.
         logit_soft_cap: What then bounds them, smoothly.
+        layer_inputs: The vectors that layers are given of each token, in models that have such.
     """
 
     norm: NormKind = field(default_factory=NormKind)
@@ -70,6 +73,7 @@ class BlockTraits:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    layer_inputs: LayerInputShape | None = None
 
     @property
     def is_fusable(self) -> bool:
@@ -80,4 +84,5 @@ class BlockTraits:
             and (names.after_mixer, names.after_feed_forward) == (None, None)
             and None not in (names.before_mixer, names.before_feed_forward)
             and self.residual_scale == self.embedding_scale == 1
+            and self.layer_inputs is None
         )

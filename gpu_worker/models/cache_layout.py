@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.layers.cache_layout import CacheLayout, KeepsState, KeepsTokens, LayerMemory, StatePart
+from gpu_worker.layers.cache_layout import CacheLayout, KeepsState, KeepsTokens, LayerMemory, ReadsLayer, StatePart
 from gpu_worker.layers.layer_traits import GatedDeltaShape, LatentShape, ShortConvShape
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import CacheShape
@@ -27,6 +27,8 @@ def _layer_memory(config: ModelConfig, layer: int) -> LayerMemory:
     if isinstance(mixer, LatentShape):
         return KeepsTokens(CacheShape(1, mixer.key_dim, mixer.latent_dim, is_latent=True))
     shape = config.attention_shape(layer)
+    if shape.reads_layer is not None:
+        return ReadsLayer(shape.reads_layer)
     windows = [window for window in (shape.sliding_window, shape.chunk_size) if window is not None]
     return KeepsTokens(CacheShape(shape.num_kv_heads, shape.head_dim, shape.head_dim), min(windows, default=None))
 

@@ -10,18 +10,20 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.decoder_form import DecoderForm
+from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_parts import LayerParts
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_traits import GatedShape
-from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
+from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.encoder import UNUSED, WORDS, take_encoder
+from gpu_worker.models.layer_input_source import take_layer_inputs
 from gpu_worker.models.layer_source import LayerSource
 from gpu_worker.models.projections import Projections, QuantizedLayers
 from gpu_worker.models.weight_source import WeightSource
@@ -172,7 +174,8 @@ def _decoder(
     scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
     embed = Embedding(embedding, dtype, scale)
     parts = LayerParts.made_by(linears, rotations)
-    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers)
+    inputs = take_layer_inputs(source, parts, dtype)
+    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs)
 
 
 def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from gpu_worker.layers.layer_traits import (
     GatedShape,
     HeadNorm,
     LatentShape,
+    LayerInputShape,
     PlainShape,
     ShortConvShape,
 )
@@ -23,6 +24,7 @@ from gpu_worker.layers.layer_weights import (
     GatedDeltaWeights,
     GatedWeights,
     LatentWeights,
+    LayerInputWeights,
     LayerNorms,
     LayerWeights,
     Mixer,
@@ -78,6 +80,16 @@ class LayerSource:
             block.is_parallel,
             block.residual_scale,
             self.checkpoint.take(f"{prefix}.{names.stream_scale}", 1).item() if names.stream_scale else 1.0,
+            None if block.layer_inputs is None else self._layer_input(prefix, block.layer_inputs),
+        )
+
+    def _layer_input(self, prefix: str, shape: LayerInputShape) -> LayerInputWeights:
+        size = self.config.hidden_size
+        return LayerInputWeights(
+            self.projections.take([f"{prefix}.per_layer_input_gate"], [shape.size], size),
+            self.projections.take([f"{prefix}.per_layer_projection"], [size], shape.size),
+            self.norm(f"{prefix}.post_per_layer_input_norm"),
+            shape.activation,
         )
 
     def norm(self, name: str, size: int | None = None) -> NormWeights:
@@ -95,8 +107,11 @@ def _take_attention(source: LayerSource, prefix: str, shape: AttentionShape) -> 
     name, names, size = f"{prefix}.self_attn", source.config.block.names, source.config.hidden_size
     dim, gates = shape.head_dim, 2 if shape.output_gate else 1
     rows = [shape.num_heads * dim * gates, shape.num_kv_heads * dim, shape.num_kv_heads * dim]
+    parts = names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv
+    if shape.reads_layer is not None:
+        parts, rows = parts[:1], rows[:1]
     qkv = source.projections.take(
-        [f"{name}.{part}" for part in (names.qkv[:2] + names.qkv[1:2] if shape.values_are_keys else names.qkv)],
+        [f"{name}.{part}" for part in parts],
         rows if len(names.qkv) == 3 else [sum(rows)],
         size,
         has_bias=shape.qkv_bias,
@@ -116,6 +131,8 @@ def _qkv_order(shape: AttentionShape) -> torch.Tensor | None:
         return None
     # The gate of a head stands behind its query.
     query_order = [*order, *range(shape.head_dim, 2 * shape.head_dim)] if shape.output_gate else order
+    if shape.reads_layer is not None:
+        return head_rows(query_order, shape.num_heads)
     num_query, num_kv = shape.num_heads * len(query_order), shape.num_kv_heads * shape.head_dim
     keys = head_rows(order, shape.num_kv_heads, num_query)
     values = torch.arange(num_kv) + num_query + num_kv
@@ -132,7 +149,9 @@ def _take_head_norm(source: LayerSource, name: str, shape: AttentionShape) -> He
         weight = source.norm(f"{name}.{part}_norm", count * shape.head_dim).weight
         return weight if order is None else weight[head_rows(order, count).to(weight.device)]
 
-    return HeadNormWeights(take("q", shape.num_heads), take("k", shape.num_kv_heads), source.config.rms_norm_eps)
+    query = take("q", shape.num_heads)
+    key = take("k", shape.num_kv_heads) if shape.reads_layer is None else query
+    return HeadNormWeights(query, key, source.config.rms_norm_eps)
 
 
 def _take_latent(source: LayerSource, prefix: str, shape: LatentShape) -> LatentWeights:

@@ -64,7 +64,8 @@ def load_model(
         model = CausalLM(config, checkpoint, dtype, device, linears, quantized)
         checkpoint.discard(_STORED_FREQUENCIES)
         if isinstance(checkpoint, Checkpoint) and checkpoint.num_unused:
-            _log.info("%d tensors of towers for images or sound are not loaded: text only", checkpoint.num_unused)
+            message = "%d tensors that text does not need, such as those of towers for images or sound, are not loaded"
+            _log.info(message, checkpoint.num_unused)
         if method is not None:
             checkpoint.discard(_CACHE_SCALES)
         checkpoint.check_all_taken()

@@ -147,6 +147,7 @@ _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
     ("queries that grow with their position", lambda shape: shape.query_growth is not None),
     ("sinks", lambda shape: shape.has_sinks),
     ("output gates", lambda shape: shape.output_gate),
+    ("keys and values of an earlier layer", lambda shape: shape.reads_layer is not None),
     ("biases of queries, keys and values", lambda shape: shape.qkv_bias),
 )
 
@@ -185,6 +186,8 @@ def _blocks(config: ModelConfig) -> Iterable[str]:
         yield "parallel blocks"
     if block.residual_scale != 1:
         yield "scaled blocks"
+    if block.layer_inputs is not None:
+        yield "an input of each token for each layer"
     if block.embedding_scale != 1:
         yield "scaled embeddings"
     if block.logit_scale != 1:

@@ -1,14 +1,14 @@
 """Gemma 4 (text, dense): Gemma 3 with larger heads and shared projections where layers have no window.
 
-Its small models read an embedding of the token in each layer and share keys and values between layers, its mixture has
-experts beside the block that all tokens get: these are refused.
+Its small models (E2B, E4B) give each layer a vector of the token, and their last layers read keys and values of
+earlier ones. Its mixture has experts beside the block that all tokens get: that is refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, HeadNorm, LayerTraits
+from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerInputShape, LayerTraits
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
@@ -17,10 +17,11 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
 from gpu_worker.models.text_part import text_names, text_part
+from kernels.activation import Activation
 
 ARCHITECTURE = "Gemma4ForCausalLM"
 ALSO = ("Gemma4ForConditionalGeneration",)
-SAMPLE = {"hidden_size_per_layer_input": 0}
+SAMPLE = {"num_kv_shared_layers": 2}
 
 
 def read_config(file: JsonFile) -> ModelConfig:
@@ -28,6 +29,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     file = text_part(file)
     _refuse(file)
     length = file.integer("max_position_embeddings", 131072)
+    activation = read_activation(file, "hidden_activation", "gelu_pytorch_tanh")
     by_type = has_ropes_by_type(file)
     full = RopeParameters(RopeType.PROPORTIONAL, 1e6, length, turning_share=0.25)
     sliding = RopeParameters(RopeType.DEFAULT, 1e4, length)
@@ -37,11 +39,12 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(scale=1.0, head_norm=HeadNorm.HEADS, value_norm=True),
         layer_windows=_windows(file),
         block=BlockTraits(
-            names=text_names(replace(gemma2.NAMES, stream_scale="layer_scalar")),
+            names=text_names(replace(gemma2.NAMES, stream_scale="layer_scalar", unused=_unused(file))),
             embedding_scale=file.integer("hidden_size") ** 0.5,
             logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
+            layer_inputs=_layer_inputs(file, activation),
         ),
-        activation=read_activation(file, "hidden_activation", "gelu_pytorch_tanh"),
+        activation=activation,
         is_tied=True,
         rope=read_rope(file, "full_attention") if by_type else full,
         max_model_len=length,
@@ -51,8 +54,58 @@ def read_config(file: JsonFile) -> ModelConfig:
     )
     shares = file.boolean("attention_k_eq_v", False)
     layers = [replace(layer, mixer=_attention(file, index, layer, shares)) for index, layer in enumerate(config.layers)]
-    config = replace(config, layers=tuple(layers))
+    config = _shared(file, replace(config, layers=tuple(layers)))
     return replace(config, head_dim=max(config.attention_shape(index).head_dim for index in range(config.num_layers)))
+
+
+def _layer_inputs(file: JsonFile, activation: Activation) -> LayerInputShape | None:
+    """Read what layers are given of each token."""
+    size = file.integer("hidden_size_per_layer_input", 256, minimum=0, maximum=1 << 16)
+    if size == 0:
+        return None
+    vocab_size, num_tokens = file.integer("vocab_size_per_layer_input", 262144), file.integer("vocab_size")
+    if vocab_size < num_tokens:
+        problem = f"is {vocab_size}; every token needs a row: at least vocab_size ({num_tokens})"
+        raise file.error("vocab_size_per_layer_input", problem)
+    return LayerInputShape(size, vocab_size, activation)
+
+
+def _unused(file: JsonFile) -> tuple[str, ...]:
+    """Return patterns of the projections to keys and values that some checkpoints have where nothing reads them."""
+    num_layers, count = file.integer("num_hidden_layers", maximum=1024), _num_shared(file)
+    return tuple(rf"model\.layers\.{layer}\.self_attn\.[kv]_.*" for layer in range(num_layers - count, num_layers))
+
+
+def _num_shared(file: JsonFile) -> int:
+    return file.integer("num_kv_shared_layers", 0, minimum=0, maximum=1024)
+
+
+def _shared(file: JsonFile, config: ModelConfig) -> ModelConfig:
+    """Return the model whose last layers read the keys and values of the last layer of their kind before them.
+
+    Their feed-forward blocks may be twice as wide.
+    """
+    count = _num_shared(file)
+    if count == 0:
+        return config
+    first = config.num_layers - count
+    kinds = [window is None for window in config.layer_windows]
+    if not set(kinds) <= set(kinds[: max(first, 0)]):
+        problem = f"is {count}; each kind of layer needs one before the last {count} of {config.num_layers} layers"
+        raise file.error("num_kv_shared_layers", problem)
+    factor = 2 if file.boolean("use_double_wide_mlp", False) else 1
+    inner_size = factor * config.intermediate_size
+    layers = list(config.layers)
+    for index in range(first, config.num_layers):
+        source = max(layer for layer in range(first) if kinds[layer] == kinds[index])
+        shape, block = config.attention_shape(index), layers[index].feed_forward
+        assert isinstance(block, GatedShape)
+        read = config.attention_shape(source)
+        if (shape.head_dim, shape.num_kv_heads) != (read.head_dim, read.num_kv_heads):
+            raise file.error("per_layer_config", f"gives layer {index} other heads than layer {source}, which it reads")
+        mixer = replace(shape, reads_layer=source, value_norm=False, values_are_keys=False)
+        layers[index] = LayerTraits(mixer, replace(block, inner_size=inner_size))
+    return replace(config, layers=tuple(layers), intermediate_size=inner_size)
 
 
 def _attention(file: JsonFile, index: int, layer: LayerTraits, shares: bool) -> AttentionShape:
@@ -90,11 +143,9 @@ def _windows(file: JsonFile) -> tuple[int | None, ...]:
 
 def _refuse(file: JsonFile) -> None:
     for name, is_set in (
-        ("hidden_size_per_layer_input", file.integer("hidden_size_per_layer_input", 256, minimum=0) > 0),
-        ("num_kv_shared_layers", file.integer("num_kv_shared_layers", 0, minimum=0) > 0),
         ("enable_moe_block", file.boolean("enable_moe_block", False)),
         ("use_bidirectional_attention", file.text("use_bidirectional_attention", "vision") == "all"),
     ):
         if is_set:
-            problem = "is set, which is not supported; served of Gemma 4 are the dense models without it, as the 31B"
+            problem = "is set, which is not supported; served of Gemma 4 are the dense models: E2B, E4B, 31B"
             raise file.error(name, problem)

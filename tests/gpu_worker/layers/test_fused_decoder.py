@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
 from gpu_worker.layers.layer_parts import LayerParts
@@ -22,7 +23,7 @@ from gpu_worker.layers.layer_weights import (
     NormWeights,
     Projection,
 )
-from gpu_worker.layers.layered_decoder import Embedding, LayeredDecoder
+from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
 from kernels.decoder_stack import StackShape

@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.cache_layout import KeepsTokens
+from gpu_worker.layers.cache_layout import KeepsTokens, ReadsLayer
 from gpu_worker.models.cache_layout import cache_layout
 from gpu_worker.models.decoder import CausalLM
 from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
@@ -36,6 +36,9 @@ class PagedRun:
         plain = CacheShape(config.num_kv_heads, config.head_dim, config.head_dim)
         kept = [memory.shape if isinstance(memory, KeepsTokens) else plain for memory in layout.layers]
         self.caches = [poisoned_cache(num_blocks, block_size, shape, model.dtype) for shape in kept]
+        for layer, memory in enumerate(layout.layers):
+            if isinstance(memory, ReadsLayer):
+                self.caches[layer] = self.caches[memory.layer]
         free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7)).tolist()
         self.tables = [[free.pop() for _ in range(-(-len(sequence) // block_size))] for sequence in sequences]
         self.computed = [0 for _ in sequences]

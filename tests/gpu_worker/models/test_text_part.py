@@ -15,8 +15,8 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import open_weights
 from gpu_worker.models.weights_size import weights_bytes
+from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal
 from tests.gpu_worker.models.families.random_models import SIZES
-from tests.gpu_worker.models.families.test_mixtures import assert_logits_equal
 from tests.gpu_worker.models.pairs import CPU
 from tests.gpu_worker.models.variants import randomize
 
@@ -47,6 +47,19 @@ def save(family: str, directory: Path, text: dict[str, Any], **options: Any) -> 
 
 MODELS: dict[str, dict[str, Any]] = {
     "Gemma3": {"text": {"head_dim": 20, "sliding_window": 9}, "mm_tokens_per_image": 4, "image_token_index": 96},
+    "Gemma4": {
+        "text": {
+            "head_dim": 20,
+            "global_head_dim": 28,
+            "sliding_window": 9,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 97,
+            "pad_token_id": 0,
+        },
+    },
     "Mistral3": {
         "text": {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
         "image_token_index": 96,

@@ -16,6 +16,15 @@ _LOCAL = {"sliding_window": 9}
 _LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 80.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_GEMMA4_E = {
+    **_WIDE_HEADS,
+    **_LOCAL,
+    "global_head_dim": 28,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 97,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 5.0,
+}
 _GRANITE = {
     "attention_multiplier": 0.2,
     "residual_multiplier": 0.7,
@@ -68,6 +77,16 @@ CASES: Mapping[str, Case] = MappingProxyType(
             },
             model="Gemma4",
         ),
+        "gemma4-e": Case(
+            "Gemma4Text",
+            {
+                **_GEMMA4_E,
+                "num_hidden_layers": 5,
+                "num_kv_shared_layers": 2,
+                "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
+            },
+            model="Gemma4",
+        ),
         "phi3": Case("Phi3", {"num_key_value_heads": 1, "partial_rotary_factor": 0.5}),
         "phi3-long": Case("Phi3", longrope(3, 16)),
         "olmo2": Case("Olmo2", {"attention_bias": True}),
@@ -111,6 +130,23 @@ MORE_CASES: Mapping[str, Case] = MappingProxyType(
             "Gemma2", {**_WIDE_HEADS, "attn_logit_softcapping": None, "final_logit_softcapping": None}
         ),
         "gemma3-cap": Case("Gemma3Text", {**_WIDE_HEADS, "final_logit_softcapping": 2.0}, model="Gemma3"),
+        "gemma4-inputs-only": Case("Gemma4Text", {**_GEMMA4_E, **_UNTIED}, model="Gemma4"),
+        "gemma4-e-keys-are-values": Case(
+            "Gemma4Text",
+            {
+                **_GEMMA4_E,
+                "num_hidden_layers": 4,
+                "num_kv_shared_layers": 1,
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "vocab_size_per_layer_input": 101,
+                "num_key_value_heads": 4,
+                "use_double_wide_mlp": False,
+            },
+            dtype=torch.bfloat16,
+            model="Gemma4",
+        ),
         "phi3-window": Case("Phi3", {**_LOCAL, "tie_word_embeddings": True}),
         "phi3-short": Case("Phi3", longrope(3, 128)),
         "olmo2-mqa": Case("Olmo2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),

@@ -16,8 +16,8 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
 from tests.gpu_worker.models.families.latent_cases import CASES, MORE_CASES
+from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal
 from tests.gpu_worker.models.families.random_models import save_case
-from tests.gpu_worker.models.families.test_mixtures import assert_answers_are_greedy, assert_logits_equal
 from tests.gpu_worker.models.pairs import CPU
 
 

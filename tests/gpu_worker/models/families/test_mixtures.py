@@ -3,58 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from gpu_worker.layers.expert_loads import ExpertLoad
-from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
-from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.mixture_cases import CASES, MORE_CASES
+from tests.gpu_worker.models.families.oracle_checks import assert_answers_are_greedy, assert_logits_equal, random_tokens
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
-from tests.gpu_worker.models.variants import oracle_logits
-
-TOLERANCE = 1e-4
-LENGTHS = (60, 23)
-NUM_TOKENS = 10
-
-
-def random_tokens(length: int) -> torch.Tensor:
-    return torch.randint(97, (length,), generator=torch.Generator().manual_seed(length))
-
-
-def assert_logits_equal(model: CausalLM, oracle: Any) -> None:
-    """Compare chunks, decodes beside chunks, and decodes together."""
-    run_ = PagedRun(model, [random_tokens(length) for length in LENGTHS])
-    rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    for step in ({0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 10, 1: 14}, {0: 1, 1: 1}, {0: 1, 1: 1}):
-        for s, logits in run_.step(step).items():
-            rows[s].append(logits)
-    for s, length in enumerate(LENGTHS):
-        expected = oracle_logits(oracle, random_tokens(length))
-        assert expected.std() > 0.5
-        torch.testing.assert_close(torch.cat(rows[s]), expected, atol=TOLERANCE, rtol=0)
-
-
-def assert_answers_are_greedy(directory: Path, oracle: Any) -> None:
-    """Generate in small blocks with hits and preemptions; each token must be the oracle's after all before it."""
-    shared = random_prompt(24, seed=1)
-    prompts = [shared, random_prompt(37, seed=2), [*shared[:20], *random_prompt(5, seed=3)], [*shared, 5, 9]]
-    sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS)
-    sequences = [make_sequence(str(i), prompt, sampling) for i, prompt in enumerate(prompts)]
-    runner = make_runner(directory, max_model_len=64, dtype="float32")
-    outcome = run(runner, sequences, num_blocks=17, token_budget=24, arrivals_per_step=2, headroom_tokens=1)
-    assert outcome.num_prefix_hits > 0
-    assert outcome.num_preemptions > 0
-    for i, prompt in enumerate(prompts):
-        tokens = [*prompt, *outcome.tokens[str(i)]]
-        expected = oracle_logits(oracle, torch.tensor(tokens))[len(prompt) - 1 : -1].argmax(1)
-        assert outcome.tokens[str(i)] == expected.tolist()
 
 
 @pytest.mark.parametrize("name", CASES)
