@@ -115,6 +115,23 @@ def build_runner(
     return _build_host_runner(plan, start_up)
 
 
+def check_fits(config: RunnerConfig) -> int | None:
+    """Check, without loading anything, that a model and its cache fit; a GPU's memory is measured at load alone.
+
+    Returns:
+        The tokens that the cache would hold, None where that is measured.
+
+    Raises:
+        HeadraceError: The model cannot be read.
+        ConfigError: A setting cannot be used, or the memory is not enough.
+    """
+    plan = _plan(config)
+    if plan.device.type == "cuda":
+        return None
+    _check_host(plan)
+    return _host_num_blocks(plan, free_host_bytes() - plan.weights) * config.block_size
+
+
 def _plan(config: RunnerConfig) -> _Plan:
     device = torch.device(config.device)
     model_config = read_model_config(config.model)
@@ -170,22 +187,30 @@ def _make_runner(plan: _Plan, model: CausalLM, cache: KVCache, is_asynchronous: 
     )
 
 
+def _check_host(plan: _Plan) -> None:
+    check_host_weights_fit(plan.weights, plan.matrix_dtype_name, free_host_bytes())
+    check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_host_bytes() - plan.weights)
+    if plan.fixed is not None:
+        check_host_cache_fits(*plan.fixed, plan.demand, free_host_bytes() - plan.weights)
+
+
+def _host_num_blocks(plan: _Plan, free_bytes: int) -> int:
+    """Return the blocks that were asked for, or those that a share of the bytes beside the weights holds."""
+    if plan.fixed is not None:
+        return plan.fixed[1]
+    room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes)
+    return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
+
+
 def _build_host_runner(plan: _Plan, start_up: StartUp) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     num_threads = choose_num_threads(config.num_threads)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
-    check_host_weights_fit(plan.weights, plan.matrix_dtype_name, free_host_bytes())
-    check_host_states_fit(plan.state_bytes, config.max_num_seqs, free_host_bytes() - plan.weights)
-    if plan.fixed is not None:
-        check_host_cache_fits(*plan.fixed, demand, free_host_bytes() - plan.weights)
+    _check_host(plan)
     model = _load(plan, start_up)
-    if plan.fixed is None:
-        free_bytes = max(0, free_host_bytes() - config.proposer_bytes - plan.state_bytes)
-        num_blocks = host_num_blocks(plan.shared_demand, config.max_num_seqs, free_bytes)
-    else:
-        _, num_blocks = plan.fixed
+    num_blocks = _host_num_blocks(plan, free_host_bytes())
     cache = _allocate(plan, num_blocks)
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))

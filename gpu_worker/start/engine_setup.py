@@ -29,6 +29,7 @@ from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
+    from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.layers.expert_loads import ExpertLoads
     from gpu_worker.models.config import ModelConfig
 
@@ -96,16 +97,47 @@ def build_engine(
     return EngineSetup(Engine(Scheduler(scheduler, speculation), runner), scheduler, gpu_uuid, experts)
 
 
+def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
+    """Refuse what `build_engine` would refuse, as far as that is known before a model is loaded.
+
+    Returns:
+        The tokens that the KV cache would hold, None where that is measured at load.
+
+    Raises:
+        HeadraceError: The settings do not fit the model or the machine.
+    """
+    from gpu_worker.execution.build import check_fits
+
+    check_speculation(config, tokenizer)
+    runner_config, _ = _runner_config(config, directory)
+    return check_fits(with_room_for_proposer(config, runner_config))
+
+
 def _load_model(
     config: WorkerConfig, directory: ModelDirectory, start_up: StartUp
 ) -> tuple[TorchModelRunner, SchedulerConfig]:
+    from gpu_worker.execution.build import build_runner
+    from gpu_worker.execution.warm_up import warm_up_proposer
+    from kernels.cpu_library import compile_cpu_library
+
+    runner_config, sizes = _runner_config(config, directory)
+    if runner_config.device == "cpu":
+        with start_up.stage(Stage.COMPILE) as progress:
+            compile_cpu_library(progress)
+    runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
+    if find_recipe(config.speculative) is not None:
+        runner.verify_drafts_of(build_proposer(config, runner_config, runner))
+        if runner.is_asynchronous:
+            warm_up_proposer(runner)
+    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows)
+
+
+def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
+    """Return the settings of the model's runner and the sizes to schedule with, without loading anything."""
     import torch
 
-    from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
-    from gpu_worker.execution.warm_up import warm_up_proposer
     from gpu_worker.models.registry import read_model_config
-    from kernels.cpu_library import compile_cpu_library
 
     device = config.device
     if device == "cuda" and not torch.cuda.is_available():
@@ -129,15 +161,7 @@ def _load_model(
         num_threads=config.num_threads,
         cuda_graphs=config.cuda_graphs,
     )
-    if device == "cpu":
-        with start_up.stage(Stage.COMPILE) as progress:
-            compile_cpu_library(progress)
-    runner = build_runner(with_room_for_proposer(config, runner_config), start_up)
-    if find_recipe(config.speculative) is not None:
-        runner.verify_drafts_of(build_proposer(config, runner_config, runner))
-        if runner.is_asynchronous:
-            warm_up_proposer(runner)
-    return runner, dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows)
+    return runner_config, sizes
 
 
 def _gpu_uuid(device: str) -> str | None:

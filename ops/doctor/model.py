@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_worker.start.config import WorkerConfig
-from ops.doctor.finding import Finding, problem, warning
+from ops.doctor.finding import Finding, Level, problem, warning
 from shared.errors import HeadraceError
 from shared.model_hub import hub_id, local_model
+
+if TYPE_CHECKING:
+    from gpu_worker.text.model_directory import ModelDirectory
+    from gpu_worker.text.tokenizer import ModelTokenizer
 
 
 def model_findings(config: WorkerConfig) -> Iterator[Finding]:
@@ -38,7 +44,22 @@ def model_findings(config: WorkerConfig) -> Iterator[Finding]:
     elif importlib.util.find_spec("torch") is None:
         yield problem("device", "PyTorch is not installed", "pip install 'headrace[worker]', or 'headrace[gpu]'")
     else:
-        yield from _device_and_memory(config, path)
+        found = list(_device_and_memory(config, path))
+        yield from found
+        if all(one.level is not Level.PROBLEM for one in found):
+            yield _sizes(dataclasses.replace(config, model=path), directory, tokenizer)
+
+
+def _sizes(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> Finding:
+    from gpu_worker.start.engine_setup import check_engine
+
+    try:
+        tokens = check_engine(config, directory, tokenizer)
+    except HeadraceError as error:
+        return problem("sizes", str(error))
+    if tokens is None:
+        return Finding("sizes", "go together; the KV cache of a GPU is what its load leaves")
+    return Finding("sizes", f"go together; the KV cache holds {tokens} tokens")
 
 
 def _device_and_memory(config: WorkerConfig, path: Path) -> Iterator[Finding]:

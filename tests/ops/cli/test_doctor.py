@@ -173,7 +173,7 @@ def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: st
     options = ["--model", str(DEMO_MODEL), "--nats-url", nats_url, "--served-model-name", "checked"]
     done = headrace("worker", "--check", *options)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    for topic in ("model", "device", "weights", "nats rights", "revision"):
+    for topic in ("model", "device", "weights", "sizes", "nats rights", "revision"):
         assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), done.stdout
 
 
@@ -185,6 +185,15 @@ def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: st
             *(["--model", str(DEMO_MODEL), "--device", "cuda"], "device", "cuda is asked for"), marks=pytest.mark.slow
         ),
         ([], "model", "none is named"),
+        (["--model", str(DEMO_MODEL), "--num-blocks", "99999999"], "sizes", "a KV cache of 99999999 blocks needs"),
+        pytest.param(
+            *(["--model", str(DEMO_MODEL), "--max-model-len", "9999"], "sizes", "the model was made for 2048 tokens"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(["--model", str(DEMO_MODEL), "--speculative", "draft"], "sizes", "HEADRACE_DRAFT_MODEL: is needed"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_worker_that_could_not_serve_fails_its_check(options: list[str], topic: str, words: str, nats_url: str) -> None:
