@@ -76,7 +76,7 @@ class BatchClient:
         try:
             # A publication repeated within the tenant's duplicate window is stored once.
             publication = self._client.jetstream().publish(subject, payload, headers={"Nats-Msg-Id": request.id})
-            await self._unless_refused(publication)
+            await self._unless_refused(publication, request.tenant)
         except NoStreamResponseError as error:
             raise DependencyError(
                 f"tenant {request.tenant[:64]!r} has no batch queue; an administrator makes one: `headrace setup "
@@ -116,7 +116,7 @@ class BatchClient:
                 missing.discard(subject)
                 yield json.loads(data)
 
-    async def _unless_refused(self, publication: Awaitable[Any]) -> None:
+    async def _unless_refused(self, publication: Awaitable[Any], tenant: str) -> None:
         """Wait for a publication's acknowledgement; NATS sends none for what a user may not publish, but an error."""
         published = asyncio.ensure_future(publication)
         refused = asyncio.ensure_future(self._refusals.get())
@@ -126,7 +126,10 @@ class BatchClient:
             await published
         else:
             published.cancel()
-            raise DependencyError(f"NATS does not let this user publish these jobs: {await refused}")
+            raise DependencyError(
+                f"NATS does not let this user publish jobs of the tenant {tenant[:64]!r} ({await refused}): use that "
+                "tenant's own login, which `headrace tenant` makes"
+            )
 
     async def _take_note(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():

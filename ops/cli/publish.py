@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import secrets
 import sys
@@ -23,6 +24,10 @@ from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
     from shared.messages import Request
+
+
+# What other interfaces call it: OpenAI's completions, and the lines of its Batch API.
+_MEANT = {"prompt": "text", "input": "text", "custom_id": "id", "body": "messages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     it is there.
     """
     found = list(_read(config.file, prompt))
+    if not found:
+        print(f"headrace: {config.file} has no requests", file=sys.stderr)
+        return 0
     url, running = find_nats(config.nats_url, config.state_dir)
     model = config.model_name
     if model is None and running is not None:
@@ -96,6 +104,7 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
     given = fields.get("sampling") or {}
     if not isinstance(given, dict):
         raise ConfigError("HEADRACE_FILE", f"{place}: sampling is not a JSON object")
+    _check_known(fields, given, place)
     sampling |= given
     try:
         request = msgspec.convert({**defaults, **fields, "sampling": sampling, "lane": "batch"}, Request)
@@ -107,6 +116,24 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
         raise ConfigError("HEADRACE_FILE", f"{place}: give one of text, messages and token_ids")
     _check_names(request, place)
     return request
+
+
+def _check_known(fields: dict[str, Any], sampling: dict[str, Any], place: str) -> None:
+    """Refuse a field that nothing reads: it would change the answer that somebody expects."""
+    from shared.messages import Request
+    from shared.sampling import Sampling
+
+    for name in sampling.keys() - set(Sampling.__struct_fields__):
+        raise ConfigError("HEADRACE_FILE", f"{place}: sampling has no field {name[:64]!r}{_meant(name, Sampling)}")
+    for name in fields.keys() - {"type", *Request.__struct_fields__}:
+        if name in Sampling.__struct_fields__:
+            raise ConfigError("HEADRACE_FILE", f'{place}: {name!r} belongs into "sampling": {{"{name}": ...}}')
+        raise ConfigError("HEADRACE_FILE", f"{place}: there is no field {name[:64]!r}{_meant(name, Request)}")
+
+
+def _meant(name: str, struct: type[Any]) -> str:
+    close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, struct.__struct_fields__, 1)), None)
+    return "" if close is None else f"; did you mean {close!r}?"
 
 
 def _check_names(request: Request, place: str) -> None:

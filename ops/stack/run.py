@@ -32,8 +32,9 @@ def run(config: UpConfig, environ: Mapping[str, str]) -> int:
     model = config.model or DEMO_MODEL
     is_gguf = (model.is_file() and model.suffix == ".gguf") or any(model.glob("*.gguf"))
     if not is_gguf and not (model / "config.json").is_file():
-        problem = f"{model} is not a model directory, which has a config.json or a .gguf file, nor a .gguf file"
-        raise ConfigError("HEADRACE_MODEL", problem)
+        problem = "has no config.json and is no .gguf file" if model.exists() else "does not exist"
+        remedy = "name a folder in Hugging Face's format, a .gguf file, or an id at the hub"
+        raise ConfigError("HEADRACE_MODEL", f"{model} {problem}; {remedy}")
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
         raise ConfigError("HEADRACE_READY_FILE", f"{config.ready_file.absolute().parent} is not a directory")
     state = StateDirectory(config.state_dir)

@@ -56,7 +56,8 @@ def test_jobs_of_a_tenant_that_is_not_the_user_s_are_refused_in_one_line(state_d
     for options in ([], ["--wait"]):
         done = headrace("publish", "x", "--tenant", "acme", "--state-dir", str(state_dir), *options)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "NATS does not let this user publish" in done.stderr.splitlines()[-1]
+        assert "NATS does not let this user publish jobs of the tenant 'acme'" in done.stderr.splitlines()[-1]
+        assert "`headrace tenant` makes" in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
 
 
@@ -71,6 +72,9 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
     for line, message in [
         ('{"text": "a", "sampling": {"temperature": 9}}', "temperature"),
         ('{"text": "a", "token_ids": [1]}', "give one of text, messages and token_ids"),
+        ('{"text": "a", "max_tokens": 3}', """'max_tokens' belongs into "sampling": {"max_tokens": ...}"""),
+        ('{"text": "a", "sampling": {"max_token": 3}}', "no field 'max_token'; did you mean 'max_tokens'?"),
+        ('{"custom_id": "a"}', "there is no field 'custom_id'; did you mean 'id'?"),
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 is not a JSON object"),
         ('{"text": "a", "tenant": "a\\u0000b"}', "tenant: name"),
@@ -80,6 +84,11 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=line)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert message in done.stderr
+
+
+def test_file_without_requests_is_said(state_dir: Path) -> None:
+    done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given="\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "headrace: - has no requests\n")
 
 
 def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:
