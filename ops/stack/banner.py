@@ -11,7 +11,7 @@ from ops.stack.plan import Plan
 
 _BANNER = """
   URL      {url}/v1
-  API key  {key}
+  API key  {key}{key_note}
 
   Operator      {operator_url}/metrics
   Operator key  {operator_key}
@@ -46,6 +46,7 @@ def banner(plan: Plan, model: str, *, is_demo: bool) -> str:
     return _BANNER.format(
         url=plan.url,
         key=plan.api_key,
+        key_note="" if plan.asks_for_key else " (--no-auth: only web pages need it)",
         operator_url=plan.operator_url,
         operator_key=plan.operator_key or "none is asked for",
         body=shlex.quote(json.dumps({**arguments, "stream": True})),

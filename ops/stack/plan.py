@@ -72,12 +72,17 @@ class NatsAccess:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The children to run, and how everything is reached; `nats` and `redis` are None where they are not ours."""
+    """The children to run, and how everything is reached; `nats` and `redis` are None where they are not ours.
+
+    Attributes:
+        asks_for_key: Clients other than web pages need an API key too.
+    """
 
     url: str
     operator_url: str
     operator_key: str
     api_key: str
+    asks_for_key: bool
     admin: NatsAccess
     batch: NatsAccess
     redis_url: str | None
@@ -121,6 +126,7 @@ def make_plan(config: UpConfig, state: StateDirectory, environ: Mapping[str, str
         operator_url=f"http://127.0.0.1:{operator_port}",
         operator_key=operator_key,
         api_key=api_key,
+        asks_for_key=gateway_settings.auth,
         admin=access["admin"],
         batch=access["batch"],
         redis_url=redis_url,

@@ -7,6 +7,8 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+from shared.errors import DependencyError
+
 ANSWER_TIMEOUT_S = 60.0
 NO_WORKER = "no worker has joined yet"
 _PROMPT = "def "
@@ -23,6 +25,9 @@ async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
 
     Returns:
         The served model's name once there was an answer, else None, and what is still missing.
+
+    Raises:
+        DependencyError: The model refuses the question, which waiting does not change.
     """
     try:
         status, answer = await _call(url, "GET", "/v1/models", api_key)
@@ -40,7 +45,10 @@ async def first_generation(url: str, api_key: str) -> tuple[str | None, str]:
     except (OSError, EOFError, ValueError, TimeoutError) as error:
         return None, f"the gateway's answer was cut ({error!r})"
     if status != 200:
-        return None, f"a first generation answers {status}: {answer.get('error', {}).get('message', '')}"
+        reason = f"a first generation answers {status}: {answer.get('error', {}).get('message', '')}"
+        if status == 400:
+            raise DependencyError(f"the model cannot be used, {reason}")
+        return None, reason
     return model, "ready"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ops.stack import plan as plan_module
+from ops.stack.banner import banner
 from ops.stack.config import UpConfig
 from ops.stack.plan import NatsAccess, Plan, make_plan
 from ops.stack.ports import free_port
@@ -39,6 +40,12 @@ def test_each_child_gets_only_the_password_of_its_role(make: Make) -> None:
         assert spec.environ["HEADRACE_NATS_USER"] == spec.role
         assert spec.environ["HEADRACE_NATS_PASSWORD"] == passwords[spec.role]
         assert others & set(spec.environ.values()) == set()
+
+
+def test_who_asks_for_no_key_is_told_so(make: Make) -> None:
+    note = "(--no-auth: only web pages need it)"
+    assert note not in banner(make(), "m", is_demo=False)
+    assert note in banner(make({"HEADRACE_AUTH": "false"}), "m", is_demo=False)
 
 
 def test_no_secret_is_on_a_command_line(make: Make) -> None:

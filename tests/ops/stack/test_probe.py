@@ -1,0 +1,37 @@
+"""The question that decides whether `headrace up` is ready."""
+
+import asyncio
+import json
+
+import pytest
+
+from ops.stack.probe import first_generation
+from shared.errors import DependencyError
+
+
+async def _ask(status: int) -> tuple[str | None, str]:
+    """Ask a server that lists a model and answers everything else with a status."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        is_list = head.startswith(b"GET /v1/models ")
+        body = {"data": [{"id": "m"}]} if is_list else {"error": {"message": "no such token"}}
+        content = json.dumps(body).encode()
+        head = f"HTTP/1.1 {200 if is_list else status} -\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        writer.write(head + content)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        return await first_generation(f"http://127.0.0.1:{port}", "key")
+
+
+def test_a_model_that_is_busy_is_asked_again() -> None:
+    assert asyncio.run(_ask(503)) == (None, "a first generation answers 503: no such token")
+
+
+def test_a_model_that_refuses_the_question_will_never_be_ready() -> None:
+    with pytest.raises(DependencyError, match="cannot be used, a first generation answers 400: no such token"):
+        asyncio.run(_ask(400))
