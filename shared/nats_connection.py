@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
@@ -187,8 +188,15 @@ def _failure_message(url: str, failures: list[Exception], timeout_s: float) -> s
             return f"NATS at {place} is not trusted ({failure.verify_message}): check HEADRACE_NATS_CA_FILE."
         if isinstance(failure, ssl.SSLError):
             return f"NATS at {place} ends the TLS handshake ({failure.reason}): check HEADRACE_NATS_CERT_FILE."
-    reason = f" ({failures[-1]!r})" if failures else ""
+    reason = f" ({_reason(failures[-1])})" if failures else ""
     return f"NATS at {place} did not answer within {timeout_s:g} s{reason}: start it, or check HEADRACE_NATS_URL."
+
+
+def _reason(failure: Exception) -> str:
+    """Return a failure in words; of the operating system's, which carry Python's own, the number's alone."""
+    if isinstance(failure, OSError) and failure.errno is not None:
+        return os.strerror(failure.errno) if failure.errno > 0 else str(failure.strerror)
+    return str(failure) or type(failure).__name__
 
 
 async def _check_version(client: Client) -> None:
