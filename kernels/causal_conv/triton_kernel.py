@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.state_rows import StateRows
+from kernels.triton_state_rows import sequence_of
 
 # One access of 16 bytes a thread and token in 16 bits; reasoned, not measured.
 _BLOCK_CHANNELS, _BLOCK_TOKENS, _NUM_WARPS = 128, 16, 4
@@ -53,11 +54,7 @@ def causal_conv_kernel(
     """Convolve one sequence; `grid: (num_seqs, blocks of channels)`."""
     sequence = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
-    first = tl.load(starts_ptr + sequence).to(tl.int64)
-    length = tl.load(starts_ptr + sequence + 1) - first.to(tl.int32)
-    context = tl.load(contexts_ptr + sequence)
-    is_new = (context <= length).to(tl.int32)
-    kept = tl.load(kept_ptr + sequence) if HAS_KEPT else length
+    first, length, kept, is_new, is_padding = sequence_of(sequence, starts_ptr, contexts_ptr, kept_ptr, HAS_KEPT)
     state_ptr = states_ptr + tl.load(slots_ptr + sequence) * ((WIDTH - 1) * CHANNELS)
     x_ptr += first * x_stride
     result_ptr += first * CHANNELS
@@ -91,7 +88,7 @@ def causal_conv_kernel(
     for age in tl.static_range(WIDTH - 1):
         place = (kept - (WIDTH - 1) + age).to(tl.int64)
         x = _inputs(x_ptr, state_ptr, place, columns, mask, x_stride, is_new, CHANNELS, WIDTH)
-        tl.store(state_ptr + age * CHANNELS + columns, x, mask=mask & (context > 0))
+        tl.store(state_ptr + age * CHANNELS + columns, x, mask=mask & (is_padding == 0))
 
 
 def causal_conv_triton(

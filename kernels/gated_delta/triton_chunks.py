@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.gated_delta.triton_sequence import decay_and_strength, next_save_of, saves_of, sequence_of
+from kernels.gated_delta.triton_gates import copy_state, decay_and_strength, state_of
+from kernels.triton_state_rows import next_save_of, saves_of, sequence_of
 
 
 @triton.jit
@@ -67,9 +68,9 @@ def gated_delta_chunks_kernel(
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     keys, rows = tl.arange(0, BLOCK_KEY), tl.arange(0, CHUNK)
     columns = tl.program_id(1) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
-    mask = (keys < KEY_DIM)[:, None] & (columns < VALUE_DIM)[None, :]
-    slot = tl.load(slots_ptr + sequence) * VALUE_HEADS + head
-    places = states_ptr + slot * (KEY_DIM * VALUE_DIM) + keys[:, None] * VALUE_DIM + columns[None, :]
+    number, places, mask = state_of(
+        states_ptr, slots_ptr, sequence, head, keys, columns, VALUE_HEADS, KEY_DIM, VALUE_DIM
+    )
     state = tl.load(places, mask=mask & (is_new == 0), other=0.0)
     is_written = mask & (is_padding == 0)
     if kept == 0:
@@ -115,8 +116,8 @@ def gated_delta_chunks_kernel(
             tl.store(places, state, mask=is_written)
         if HAS_SAVES:  # noqa: SIM102 (decided at compile time, unlike what follows)
             if (end == next_save) & (save < last_save):
-                copy = (tl.load(save_slots_ptr + save) * VALUE_HEADS + head - slot) * (KEY_DIM * VALUE_DIM)
-                tl.store(places + copy, state, mask=is_written)
+                slot = tl.load(save_slots_ptr + save)
+                copy_state(state, number, places, is_written, slot, head, VALUE_HEADS, KEY_DIM * VALUE_DIM)
                 save += 1
                 next_save = next_save_of(save, last_save, length, save_tokens_ptr)
         start = end

@@ -42,11 +42,9 @@ def dense_experts_kernel(
     block = tl.program_id(1)
     if block >= tl.load(block_ends + num_experts - 1):
         return
-    expert, first, end = find_rows(row_starts, block_ends, block, num_experts, EXPERTS, BLOCK_M)
-    rows = first + tl.arange(0, BLOCK_M)
-    is_row = rows < end
-    pairs = tl.load(sorted_pairs + rows, mask=is_row, other=0)
-    sources = pairs // TOP_K if IS_GATED else rows
+    expert, is_row, sources, targets = find_rows(
+        sorted_pairs, row_starts, block_ends, block, num_experts, TOP_K, IS_GATED, EXPERTS, BLOCK_M
+    )
     first_feature = tl.program_id(0) * BLOCK_N
     features = first_feature + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_K)
@@ -71,7 +69,7 @@ def dense_experts_kernel(
         expert,
         first_feature,
         out_features,
-        rows if IS_GATED else pairs,
+        targets,
         is_row,
         slope,
         cubic,

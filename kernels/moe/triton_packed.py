@@ -64,11 +64,9 @@ def packed_experts_kernel(
     if row_block >= tl.load(block_ends + num_experts - 1):
         return
     dtype: tl.constexpr = inputs.dtype.element_ty
-    expert, first, end = find_rows(row_starts, block_ends, row_block, num_experts, EXPERTS, BLOCK_M)
-    rows = first + tl.arange(0, BLOCK_M)
-    is_row = rows < end
-    pairs = tl.load(sorted_pairs + rows, mask=is_row, other=0)
-    sources = pairs // TOP_K if IS_GATED else rows
+    expert, is_row, sources, targets = find_rows(
+        sorted_pairs, row_starts, block_ends, row_block, num_experts, TOP_K, IS_GATED, EXPERTS, BLOCK_M
+    )
     first_feature = tl.program_id(0) * BLOCK_N
     local = tl.arange(0, BLOCK_N)
     columns = tl.arange(0, PLANE)
@@ -108,7 +106,7 @@ def packed_experts_kernel(
         expert,
         first_feature,
         out_features,
-        rows if IS_GATED else pairs,
+        targets,
         is_row,
         slope,
         cubic,

@@ -8,14 +8,31 @@ import triton.language as tl
 
 
 @triton.jit
-def find_rows(row_starts, block_ends, block, num_experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the expert of a block, its first row, and the end of the expert's rows; the block is one that there is."""
+def find_rows(
+    sorted_pairs,
+    row_starts,
+    block_ends,
+    block,
+    num_experts,
+    TOP_K: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Return the expert of a block that there is, which of its rows there are, and their rows of inputs and outputs.
+
+    Gated products go from tokens to rows, the others from rows to pairs.
+    """
     places = tl.arange(0, EXPERTS)
     ends = tl.load(block_ends + places, mask=places < num_experts, other=2147483647)
     expert = tl.sum((ends <= block).to(tl.int32))
     first_block = tl.max(tl.where(ends <= block, ends, 0))
-    first = tl.load(row_starts + expert) + (block - first_block) * BLOCK_M
-    return expert, first, tl.load(row_starts + expert + 1)
+    rows = tl.load(row_starts + expert) + (block - first_block) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = rows < tl.load(row_starts + expert + 1)
+    pairs = tl.load(sorted_pairs + rows, mask=is_row, other=0)
+    sources = pairs // TOP_K if IS_GATED else rows
+    targets = rows if IS_GATED else pairs
+    return expert, is_row, sources, targets
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""What both kernels of the gated delta rule read of a sequence and of its tokens."""
+"""What kernels with a recurrent state read of `kernels.state_rows.StateRows` on a GPU."""
 
 from __future__ import annotations
 
@@ -32,13 +32,3 @@ def saves_of(sequence, length, save_starts_ptr, save_tokens_ptr, HAS_SAVES: tl.c
     else:
         save, last_save, next_save = 0, 0, length
     return save, last_save, next_save
-
-
-@triton.jit
-def decay_and_strength(gates_ptr, tokens, mask, gates_stride, head, rate, step_bias, HEADS: tl.constexpr):
-    """Return the logarithm of the decay and the strength of tokens; zeros where there is none."""
-    strength = tl.load(gates_ptr + tokens * gates_stride + head, mask=mask, other=0.0).to(tl.float32)
-    step = tl.load(gates_ptr + tokens * gates_stride + HEADS + head, mask=mask, other=0.0).to(tl.float32) + step_bias
-    # The logarithm of 1 + exp(step), through exp(-|step|), which cannot overflow. Where that is tiny, so is the error.
-    softplus = tl.maximum(step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(step)))
-    return tl.where(mask, -rate * softplus, 0.0), tl.where(mask, 1.0 / (1.0 + tl.exp(-strength)), 0.0)
