@@ -187,7 +187,9 @@ class GenerationService:
         usage = record.usage = answer.usage
         record.outcome, record.error = outcome.value, answer.error
         is_complete = outcome is Outcome.COMPLETED
-        count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
+        # What was refused has no answer to count; its client may have made the model's name up.
+        if answer.error is None or answer.first_token_at is not None or usage.prompt_tokens:
+            count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
             record.first_token_at = record.began_at + ttft_s

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import httpx2
+import openai
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -101,6 +102,12 @@ def test_phases_of_requests_are_parts_of_their_latency(scrapes: Scrapes) -> None
     assert decode_s >= 4 * 4 * 0.005
     # Two sequences share a request, so its time counts twice; the gateway's clock is exact to a millisecond.
     assert queue_s + inference_s <= 2 * scrapes.more("vllm:e2e_request_latency_seconds_sum") + 0.01
+
+
+def test_name_of_a_model_that_a_client_made_up_becomes_no_label(scrapes: Scrapes, simulated: System) -> None:
+    with pytest.raises(openai.NotFoundError):
+        simulated.client().completions.create(model="made-up", prompt="x", max_tokens=1, temperature=0)
+    assert "made-up" not in simulated.metrics()
 
 
 @pytest.mark.slow
