@@ -19,7 +19,7 @@ from gpu_worker.layers.layer_traits import (
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.block_traits import BlockTraits
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.rope_config import max_model_len, read_rope, read_rotary_dim
+from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
 from gpu_worker.quantization.errors import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.quantization.quantization_method import QuantizationMethod
@@ -194,6 +194,8 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
     activation = traits.activation or read_activation(file)
     feed_forward = (GatedShape if traits.is_gated else PlainShape)(inner_size, activation, traits.mlp_bias)
     rope = traits.rope or read_rope(file)
+    if traits.rope is None:
+        check_rope(file, rope, attention.rotary_dim or head_dim)
     generation = _generation_config(file.path.parent)
     return ModelConfig(
         architecture=traits.architecture,

@@ -7,6 +7,10 @@ from gpu_worker.models.json_file import JsonFile
 
 _ORIGINAL = "original_max_position_embeddings"
 _MAX_LEN = 1 << 24
+# Turns within the trained length between which YaRN's ramp runs: 1 and 32 in all published models.
+_MIN_TURNS, _MAX_TURNS = 1e-6, 1e6
+# Its square must be finite; published models have at most 1.
+_MAX_MSCALE = 1e6
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OLD_NAMES = {"su": "longrope"}
 
@@ -34,7 +38,7 @@ def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
     if rope_type in (RopeType.LINEAR, RopeType.DYNAMIC):
         return RopeParameters(rope_type, theta, trained, fields.number("factor"))
     holder = file if _ORIGINAL in file.names() else fields
-    original = holder.integer(_ORIGINAL, trained, maximum=_MAX_LEN)
+    original = holder.integer(_ORIGINAL, trained, minimum=2, maximum=_MAX_LEN)
     if rope_type is RopeType.LLAMA3:
         return _read_llama3(fields, theta, original)
     factor = fields.optional_number("factor") or trained / original
@@ -46,10 +50,10 @@ def read_rope(file: JsonFile, layer_type: str | None = None) -> RopeParameters:
         original,
         factor,
         attention_factor=fields.optional_number("attention_factor"),
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
-        mscale=fields.optional_number("mscale"),
-        mscale_all_dim=fields.optional_number("mscale_all_dim"),
+        beta_fast=_turns(fields, "beta_fast", 32.0),
+        beta_slow=_turns(fields, "beta_slow", 1.0),
+        mscale=_mscale(fields, "mscale"),
+        mscale_all_dim=_mscale(fields, "mscale_all_dim"),
         truncate=fields.boolean("truncate", True),
     )
 
@@ -65,6 +69,22 @@ def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0) -> int 
         problem = f"is {factor:g}; of heads of {head_dim} it must choose an even number of dimensions, at least 2"
         raise holder.error("partial_rotary_factor", problem)
     return None if rotary_dim == head_dim else rotary_dim
+
+
+def check_rope(file: JsonFile, rope: RopeParameters, rotary_dim: int) -> None:
+    """Refuse a rotation that cannot turn so many dimensions.
+
+    Raises:
+        CheckpointError: LongRoPE has not one factor for each pair of them, or dynamic scaling has one pair alone.
+    """
+    for name, divisors in (("short_factor", rope.divisors), ("long_factor", rope.long_divisors)):
+        if divisors and len(divisors) != rotary_dim // 2:
+            problem = (
+                f"has {len(divisors)} numbers; {rotary_dim} dimensions of a head turn, so it must have half as many"
+            )
+            raise _rope_fields(file).error(name, problem)
+    if rope.rope_type is RopeType.DYNAMIC and rotary_dim < 4:
+        raise _rope_fields(file).error("rope_type", "is 'dynamic', which needs at least 4 dimensions of a head to turn")
 
 
 def read_query_growth(file: JsonFile) -> tuple[float, int] | None:
@@ -120,6 +140,20 @@ def _rope_type(fields: JsonFile) -> RopeType:
     except ValueError:
         supported = ", ".join(item.value for item in RopeType)
         raise fields.error("rope_type", f"is {name[:80]!r}; supported: {supported}") from None
+
+
+def _turns(fields: JsonFile, name: str, default: float) -> float:
+    turns = fields.number(name, default)
+    if not _MIN_TURNS <= turns <= _MAX_TURNS:
+        raise fields.error(name, f"is {turns:g}; it must be from {_MIN_TURNS:g} to {_MAX_TURNS:g}")
+    return turns
+
+
+def _mscale(fields: JsonFile, name: str) -> float | None:
+    value = fields.optional_number(name)
+    if value is not None and value > _MAX_MSCALE:
+        raise fields.error(name, f"is {value:g}; it must be at most {_MAX_MSCALE:g}")
+    return value
 
 
 def _read_llama3(fields: JsonFile, theta: float, original: int) -> RopeParameters:
