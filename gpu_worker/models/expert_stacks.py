@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.projections import Projections
 from gpu_worker.quantization.quantization_method import StackMethod
-from kernels.linear.forms import DenseWeight, GroupQuantizedWeight, WeightForm, concatenate
+from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows
 from kernels.moe import ExpertWeights
 
 
@@ -81,12 +80,4 @@ class ExpertStacks:
 
 def _apart(form: WeightForm) -> WeightForm:
     """Return a matrix with its even rows above its odd ones."""
-    order = torch.arange(form.shape[0]).view(-1, 2).T.flatten()
-    if isinstance(form, DenseWeight):
-        return DenseWeight(form.weight[order.to(form.weight.device)])
-    assert isinstance(form, GroupQuantizedWeight), "interleaved stacks are plain or have groups"
-    order = order.to(form.values.device)
-    # Rows of float8 cannot be chosen on every device: their bytes can.
-    scales = form.scales.view(torch.uint8).view(len(order), -1)[order].view(form.scales.dtype)
-    offsets = None if form.offsets is None else form.offsets[order]
-    return replace(form, values=form.values[order], scales=scales, offsets=offsets)
+    return reorder_rows(form, torch.arange(form.shape[0]).view(-1, 2).T.flatten())

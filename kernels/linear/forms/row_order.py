@@ -40,12 +40,15 @@ def _reorder(form: UnsplitWeight, order: torch.Tensor) -> UnsplitWeight:
     order = order.to(form.values.device)
     if isinstance(form, GroupQuantizedWeight):
         offsets = None if form.offsets is None else form.offsets[order]
-        return replace(form, values=form.values[order], scales=form.scales[order], offsets=offsets)
+        return replace(form, values=form.values[order], scales=_rows(form.scales, order), offsets=offsets)
     scales = form.scales
     if scales.shape == (form.shape[0], 1):
         scales = scales[order]
     elif not form.has_row_scales and not torch.equal(order // SCALE_BLOCK, torch.arange(len(order)) // SCALE_BLOCK):
         return DenseWeight(form.dequantize()[order])
+    return ScaledWeight(_rows(form.values, order), scales, form.activation, form.activation_scale)
+
+
+def _rows(matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     # Indexing is not defined for float8 on every device: its bytes are.
-    values = form.values.view(torch.int8)[order].view(form.values.dtype)
-    return ScaledWeight(values, scales, form.activation, form.activation_scale)
+    return matrix.view(torch.int8)[order].view(matrix.dtype) if matrix.itemsize == 1 else matrix[order]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.linear.forms import (
+    FLOAT4,
     INT4,
     SCALE_BLOCK,
     DenseWeight,
@@ -33,6 +34,7 @@ def forms(generator: torch.Generator) -> dict[str, WeightForm]:
     return {
         "dense": dense,
         "groups": GroupQuantizedWeight(codes, INT4, 8, scales, offsets),
+        "microscaled": GroupQuantizedWeight(codes, FLOAT4, 8, scales.abs().to(torch.float8_e8m0fnu), None),
         "rows": ScaledWeight(bytes_, torch.rand(ROWS, 1, generator=generator), "dynamic"),
         "tensor": ScaledWeight(float8, torch.rand(1, 1, generator=generator)),
         "blocks": ScaledWeight(float8, torch.rand(2, 1, generator=generator)),
@@ -41,7 +43,7 @@ def forms(generator: torch.Generator) -> dict[str, WeightForm]:
 
 
 @pytest.mark.parametrize("within", [SCALE_BLOCK, ROWS])
-@pytest.mark.parametrize("name", ["dense", "groups", "rows", "tensor", "blocks", "parts"])
+@pytest.mark.parametrize("name", ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"])
 def test_rows_of_every_form_are_in_the_order_that_was_asked_for(name: str, within: int) -> None:
     generator = torch.Generator().manual_seed(within)
     form, order = forms(generator)[name], random_order(generator, within=within)
