@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm
+from gpu_worker.layers.layer_traits import GatedShape, LayerTraits, PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters
-from gpu_worker.models.config import ModelConfig, windowed
+from gpu_worker.models.block_traits import BlockTraits
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.gguf_family import GGUFFamily, gguf_family
+from gpu_worker.models.gguf_latent import LATENT, read_gguf_latent, read_latent_rotary_dim
+from gpu_worker.models.gguf_layers import (
+    num_layers,
+    read_attention,
+    read_head_dim,
+    read_layers,
+    read_rotary_dim,
+    read_window_ropes,
+)
 from gpu_worker.models.gguf_mixture import mixture_layers, read_gguf_mixture
 from gpu_worker.models.gguf_rope import reached_len, read_gguf_rope
 from gpu_worker.models.mixture_config import with_mixtures
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.method import read_gguf_method
-from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, model_facts
+from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, ModelFacts, model_facts
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.quantization.gguf.tensor_types import F16, F32
 
@@ -31,85 +43,94 @@ def read_gguf_config(path: Path) -> ModelConfig:
         GGUFError: The file is malformed, or its model is not supported.
     """
     with GGUFFile(path) as file:
-        return _read(file)
+        facts = model_facts(file)
+        config = _read_latent(file, facts) if facts.architecture == LATENT else _read(file, facts)
+        mixture = read_gguf_mixture(file, facts.architecture, config.intermediate_size)
+        if mixture is None:
+            return config
+        architecture = _MIXTRAL if facts.architecture == "llama" else config.architecture
+        return with_mixtures(replace(config, architecture=architecture), mixture, mixture_layers(file))
 
 
-def _read(file: GGUFFile) -> ModelConfig:
-    metadata, facts = file.metadata, model_facts(file)
-    prefix = facts.architecture
-    num_layers = metadata.integer(f"{prefix}.block_count", maximum=1024)
+def _read(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
+    metadata, prefix = file.metadata, facts.architecture
+    family = gguf_family(prefix)
     num_heads = metadata.integer(f"{prefix}.attention.head_count", maximum=1024)
     num_kv_heads = metadata.integer(f"{prefix}.attention.head_count_kv", num_heads, maximum=1024)
     if num_heads % num_kv_heads:
         problem = f"is {num_kv_heads}; it must divide {prefix}.attention.head_count ({num_heads})"
         raise metadata.error(f"{prefix}.attention.head_count_kv", problem)
-    hidden_size = metadata.integer(f"{prefix}.embedding_length")
-    head_dim = _head_dim(file, prefix, hidden_size, num_heads)
-    rope = read_gguf_rope(file, prefix, head_dim, facts.context_length)
-    first = file.tensors.get("blk.0.attn_q.weight")
-    inner_size = metadata.integer(f"{prefix}.feed_forward_length")
-    feed_forward = GatedShape(inner_size, has_bias="blk.0.ffn_up.bias" in file.tensors)
-    attention = _attention(file, num_heads, num_kv_heads, head_dim)
-    mixture = read_gguf_mixture(file, prefix, inner_size)
-    config = ModelConfig(
-        architecture=_MIXTRAL if prefix == "llama" and mixture is not None else ARCHITECTURES[prefix],
+    if not metadata.boolean(f"{prefix}.rope.scaling.finetuned", True) and prefix in ("granite", "granitemoe"):
+        raise metadata.error(f"{prefix}.rope.scaling.finetuned", "is false; supported: Granite whose layers rotate")
+    head_dim = read_head_dim(file, prefix, metadata.integer(f"{prefix}.embedding_length"), num_heads)
+    rotary_dim = read_rotary_dim(file, prefix, family, head_dim)
+    rope = read_gguf_rope(file, prefix, rotary_dim, facts.context_length)
+    attention = read_attention(file, prefix, family, (num_heads, num_kv_heads, head_dim), rotary_dim)
+    feed_forward = (GatedShape if family.is_gated else PlainShape)(
+        metadata.integer(f"{prefix}.feed_forward_length"), family.activation, "blk.0.ffn_up.bias" in file.tensors
+    )
+    layers = read_layers(file, prefix, family, attention, feed_forward)
+    config = _config(file, facts, rope, layers, (num_heads, num_kv_heads, head_dim))
+    return replace(config, more_ropes=read_window_ropes(file, prefix, family, rope, layers))
+
+
+def _read_latent(file: GGUFFile, facts: ModelFacts) -> ModelConfig:
+    metadata, prefix = file.metadata, facts.architecture
+    num_heads = metadata.integer(f"{prefix}.attention.head_count", maximum=1024)
+    rope = read_gguf_rope(file, prefix, read_latent_rotary_dim(file), facts.context_length)
+    shape = read_gguf_latent(file, num_heads, rope)
+    layer = LayerTraits(shape, GatedShape(metadata.integer(f"{prefix}.feed_forward_length")))
+    return _config(file, facts, rope, (layer,) * num_layers(file, prefix), (num_heads, 1, shape.key_dim))
+
+
+def _config(
+    file: GGUFFile,
+    facts: ModelFacts,
+    rope: RopeParameters,
+    layers: tuple[LayerTraits, ...],
+    sizes: tuple[int, int, int],
+) -> ModelConfig:
+    """Put a configuration together; `sizes` are query heads, key heads, and a head's size."""
+    metadata, prefix = file.metadata, facts.architecture
+    family = gguf_family(prefix)
+    dense = file.tensors.get("blk.0.attn_output.weight")
+    eps = "layer_norm_epsilon" if family.norm.is_centered else "layer_norm_rms_epsilon"
+    return ModelConfig(
+        architecture=ARCHITECTURES[prefix],
         vocab_size=facts.vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=inner_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        hidden_size=metadata.integer(f"{prefix}.embedding_length"),
+        intermediate_size=metadata.integer(f"{prefix}.feed_forward_length"),
+        num_layers=len(layers),
+        num_heads=sizes[0],
+        num_kv_heads=sizes[1],
+        head_dim=sizes[2],
+        rms_norm_eps=metadata.number(f"{prefix}.attention.{eps}"),
         rope=rope,
         max_model_len=_max_model_len(file, prefix, rope, facts.context_length),
-        layers=windowed(attention, feed_forward, _windows(file, prefix, num_layers)),
+        layers=layers,
         tie_word_embeddings="output.weight" not in file.tensors,
         eos_token_ids=end_token_ids(metadata),
         bos_token_id=token_id(metadata, "bos"),
-        dtype=torch.bfloat16 if first is None else _DTYPES.get(first.type, torch.bfloat16),
+        dtype=torch.bfloat16 if dense is None else _DTYPES.get(dense.type, torch.bfloat16),
+        block=_read_block(file, prefix, family),
         quantization=read_gguf_method(file),
     )
-    return config if mixture is None else with_mixtures(config, mixture, mixture_layers(file))
 
 
-def _attention(file: GGUFFile, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionShape:
-    norm = file.tensors.get("blk.0.attn_q_norm.weight")
-    whole = HeadNorm.WHOLE if norm is not None and norm.shape != (head_dim,) else HeadNorm.HEADS
-    return AttentionShape(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        head_norm=HeadNorm.NONE if norm is None else whole,
-        has_sinks="blk.0.attn_sinks.weight" in file.tensors,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
+def _read_block(file: GGUFFile, prefix: str, family: GGUFFamily) -> BlockTraits:
+    """Read how layers are put together, and the factors around them."""
+    metadata, cap = file.metadata, f"{prefix}.final_logit_softcapping"
+    scale = metadata.integer(f"{prefix}.embedding_length") ** 0.5 if family.scales_embeddings else 1.0
+    logits = metadata.number(f"{prefix}.logit_scale", 1.0)
+    return BlockTraits(
+        norm=family.norm,
+        names=family.names,
+        is_parallel=family.is_parallel,
+        residual_scale=metadata.number(f"{prefix}.residual_scale", 1.0),
+        embedding_scale=metadata.number(f"{prefix}.embedding_scale", scale),
+        logit_scale=1 / logits if family.divides_logits else logits,
+        logit_soft_cap=metadata.number(cap) if cap in metadata else None,
     )
-
-
-def _head_dim(file: GGUFFile, prefix: str, hidden_size: int, num_heads: int) -> int:
-    metadata, field = file.metadata, f"{prefix}.attention.key_length"
-    if field not in metadata and hidden_size % num_heads:
-        problem = f"is {hidden_size}; it must be a multiple of {prefix}.attention.head_count ({num_heads})"
-        raise metadata.error(f"{prefix}.embedding_length", problem)
-    head_dim = metadata.integer(field, max(1, hidden_size // num_heads), minimum=4, maximum=1024)
-    if head_dim % 2:
-        raise metadata.error(field, f"is {head_dim}; rotary embeddings need an even number")
-    for other in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
-        if metadata.integer(other, head_dim) != head_dim:
-            raise metadata.error(other, f"is {metadata.integer(other)}; supported: the size of a key, {head_dim}")
-    return head_dim
-
-
-def _windows(file: GGUFFile, prefix: str, num_layers: int) -> tuple[int | None, ...]:
-    """Read the sliding windows: Llama's (Mistral) is one of all layers, gpt-oss' one of every other layer."""
-    field = f"{prefix}.attention.sliding_window"
-    if field not in file.metadata:
-        return (None,) * num_layers
-    if prefix not in ("llama", "gpt-oss"):
-        raise file.metadata.error(field, "is set; supported: in files of architecture llama and gpt-oss")
-    window = file.metadata.integer(field)
-    return tuple(None if prefix == "gpt-oss" and layer % 2 else window for layer in range(num_layers))
 
 
 def _max_model_len(file: GGUFFile, prefix: str, rope: RopeParameters, context_length: int) -> int:

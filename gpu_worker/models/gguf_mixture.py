@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.quantization.gguf.file import GGUFFile
@@ -26,8 +28,13 @@ _KINDS = {
     "qwen2moe": _Kind(),
     "qwen3moe": _Kind(renormalizes=True),
     "olmoe": _Kind(),
+    "granitemoe": _Kind(score="softmax_after_topk"),
+    "glm4moe": _Kind(score="sigmoid"),
+    "deepseek2": _Kind(),
     "gpt-oss": _Kind(score="softmax_after_topk", activation=clamped_swiglu(1.702, 7.0)),
 }
+# What llama.cpp numbers them.
+_SCORES: Mapping[int, Score] = MappingProxyType({1: "softmax", 2: "sigmoid"})
 
 
 def read_gguf_mixture(file: GGUFFile, prefix: str, inner_size: int) -> MixtureShape | None:
@@ -58,12 +65,40 @@ def read_gguf_mixture(file: GGUFFile, prefix: str, inner_size: int) -> MixtureSh
     return MixtureShape(
         num_experts,
         metadata.integer(f"{prefix}.expert_feed_forward_length", inner_size),
-        RoutingRule(top_k, score=kind.score, renormalize=kind.renormalizes),
+        _read_rule(file, prefix, num_experts, top_k),
         activation=kind.activation,
+        has_choice_bias=f"{first}.exp_probs_b.bias" in tensors,
         has_router_bias=f"{first}.ffn_gate_inp.bias" in tensors,
         has_expert_biases=f"{first}.ffn_gate_exps.bias" in tensors,
         shared_size=0 if shared is None else shared.shape[0],
         has_shared_gate=f"{first}.ffn_gate_inp_shexp.weight" in tensors,
+    )
+
+
+def _read_rule(file: GGUFFile, prefix: str, num_experts: int, top_k: int) -> RoutingRule:
+    """Read the rule of routing: the file may name the scores, groups, and what happens to weights."""
+    metadata, kind = file.metadata, _KINDS[prefix]
+    function = f"{prefix}.expert_gating_func"
+    number = metadata.integer(function, 0, minimum=0)
+    if number not in _SCORES and number:
+        raise metadata.error(function, f"is {number}; supported: 1 (softmax) and 2 (sigmoid)")
+    score = _SCORES.get(number, kind.score) if kind.score != "softmax_after_topk" else kind.score
+    groups, chosen = f"{prefix}.expert_group_count", f"{prefix}.expert_group_used_count"
+    num_groups = metadata.integer(groups, 1, maximum=_MAX_EXPERTS)
+    top_k_groups = metadata.integer(chosen, num_groups, maximum=_MAX_EXPERTS)
+    if num_experts % num_groups:
+        raise metadata.error(groups, f"is {num_groups}; it must divide {prefix}.expert_count ({num_experts})")
+    if top_k_groups > num_groups or top_k > num_experts // num_groups * top_k_groups:
+        problem = f"is {top_k_groups} of {num_groups} groups; they must hold the {top_k} experts that a token gets"
+        raise metadata.error(chosen, problem)
+    return RoutingRule(
+        top_k,
+        score=score,
+        renormalize=metadata.boolean(f"{prefix}.expert_weights_norm", kind.renormalizes),
+        num_groups=num_groups,
+        top_k_groups=top_k_groups,
+        group_score="top2" if score == "sigmoid" else "max",
+        scale=metadata.number(f"{prefix}.expert_weights_scale", 1.0),
     )
 
 

@@ -9,14 +9,16 @@ import torch
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
-from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS
+from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, ROPE_LONG_DIVISORS, ROPE_SHORT_DIVISORS
 from gpu_worker.quantization.gguf.tensor_types import F32
 
 _MAX_LEN = 1 << 24
 
 
 def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: int) -> RopeParameters:
-    """Read how positions are rotated: plainly, linear, YaRN, or by divisors that the file holds (as Llama 3's do).
+    """Read how positions are rotated: plainly, linear, YaRN, or by divisors that the file holds (Llama 3's, LongRoPE).
+
+    `head_dim` is how many dimensions of a head turn.
 
     Raises:
         GGUFError: The scaling is unknown, or its numbers make no sense.
@@ -25,7 +27,9 @@ def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: i
     theta = metadata.number(f"{prefix}.rope.freq_base", 10_000.0)
     if theta <= 1:
         raise metadata.error(f"{prefix}.rope.freq_base", f"is {theta:g}; it must be above 1")
-    divisors = _divisors(file, head_dim)
+    if ROPE_LONG_DIVISORS in file.tensors:
+        return _read_longrope(file, prefix, head_dim, theta, context_length)
+    divisors = _divisors(file, ROPE_DIVISORS, head_dim)
     # What older files call linear scaling.
     linear = metadata.number(f"{prefix}.rope.scale_linear", 1.0)
     kind = metadata.text(f"{scaling}.type", "none" if linear == 1 else "linear")
@@ -38,6 +42,10 @@ def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: i
     factor = metadata.number(f"{scaling}.factor", linear)
     if kind == "linear":
         return RopeParameters(RopeType.LINEAR, theta, original, factor)
+    if prefix == "deepseek2":
+        # A tenth of it is what converters of this family write, unlike those of others.
+        growth = 10 * metadata.number(f"{scaling}.yarn_log_multiplier")
+        return RopeParameters(RopeType.YARN, theta, original, factor, mscale=growth, mscale_all_dim=growth)
     for name, supported in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", None)):
         if f"{scaling}.{name}" in metadata and metadata.number(f"{scaling}.{name}") != supported:
             raise metadata.error(f"{scaling}.{name}", "is set, which is not supported")
@@ -66,12 +74,31 @@ def reached_len(rope: RopeParameters, context_length: int) -> int:
     return int(reached)
 
 
-def _divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
-    """Read what each frequency is divided by; empty where the file does not say."""
-    info = file.tensors.get(ROPE_DIVISORS)
+def _read_longrope(file: GGUFFile, prefix: str, head_dim: int, theta: float, context_length: int) -> RopeParameters:
+    """Read Phi-3's LongRoPE, which two tensors of divisors tell; the field of the scaling's type does not."""
+    metadata, scaling = file.metadata, f"{prefix}.rope.scaling"
+    original = metadata.integer(f"{scaling}.original_context_length", maximum=context_length)
+    amplitude = f"{scaling}.attn_factor"
+    short, long = (_divisors(file, name, head_dim) for name in (ROPE_SHORT_DIVISORS, ROPE_LONG_DIVISORS))
+    if not short:
+        raise GGUFError(file.path, f"tensor {ROPE_SHORT_DIVISORS!r}", f"is missing; {ROPE_LONG_DIVISORS!r} is there")
+    return RopeParameters(
+        RopeType.LONGROPE,
+        theta,
+        original,
+        context_length / original,
+        attention_factor=metadata.number(amplitude) if amplitude in metadata else None,
+        divisors=short,
+        long_divisors=long,
+    )
+
+
+def _divisors(file: GGUFFile, name: str, head_dim: int) -> tuple[float, ...]:
+    """Read what each frequency is divided by, of a tensor; empty where there is none."""
+    info = file.tensors.get(name)
     if info is None:
         return ()
-    field = f"tensor {ROPE_DIVISORS!r}"
+    field = f"tensor {name!r}"
     if info.shape != (head_dim // 2,) or info.type != F32:
         problem = f"is {info.type.name} of shape {list(info.shape)}; it must be F32 of shape [{head_dim // 2}]"
         raise GGUFError(file.path, field, problem)

@@ -10,7 +10,7 @@ from gpu_worker.models.config import FamilyTraits, ModelConfig, read_decoder
 from gpu_worker.models.json_file import JsonFile
 
 # What the kernels of attention take: a row of the cache, and the part of it that values are.
-_MAX_KEY_DIM, _MAX_LATENT_DIM = 576, 512
+MAX_KEY_DIM, MAX_LATENT_DIM = 576, 512
 
 
 def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved: bool) -> ModelConfig:
@@ -19,9 +19,9 @@ def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved:
     Raises:
         CheckpointError: A field is missing, of the wrong type, or not supported.
     """
-    rotary_dim = file.integer("qk_rope_head_dim", maximum=_MAX_KEY_DIM)
+    rotary_dim = file.integer("qk_rope_head_dim", maximum=MAX_KEY_DIM)
     config = read_decoder(file, replace(traits, head_dim=rotary_dim))
-    plain_dim = file.integer("qk_nope_head_dim", maximum=_MAX_KEY_DIM)
+    plain_dim = file.integer("qk_nope_head_dim", maximum=MAX_KEY_DIM)
     has_rank = "q_lora_rank" in file.names() and not file.is_null("q_lora_rank")
     shape = LatentShape(
         num_heads=config.num_heads,
@@ -29,7 +29,7 @@ def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved:
         latent_dim=file.integer("kv_lora_rank"),
         plain_dim=plain_dim,
         rotary_dim=rotary_dim,
-        value_dim=file.integer("v_head_dim", maximum=_MAX_LATENT_DIM),
+        value_dim=file.integer("v_head_dim", maximum=MAX_LATENT_DIM),
         scale=(plain_dim + rotary_dim) ** -0.5 * score_scale(config.rope),
         interleaved=is_interleaved,
         has_bias=file.boolean("attention_bias", False),
@@ -42,8 +42,8 @@ def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved:
 def _check(file: JsonFile, shape: LatentShape) -> None:
     if shape.rotary_dim % 2:
         raise file.error("qk_rope_head_dim", f"is {shape.rotary_dim}; rotary embeddings need an even number")
-    if shape.latent_dim > _MAX_LATENT_DIM:
-        raise file.error("kv_lora_rank", f"is {shape.latent_dim}; attention takes up to {_MAX_LATENT_DIM}")
-    if shape.key_dim > _MAX_KEY_DIM:
-        problem = f"and kv_lora_rank are {shape.key_dim} together; attention takes up to {_MAX_KEY_DIM}"
+    if shape.latent_dim > MAX_LATENT_DIM:
+        raise file.error("kv_lora_rank", f"is {shape.latent_dim}; attention takes up to {MAX_LATENT_DIM}")
+    if shape.key_dim > MAX_KEY_DIM:
+        problem = f"and kv_lora_rank are {shape.key_dim} together; attention takes up to {MAX_KEY_DIM}"
         raise file.error("qk_rope_head_dim", problem)

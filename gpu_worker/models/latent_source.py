@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from gpu_worker.layers.layer_traits import LatentShape
 from gpu_worker.layers.layer_weights import LatentWeights, Projection
 from gpu_worker.models.projections import Projections
@@ -28,9 +30,7 @@ def take_latent(
     latent_names = [f"{name}.kv_a_proj_with_mqa"]
     latent = projections.take(latent_names, [shape.key_dim], hidden_size, has_bias=shape.has_bias)
     norm = checkpoint.take(f"{name}.kv_a_layernorm.weight", shape.latent_dim)
-    up_rows = shape.plain_dim + shape.value_dim
-    up = projections.take([f"{name}.kv_b_proj"], [shape.num_heads * up_rows], shape.latent_dim).weight
-    heads = up.dequantize().to(norm.dtype).view(shape.num_heads, up_rows, shape.latent_dim)
+    keys_up, values_up = _take_up(checkpoint, projections, name, shape, norm.dtype)
     return LatentWeights(
         shape,
         query_down,
@@ -39,7 +39,25 @@ def take_latent(
         latent,
         norm,
         _EPS,
-        heads[:, : shape.plain_dim].contiguous(),
-        heads[:, shape.plain_dim :].transpose(1, 2).contiguous(),
+        keys_up,
+        values_up,
         projections.take([f"{name}.o_proj"], [hidden_size], shape.num_heads * shape.value_dim, has_bias=shape.has_bias),
     )
+
+
+def _take_up(
+    checkpoint: WeightSource, projections: Projections, name: str, shape: LatentShape, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take what makes keys of a latent vector, `[num_heads, plain_dim, latent_dim]`, and what values are made by.
+
+    The second is `[num_heads, latent_dim, value_dim]`. GGUF has the two apart, by heads, that of the keys transposed.
+    """
+    keys, values = f"{name}.k_b_proj.weight", f"{name}.v_b_proj.weight"
+    if checkpoint.has(keys):
+        keys_up = checkpoint.take(keys, shape.num_heads, shape.latent_dim, shape.plain_dim).to(dtype)
+        values_up = checkpoint.take(values, shape.num_heads, shape.value_dim, shape.latent_dim).to(dtype)
+        return keys_up.transpose(1, 2).contiguous(), values_up.transpose(1, 2).contiguous()
+    up_rows = shape.plain_dim + shape.value_dim
+    up = projections.take([f"{name}.kv_b_proj"], [shape.num_heads * up_rows], shape.latent_dim).weight
+    heads = up.dequantize().to(dtype).view(shape.num_heads, up_rows, shape.latent_dim)
+    return heads[:, : shape.plain_dim].contiguous(), heads[:, shape.plain_dim :].transpose(1, 2).contiguous()

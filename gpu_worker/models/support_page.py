@@ -19,7 +19,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.families import family_modules
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
+from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
 from kernels.activation import Activation
 
 _OPENING = """# Models
@@ -96,6 +96,7 @@ def _weights(config: ModelConfig) -> str:
     if config.encoder is not None:
         return "dense"
     files = [name for name, architecture in ARCHITECTURES.items() if architecture == config.architecture]
+    files += [SAME_FILES[config.architecture]] if config.architecture in SAME_FILES else []
     return f"all, GGUF (`{'`, `'.join(files)}`)" if files else "all"
 
 

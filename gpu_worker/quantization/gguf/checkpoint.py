@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under the names that models ask for, copied out one tensor at a time.
 
-Llama files hold the query and key projections with their rows reordered, for a rotation that pairs neighbours. Ours
-pairs the halves of a head, so those rows are put back in order.
+Files of Llama and its kin hold the query and key projections with their rows reordered, for a rotation that pairs
+neighbours. Ours pairs the halves of a head, so those rows are put back in order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import torch
 from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
-from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, tensors_by_name
+from gpu_worker.quantization.gguf.tensor_names import CONFIGURATION, tensors_by_name
 from gpu_worker.quantization.gguf.tensor_types import BF16, F16, F32, TensorType
 from gpu_worker.quantization.tensor_source import KeepsHalf
 
 # Dense tensors are converted so many bytes at a time.
 _CHUNK_BYTES = 8 << 20
 _DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
-_EMBEDDING = "model.embed_tokens.weight"
+# Handed out as plain numbers even where they are quantized.
+_PLAIN = re.compile(r"model\.embed_tokens\.weight|model\.layers\.[0-9]+\.self_attn\.(k|v|kv)_b_proj\.weight")
+# Architectures whose converters reorder rows.
+_NEIGHBOURS = ("llama", "granite", "granitemoe", "smollm3")
 # Of a group's scale and its offset, in the engine's form.
 _GROUP_BYTES = 8
 _REORDERED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.([qk])_proj\.(weight|bias)")
@@ -70,8 +73,7 @@ class GGUFCheckpoint:
         except BaseException:
             self._file.close()
             raise
-        # The divisors are read with the configuration.
-        self._taken = {ROPE_DIVISORS} & self._tensors.keys()
+        self._taken = set(CONFIGURATION & self._tensors.keys())
         self._num_bytes = sum(info.num_bytes for info in self._tensors.values())
         self._num_bytes_taken = sum(self._tensors[name].num_bytes for name in self._taken)
 
@@ -206,10 +208,10 @@ class GGUFCheckpoint:
     def _reordered_heads(self) -> dict[str, int]:
         """Heads of the projections whose rows the file has reordered."""
         metadata = self._file.metadata
-        if metadata.text("general.architecture") != "llama":
+        if (architecture := metadata.text("general.architecture")) not in _NEIGHBOURS:
             return {}
-        num_heads = metadata.integer("llama.attention.head_count")
-        return {"q": num_heads, "k": metadata.integer("llama.attention.head_count_kv", num_heads)}
+        num_heads = metadata.integer(f"{architecture}.attention.head_count")
+        return {"q": num_heads, "k": metadata.integer(f"{architecture}.attention.head_count_kv", num_heads)}
 
     def _heads(self, name: str) -> int | None:
         match = _REORDERED.fullmatch(name)
@@ -250,7 +252,7 @@ class GGUFCheckpoint:
     def _num_bytes_loaded(self, name: str) -> int:
         info = self._tensors[name]
         kind, size = info.type, math.prod(info.shape)
-        if kind.bits is None or name == _EMBEDDING:
+        if kind.bits is None or _PLAIN.fullmatch(name):
             return size * self._dtype_of([info]).itemsize
         return size * kind.bits // 8 + size // kind.group_size * _GROUP_BYTES
 

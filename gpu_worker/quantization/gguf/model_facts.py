@@ -19,9 +19,36 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3moe": "Qwen3MoeForCausalLM",
         "olmoe": "OlmoeForCausalLM",
         "gpt-oss": "GptOssForCausalLM",
+        "gemma": "GemmaForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "glm4": "Glm4ForCausalLM",
+        "glm4moe": "Glm4MoeForCausalLM",
+        "deepseek2": "DeepseekV2ForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
+        "cohere2": "Cohere2ForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "granitemoe": "GraniteMoeForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "starcoder2": "Starcoder2ForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
     }
 )
-"""What GGUF calls the families that can be served. Mistral's and Mixtral's files are of architecture llama."""
+"""What GGUF calls the families that can be served."""
+
+SAME_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "MistralForCausalLM": "llama",
+        "MixtralForCausalLM": "llama",
+        "DeepseekV3ForCausalLM": "deepseek2",
+        "Glm4MoeLiteForCausalLM": "deepseek2",
+        "Olmo3ForCausalLM": "olmo2",
+        "GraniteMoeSharedForCausalLM": "granitemoe",
+    }
+)
+"""More families whose files are of one of these architectures."""
 
 _MAX_LEN = 1 << 24
 

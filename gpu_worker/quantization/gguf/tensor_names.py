@@ -12,12 +12,19 @@ from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
 ROPE_DIVISORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one a pair of dimensions. Part of the configuration; keeps its name."""
 
+ROPE_SHORT_DIVISORS, ROPE_LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""LongRoPE's two sets of them."""
+
+CONFIGURATION = frozenset({ROPE_DIVISORS, ROPE_SHORT_DIVISORS, ROPE_LONG_DIVISORS})
+"""The tensors that are read with the configuration."""
+
 _MODEL: Mapping[str, str] = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
         "output.weight": "lm_head.weight",
-        ROPE_DIVISORS: ROPE_DIVISORS,
+        "output_norm.bias": "model.norm.bias",
+        **{name: name for name in CONFIGURATION},
     }
 )
 _LAYER: Mapping[str, str] = MappingProxyType(
@@ -43,22 +50,65 @@ _LAYER: Mapping[str, str] = MappingProxyType(
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     }
 )
-# gpt-oss' second normalisation has the name that other families give to one behind attention.
-_GPT_OSS: Mapping[str, str] = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
+_AFTER: Mapping[str, str] = MappingProxyType(
+    {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+)
+_AROUND: Mapping[str, str] = MappingProxyType({**_AFTER, "ffn_norm": "pre_feedforward_layernorm"})
+# These call the normalisation before the feed-forward block as others call one behind attention.
+_SECOND: Mapping[str, str] = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
+# What families have besides, or call otherwise.
+_FAMILIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "gpt-oss": _SECOND,
+        "glm4moe": _SECOND,
+        "seed_oss": _SECOND,
+        "gemma2": _AROUND,
+        "gemma3": _AROUND,
+        "olmo2": _AFTER,
+        "exaone4": _AFTER,
+        "phi3": MappingProxyType({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+        "glm4": MappingProxyType(
+            {
+                "post_attention_norm": "post_self_attn_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+                "ffn_up": "mlp.gate_up_proj",
+            }
+        ),
+        "starcoder2": MappingProxyType({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+        "deepseek2": MappingProxyType(
+            {
+                "attn_q_a": "self_attn.q_a_proj",
+                "attn_q_a_norm": "self_attn.q_a_layernorm",
+                "attn_q_b": "self_attn.q_b_proj",
+                "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+                "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+                "attn_kv_b": "self_attn.kv_b_proj",
+                "attn_k_b": "self_attn.k_b_proj",
+                "attn_v_b": "self_attn.v_b_proj",
+            }
+        ),
+    }
+)
 # What checkpoints know without `.weight`.
-_WHOLE: Mapping[str, str] = MappingProxyType({"attn_sinks.weight": "self_attn.sinks"})
+_WHOLE: Mapping[str, str] = MappingProxyType(
+    {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+)
+_ANY_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.")
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z_]+)\.(weight|bias)")
 
 
 def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
-    """Rename a file's tensors.
+    """Rename a file's tensors. Those of layers behind the last one, which draft, are left out.
 
     Raises:
         GGUFError: One has a name that no model that we serve has.
     """
     tensors = {}
-    layer = {**_LAYER, **_GPT_OSS} if file.metadata.text("general.architecture", "") == "gpt-oss" else _LAYER
+    architecture = file.metadata.text("general.architecture", "")
+    layer = {**_LAYER, **_FAMILIES.get(architecture, {})}
     for info in file.tensors.values():
+        if _drafts(file, architecture, info.name):
+            continue
         name = _checkpoint_name(info.name, layer)
         if name is None:
             raise GGUFError(file.path, f"tensor {info.name!r}", "is in no model that can be served")
@@ -75,3 +125,12 @@ def _checkpoint_name(name: str, parts: Mapping[str, str]) -> str | None:
     if (whole := _WHOLE.get(f"{part}.{kind}")) is not None:
         return f"model.layers.{layer}.{whole}"
     return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
+
+
+def _drafts(file: GGUFFile, architecture: str, name: str) -> bool:
+    """Whether a tensor belongs to the layers that draft, which the number of layers counts too."""
+    metadata, field = file.metadata, f"{architecture}.nextn_predict_layers"
+    match = _ANY_LAYER.match(name)
+    if match is None or field not in metadata or (count := metadata.integer(field, minimum=0)) == 0:
+        return False
+    return int(match[1]) >= metadata.integer(f"{architecture}.block_count") - count

@@ -107,7 +107,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     "no vocabulary": (without("tokenizer.ggml.tokens"), r"'tokenizer\.ggml\.tokens' is missing"),
     "no embedding": (without("token_embd.weight"), "'token_embd.weight' is missing; the file holds no whole model"),
     "missing tensor": (without(Q), r"'model\.layers\.0\.self_attn\.q_proj\.weight' is missing"),
-    "expert tensor": (lambda parts: parts.add_dense("blk.0.ffn_gate_exps.weight", 4, 4), "is in no model that can be"),
+    "expert tensor": (lambda parts: parts.add_dense("blk.0.ffn_gate_exps.weight", 4, 4), "has no place in the"),
     "tensor beyond the layers": (
         lambda parts: parts.add_dense("blk.9.attn_norm.weight", 4),
         "has no place in the model",

@@ -1,0 +1,202 @@
+"""Small random models of more families as GGUF files, transformed as llama.cpp's converters transform them.
+
+`transformers` is the oracle: it computes with the numbers that the file holds, which are rounded in the file's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tests.gpu_worker.models.families.random_models import randomize_all
+from tests.gpu_worker.quantization.gguf.family_fields import add_fields
+from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE, plain_vocabulary
+
+Array = npt.NDArray[np.float32]
+Parts = Iterator[tuple[str, Array]]
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+_AROUND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_SECOND = {"post_attention_layernorm": "post_attention_norm"}
+_FAMILY_NAMES: Mapping[str, Mapping[str, str]] = {
+    "gemma2": _AROUND,
+    "gemma3": _AROUND,
+    "olmo2": _AROUND,
+    "exaone4": _AROUND,
+    "glm4moe": _SECOND,
+    "seed_oss": _SECOND,
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+}
+_ADDS_ONE = ("gemma", "gemma2", "gemma3")
+_NEIGHBOURS = ("granite", "granitemoe", "smollm3")
+
+
+@dataclass(frozen=True)
+class FamilyFile:
+    """A family, by the beginning of its class's name, its architecture in GGUF, and options of its configuration.
+
+    Attributes:
+        kind: What matrices are stored as; vectors and routers are F32.
+        whole_up: What makes keys and values of latent vectors is one matrix, as older converters wrote it.
+        num_drafting: Layers behind the last one, which the file has and the model does not use.
+    """
+
+    family: str
+    architecture: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "F32"
+    whole_up: bool = False
+    num_drafting: int = 0
+
+
+def make_family_oracle(case: FamilyFile) -> Any:
+    """Make the random model that a file will be written of."""
+    import transformers
+
+    torch.manual_seed(len(repr(case)))
+    values = getattr(transformers, f"{case.family}Config")(**{**SIZES, **case.options})
+    name = f"{case.family.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, name)._from_config(values, attn_implementation="eager").eval()
+    model.config._experts_implementation = "eager"
+    randomize_all(model)
+    return model
+
+
+def write_family(path: Path, case: FamilyFile) -> Any:
+    """Write a random model, and return the oracle with the numbers that the file holds."""
+    oracle = make_family_oracle(case)
+    writer: Any = gguf.GGUFWriter(path, case.architecture)
+    add_fields(writer, oracle.config, case.architecture, whole_up=case.whole_up, num_drafting=case.num_drafting)
+    plain_vocabulary(writer)
+    for name, tensor in _tensors(oracle):
+        if case.kind != "F32" and tensor.dim() > 1:
+            _round(tensor, name, case, oracle.config)
+        for stored, array in _transformed(name, tensor.detach().float().numpy(), case, oracle.config):
+            plain = array.ndim == 1 or "ffn_gate_inp" in stored or case.kind == "F32"
+            kind = gguf.GGMLQuantizationType["F32" if plain else case.kind]
+            raw = gguf.quants.quantize(np.ascontiguousarray(array), kind)
+            writer.add_tensor(stored, raw, raw_dtype=kind)
+    for index in range(case.num_drafting):
+        for part in ("attn_q.weight", "nextn.eh_proj.weight"):
+            name = f"blk.{oracle.config.num_hidden_layers + index}.{part}"
+            writer.add_tensor(name, np.ones((64, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return oracle
+
+
+def _tensors(oracle: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from oracle.named_parameters()
+    yield from ((name, buffer) for name, buffer in oracle.named_buffers() if name.endswith("correction_bias"))
+
+
+def _round(tensor: torch.Tensor, name: str, case: FamilyFile, config: Any) -> None:
+    """Give the oracle the numbers that the file will hold; rounding them again changes nothing."""
+    if name.endswith(("mlp.gate.weight", "moe.router.weight")):
+        return
+    kind = gguf.GGMLQuantizationType[case.kind]
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        array = np.ascontiguousarray(values.detach().numpy())
+        return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind))
+
+    with torch.no_grad():
+        if name.endswith("kv_b_proj.weight") and not case.whole_up:
+            heads = tensor.view(config.num_attention_heads, -1, tensor.shape[1])
+            keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+            keys.copy_(rounded(keys.mT).mT)
+            values.copy_(rounded(values))
+        else:
+            tensor.copy_(rounded(tensor))
+
+
+def _transformed(name: str, array: Array, case: FamilyFile, config: Any) -> Parts:
+    """Name a tensor as GGUF does; cut, stack, reorder or shift it as the converter of its family does."""
+    stem, _, end = name.rpartition(".")
+    prefix = f"blk.{name.split('.')[2]}." if name.startswith("model.layers.") else ""
+    part = stem.split(".", 3)[3] if prefix else stem
+    if end == "e_score_correction_bias":
+        yield f"{prefix}exp_probs_b.bias", array
+    elif ".experts" in name or "input_linear" in part or (".output_linear" in part and "shared" not in part):
+        yield from _experts(f"{part}.{end}", prefix, array)
+    elif part == "self_attn.kv_b_proj" and not case.whole_up:
+        heads = array.reshape(config.num_attention_heads, -1, array.shape[1])
+        keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
+        yield f"{prefix}attn_k_b.weight", keys.swapaxes(1, 2)
+        yield f"{prefix}attn_v_b.weight", values
+    else:
+        if case.architecture in _ADDS_ONE and stem.endswith("norm"):
+            array = array + 1
+        if case.architecture in _NEIGHBOURS and part in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config.num_attention_heads if "q_proj" in part else config.num_key_value_heads
+            halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+            array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+        names = {**_NAMES, **_FAMILY_NAMES.get(case.architecture, {})}
+        yield f"{prefix}{names[part]}.{end}", array
+
+
+def _experts(part: str, prefix: str, array: Array) -> Parts:
+    """Write gates and up projections, which `transformers` has as one, apart."""
+    kind = "shexp" if "shared" in part else "exps"
+    if "gate_up" in part or "input_linear" in part:
+        gate, up = np.split(array, 2, axis=-2)
+        yield f"{prefix}ffn_gate_{kind}.weight", gate
+        yield f"{prefix}ffn_up_{kind}.weight", up
+    else:
+        yield f"{prefix}ffn_down_{kind}.weight", array

@@ -1,0 +1,127 @@
+"""Logits of GGUF files of more families against `transformers` with the numbers that the files hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.models.loader import load_model
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.quantization.gguf.family_files import FamilyFile, write_family
+from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE
+
+_THETA = {"rope_theta": 500.0}
+_YARN = {**_THETA, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.2],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "rope_parameters": {"rope_type": "default", **_THETA},
+}
+_WINDOW = {"sliding_window": 8, "head_dim": 16}
+_GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "kv_lora_rank": 64,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+}
+_V2 = {**_LATENT, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+_V3 = {**_LATENT, "q_lora_rank": 64, "n_group": 4, "topk_group": 2}
+_GLM_MOE = {
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **_THETA},
+}
+_HALF = {"head_dim": 16, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **_THETA}}
+_LAYERS = {"num_hidden_layers": 5}
+
+FILES = {
+    "gemma": FamilyFile("Gemma", "gemma", {"head_dim": 16}),
+    "gemma2": FamilyFile("Gemma2", "gemma2", {**_WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 3}),
+    "gemma3": FamilyFile(
+        "Gemma3Text",
+        "gemma3",
+        {**_WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 7, "rope_parameters": _GEMMA3_ROPES},
+    ),
+    "phi3": FamilyFile("Phi3", "phi3", {"rope_parameters": {"rope_type": "default", **_THETA}}),
+    "phi3-window": FamilyFile(
+        "Phi3", "phi3", {"sliding_window": 8, "rope_parameters": {"rope_type": "default", **_THETA}}
+    ),
+    "phi3-longrope": FamilyFile("Phi3", "phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 32}),
+    "glm4moe": FamilyFile("Glm4Moe", "glm4moe", _GLM_MOE, num_drafting=1),
+    "deepseek2": FamilyFile("DeepseekV2", "deepseek2", _V2),
+    "deepseek2-whole": FamilyFile("DeepseekV2", "deepseek2", {**_V2, "q_lora_rank": 64}, whole_up=True),
+    "deepseek2-v3": FamilyFile("DeepseekV3", "deepseek2", _V3),
+    "olmo2": FamilyFile("Olmo2", "olmo2"),
+    "olmo3": FamilyFile("Olmo3", "olmo2", {**_LAYERS, "sliding_window": 8, "rope_parameters": _YARN}),
+    "exaone4": FamilyFile("Exaone4", "exaone4", {**_LAYERS, **_WINDOW, "sliding_window_pattern": 4}),
+    "cohere2": FamilyFile("Cohere2", "cohere2", {**_LAYERS, **_WINDOW, "logit_scale": 0.5}),
+    "granite": FamilyFile("Granite", "granite", _GRANITE),
+    "granitemoe": FamilyFile("GraniteMoe", "granitemoe", {**_GRANITE, "num_local_experts": 4}),
+    "granitemoe-shared": FamilyFile(
+        "GraniteMoeShared", "granitemoe", {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 32}
+    ),
+    "smollm3": FamilyFile("SmolLM3", "smollm3", _LAYERS),
+    "starcoder2": FamilyFile("Starcoder2", "starcoder2", {"sliding_window": None}),
+    "glm4": FamilyFile("Glm4", "glm4", {**_HALF, "attention_bias": True}),
+    "seed_oss": FamilyFile("SeedOss", "seed_oss", {"head_dim": 16}),
+}
+LENGTH = 90
+
+
+def logits_of(path: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """A prompt in two chunks, then two tokens one by one."""
+    run = PagedRun(load_model(path, torch.float32, torch.device("cpu")), [tokens])
+    return torch.cat([run.step({0: count})[0] for count in (50, LENGTH - 52, 1, 1)])
+
+
+def check(path: Path, case: FamilyFile) -> None:
+    oracle: Any = write_family(path, case)
+    tokens = torch.randint(VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(7))
+    expected = oracle_logits(oracle, tokens)
+    assert expected.std() > 0.05
+    torch.testing.assert_close(logits_of(path, tokens), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
+    check(tmp_path / "model.gguf", FILES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_logits_of_quantized_files_equal_transformers(tmp_path: Path, name: str) -> None:
+    case = FILES[name]
+    options = {**case.options, "hidden_size": 128} if name == "gemma" else case.options
+    check(tmp_path / "model.gguf", replace(case, kind="Q8_0", options=options))
