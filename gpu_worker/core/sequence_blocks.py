@@ -60,10 +60,7 @@ class SequenceBlocks:
 
     @property
     def usage(self) -> tuple[tuple[str, int, int], ...]:
-        """Name each kind of memory, with its blocks that nobody else can have now, and all.
-
-        Slots of recurrent layers count as used while they hold a checkpoint.
-        """
+        """Name each kind of memory, with its blocks or slots that nobody else can have now, and all."""
         pool = self.pool
         usage = [("full", pool.num_blocks - pool.num_available, pool.num_blocks)]
         for group in self.windows:

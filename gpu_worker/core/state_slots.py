@@ -65,8 +65,8 @@ class StateSlots:
 
     @property
     def num_used(self) -> int:
-        """Slots of running sequences and of checkpoints."""
-        return self._config.num_slots - len(self._free)
+        """Slots that a running sequence cannot have: of those that run, and of checkpoints about to be read."""
+        return self._config.num_slots - self.num_available
 
     @property
     def num_available(self) -> int:

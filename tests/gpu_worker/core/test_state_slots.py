@@ -166,3 +166,13 @@ def test_usage_names_every_kind_of_memory() -> None:
     assert full >= 3
     assert 0 < window <= 3
     assert state >= 1
+
+
+def test_checkpoints_that_anybody_may_displace_are_not_in_use() -> None:
+    """Checkpoints take every slot in time, so counting them would show an idle worker as full."""
+    harness = harness_of(num_slots=4, interval=1)
+    cached_tokens(harness, make_sequence(range(1, 61), max_tokens=8))
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    assert states.num_checkpoints >= 3
+    assert harness.scheduler.stats.groups[-1] == ("state", 0, 4)
