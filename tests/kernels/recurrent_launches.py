@@ -11,6 +11,7 @@ from kernels.causal_conv.triton_kernel import causal_conv_triton
 from kernels.gated_delta import DeltaSizes, DeltaWeights
 from kernels.gated_delta.triton_kernel import gated_delta_triton
 from kernels.gpu_config import Gpu
+from kernels.state_rows import StateRows
 from tests.kernels.state_batches import state_rows
 
 SIZES = DeltaSizes(16, 32, 128, 128)
@@ -20,23 +21,30 @@ def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*size, dtype=dtype)
 
 
-def launch_delta(gpu: Gpu, length: int) -> torch.Tensor:
+def rows_of(length: int, *, saves: bool) -> StateRows:
+    return state_rows([length], [0], [1], saves=[[(length, 0)]] if saves else None)
+
+
+def launch_delta(gpu: Gpu, length: int, *, saves: bool = False) -> torch.Tensor:
     weights = DeltaWeights(empty(32, dtype=torch.float32), empty(32, dtype=torch.float32))
     states = empty(2, 32, 128, 128, dtype=torch.float32)
-    rows = state_rows([length], [0], [1])
+    rows = rows_of(length, saves=saves)
     return gated_delta_triton(empty(length, SIZES.num_features), empty(length, 64), weights, SIZES, states, rows, gpu)
 
 
-def launch_conv(length: int) -> torch.Tensor:
+def launch_conv(length: int, *, saves: bool = False) -> torch.Tensor:
     channels = SIZES.num_features
     inputs = empty(length, channels), empty(4, channels), None, empty(2, 3, channels, dtype=torch.float32)
-    return causal_conv_triton(*inputs, state_rows([length], [0], [1]))
+    return causal_conv_triton(*inputs, rows_of(length, saves=saves))
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     return {
         "delta_steps": partial(launch_delta, gpu, 1),
         "delta_chunks": partial(launch_delta, gpu, 64),
+        "delta_steps_copied": partial(launch_delta, gpu, 1, saves=True),
+        "delta_chunks_copied": partial(launch_delta, gpu, 64, saves=True),
         "conv_step": partial(launch_conv, 1),
         "conv": partial(launch_conv, 64),
+        "conv_copied": partial(launch_conv, 64, saves=True),
     }
