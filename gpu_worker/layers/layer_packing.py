@@ -50,7 +50,13 @@ def _can_pack_gated(shape: GatedShape) -> bool:
 
 def _can_pack_mixture(shape: MixtureShape) -> bool:
     is_even = shape.expert_size % 2 == 0
-    return shape.num_experts <= MAX_EXPERTS and is_even and shape.shared_size == 0 and not shape.weighs_inputs
+    return (
+        shape.num_experts <= MAX_EXPERTS
+        and is_even
+        and shape.shared_size == 0
+        and not shape.weighs_inputs
+        and shape.scales is None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.layers.attention import Attention
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.dense_and_mixture import DenseAndMixture
 from gpu_worker.layers.gated_delta_net import GatedDeltaNet
 from gpu_worker.layers.gated_mlp import GatedMLP
 from gpu_worker.layers.latent_attention import LatentAttention
@@ -19,6 +20,7 @@ from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layer_traits import AttentionShape
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
+    DenseAndMixtureWeights,
     FeedForward,
     GatedDeltaWeights,
     GatedWeights,
@@ -141,7 +143,18 @@ def _mixture(parts: LayerParts, weights: MixtureWeights) -> Mixture:
         block = GatedMLP(parts.linear(weights.shared.gate_up), parts.linear(weights.shared.down))
         shared = SharedExpert(block, gate)
     router = parts.linear(weights.router)
-    return Mixture(router, weights.rule, parts.experts(weights), shared, weighs_inputs=weights.weighs_inputs)
+    return Mixture(
+        router,
+        weights.rule,
+        parts.experts(weights),
+        shared,
+        weighs_inputs=weights.weighs_inputs,
+        scales=weights.scales,
+    )
+
+
+def _dense_and_mixture(parts: LayerParts, weights: DenseAndMixtureWeights) -> DenseAndMixture:
+    return DenseAndMixture(weights, _gated(parts, weights.dense), _mixture(parts, weights.mixture))
 
 
 _MIXERS: dict[type, Callable[[LayerParts, int, Any], MixerBlock]] = {
@@ -155,4 +168,5 @@ _FEED_FORWARDS: dict[type, Callable[[LayerParts, Any], FeedForwardBlock]] = {
     GatedWeights: _gated,
     PlainWeights: _plain,
     MixtureWeights: _mixture,
+    DenseAndMixtureWeights: _dense_and_mixture,
 }

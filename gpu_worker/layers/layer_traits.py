@@ -153,7 +153,16 @@ RecurrentShape = GatedDeltaShape | ShortConvShape
 MixerShape = AttentionShape | LatentShape | RecurrentShape
 """What a layer mixes tokens by."""
 
-FeedForwardShape = GatedShape | PlainShape | MixtureShape
+
+@dataclass(frozen=True, slots=True)
+class DenseAndMixtureShape:
+    """A gated block and a mixture of experts side by side, with normalisations of their own, of the same stream."""
+
+    dense: GatedShape
+    mixture: MixtureShape
+
+
+FeedForwardShape = GatedShape | PlainShape | MixtureShape | DenseAndMixtureShape
 """What a layer does to each token alone."""
 
 

@@ -176,6 +176,7 @@ class MixtureWeights:
         gate_up, down: Of all experts.
         activation: Of all experts.
         weighs_inputs: A token's weight multiplies what its expert is given.
+        scales: `[num_experts]` float32, what the weights of tokens are multiplied by, if anything.
     """
 
     router: Projection
@@ -185,6 +186,27 @@ class MixtureWeights:
     activation: GatedActivation
     shared: SharedExpertWeights | None = None
     weighs_inputs: bool = False
+    scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndMixtureWeights:
+    """A gated block and a mixture, both of the stream as it is.
+
+    Attributes:
+        dense, mixture: The blocks.
+        before_dense, before_mixture: Normalisations of what they read.
+        after_dense, after_mixture: Normalisations of their results, whose sum is the layer's.
+        before_router: Of what the mixture's router reads.
+    """
+
+    dense: GatedWeights
+    mixture: MixtureWeights
+    before_dense: NormWeights
+    before_mixture: NormWeights
+    after_dense: NormWeights
+    after_mixture: NormWeights
+    before_router: NormWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +229,7 @@ class ShortConvWeights:
 Mixer = AttentionWeights | LatentWeights | GatedDeltaWeights | ShortConvWeights
 """What a layer mixes tokens by."""
 
-FeedForward = GatedWeights | PlainWeights | MixtureWeights
+FeedForward = GatedWeights | PlainWeights | MixtureWeights | DenseAndMixtureWeights
 """What a layer does to each token alone."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.dense_and_mixture import DenseAndMixture
 from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer_inputs import LayerInputs
@@ -91,7 +92,8 @@ class DecoderLayer:
     @property
     def tokens_per_expert(self) -> torch.Tensor | None:
         """Counts of the layer's mixture, `[num_experts]` int64; None where it has none."""
-        return self._feed_forward.tokens_per_expert if isinstance(self._feed_forward, Mixture) else None
+        block = self._feed_forward
+        return block.tokens_per_expert if isinstance(block, Mixture | DenseAndMixture) else None
 
     def add_to(
         self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext

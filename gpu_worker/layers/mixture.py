@@ -34,7 +34,7 @@ class Mixture:
     Source: Shazeer et al., arXiv 1701.06538; the rules of routing are those of `kernels.moe`.
     """
 
-    __slots__ = ("_experts", "_router", "_rule", "_shared", "_weighs_inputs")
+    __slots__ = ("_experts", "_router", "_rule", "_scales", "_shared", "_weighs_inputs")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Mixture:
         shared: SharedExpert | None = None,
         *,
         weighs_inputs: bool = False,
+        scales: torch.Tensor | None = None,
     ) -> None:
         """Hold the parts.
 
@@ -53,12 +54,14 @@ class Mixture:
             experts: All of them.
             shared: What every token gets besides.
             weighs_inputs: The weight multiplies what an expert is given; a token has one expert then.
+            scales: `[num_experts]` float32, what weights are multiplied by.
         """
         self._router = router
         self._rule = rule
         self._experts = experts
         self._shared = shared
         self._weighs_inputs = weighs_inputs
+        self._scales = scales
 
     @property
     def tokens_per_expert(self) -> torch.Tensor:
@@ -67,7 +70,13 @@ class Mixture:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        ids, weights = route(self._router.to_float32(x), self._rule)
+        return self.transform(x, x)
+
+    def transform(self, x: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+        """Transform `x` by the experts that the router chooses by `scored`; both are `[num_tokens, hidden_size]`."""
+        ids, weights = route(self._router.to_float32(scored), self._rule)
+        if self._scales is not None:
+            weights = weights * self._scales[ids]
         if self._weighs_inputs:
             result = self._experts(x * weights.to(x.dtype), ids, torch.ones_like(weights))
         else:

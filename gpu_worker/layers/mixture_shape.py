@@ -52,6 +52,7 @@ class MixtureShape:
         weighs_inputs: A token's weight multiplies what its expert is given, not what it gives. One expert a token.
         shared_size: Features between the matrices of the shared expert; 0 where there is none.
         has_shared_gate: The shared expert's result is multiplied by the sigmoid of a score.
+        scales: The tensor of numbers, one an expert, that the weights of tokens are multiplied by; None is none.
     """
 
     num_experts: int
@@ -65,6 +66,7 @@ class MixtureShape:
     weighs_inputs: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
+    scales: str | None = None
 
     def __post_init__(self) -> None:
         assert not self.weighs_inputs or self.rule.top_k == 1

@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.layers.layer_traits import (
     AttentionShape,
+    DenseAndMixtureShape,
     GatedDeltaShape,
     GatedShape,
     HeadNorm,
@@ -20,6 +21,7 @@ from gpu_worker.layers.layer_traits import (
 )
 from gpu_worker.layers.layer_weights import (
     AttentionWeights,
+    DenseAndMixtureWeights,
     FeedForward,
     GatedDeltaWeights,
     GatedWeights,
@@ -201,8 +203,23 @@ def _take_mixture(source: LayerSource, prefix: str, shape: MixtureShape) -> Mixt
     return take_mixture(source.projections, prefix, shape, source.config.hidden_size)
 
 
+def _take_dense_and_mixture(source: LayerSource, prefix: str, shape: DenseAndMixtureShape) -> DenseAndMixtureWeights:
+    size = source.config.hidden_size
+    router = source.checkpoint.take_float32(f"{prefix}.router.scale", size) * size**-0.5
+    return DenseAndMixtureWeights(
+        _take_gated(source, prefix, shape.dense),
+        _take_mixture(source, prefix, shape.mixture),
+        before_dense=source.norm(f"{prefix}.pre_feedforward_layernorm"),
+        before_mixture=source.norm(f"{prefix}.pre_feedforward_layernorm_2"),
+        after_dense=source.norm(f"{prefix}.post_feedforward_layernorm_1"),
+        after_mixture=source.norm(f"{prefix}.post_feedforward_layernorm_2"),
+        before_router=NormWeights(router, source.config.rms_norm_eps),
+    )
+
+
 _FEED_FORWARDS: dict[type, Callable[[LayerSource, str, Any], FeedForward]] = {
     GatedShape: _take_gated,
     PlainShape: _take_plain,
     MixtureShape: _take_mixture,
+    DenseAndMixtureShape: _take_dense_and_mixture,
 }

@@ -41,15 +41,17 @@ def read_num_experts(file: JsonFile, *names: str) -> int:
     return file.integer(next((name for name in names if name in file.names()), names[0]), maximum=_MAX_EXPERTS)
 
 
-def read_top_k(file: JsonFile, num_experts: int, default: int | None = None) -> int:
-    """Read how many experts a token gets.
+def read_top_k(
+    file: JsonFile, num_experts: int, default: int | None = None, *, name: str = "num_experts_per_tok"
+) -> int:
+    """Read how many experts a token gets, from the field `name`.
 
     Raises:
         CheckpointError: More than there are.
     """
-    top_k = file.integer("num_experts_per_tok", default, maximum=_MAX_EXPERTS)
+    top_k = file.integer(name, default, maximum=_MAX_EXPERTS)
     if top_k > num_experts:
-        raise file.error("num_experts_per_tok", f"is {top_k}; there are {num_experts} experts")
+        raise file.error(name, f"is {top_k}; there are {num_experts} experts")
     return top_k
 
 

@@ -43,6 +43,7 @@ def take_mixture(projections: Projections, layer: str, shape: MixtureShape, hidd
         activation=shape.activation,
         shared=_take_shared(projections, layer, shape, hidden_size) if shape.shared_size else None,
         weighs_inputs=shape.weighs_inputs,
+        scales=projections.source.take_float32(f"{layer}.{shape.scales}", shape.num_experts) if shape.scales else None,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, PlainShape
+from gpu_worker.layers.layer_traits import AttentionShape, DenseAndMixtureShape, GatedShape, HeadNorm, PlainShape
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.layers.rope_scaling import RopeType
 from gpu_worker.models.config import ModelConfig
@@ -156,7 +156,9 @@ _ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
 def _feed_forwards(config: ModelConfig) -> Iterable[str]:
     for layer in config.layers:
         shape = layer.feed_forward
-        if isinstance(shape, MixtureShape):
+        if isinstance(shape, DenseAndMixtureShape):
+            yield f"experts by {shape.mixture.rule.score} beside a dense block"
+        elif isinstance(shape, MixtureShape):
             has_shared = " and a shared one" if shape.shared_size else ""
             yield f"experts by {shape.rule.score.replace('_', ' ')}{has_shared}"
         elif isinstance(shape, PlainShape):

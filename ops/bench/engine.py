@@ -22,7 +22,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.layer_traits import FeedForwardShape, GatedShape
+from gpu_worker.layers.layer_traits import DenseAndMixtureShape, FeedForwardShape, GatedShape
 from gpu_worker.layers.mixture_shape import MixtureShape
 from gpu_worker.models.config import ModelConfig
 from ops.bench.stepping import make_engine, step, step_while
@@ -228,4 +228,6 @@ def _feed_forward_weights(shape: FeedForwardShape | None, size: int, batch: int)
         return round(size * (3 * (met * shape.expert_size + shape.shared_size) + shape.num_experts))
     if shape is None:
         return 0
+    if isinstance(shape, DenseAndMixtureShape):
+        return sum(_feed_forward_weights(part, size, batch) for part in (shape.dense, shape.mixture))
     return (3 if isinstance(shape, GatedShape) else 2) * size * shape.inner_size

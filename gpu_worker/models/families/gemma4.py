@@ -1,27 +1,39 @@
-"""Gemma 4 (text, dense): Gemma 3 with larger heads and shared projections where layers have no window.
+"""Gemma 4 (text): Gemma 3 with larger heads and shared projections where layers have no window.
 
 Its small models (E2B, E4B) give each layer a vector of the token, and their last layers read keys and values of
-earlier ones. Its mixture has experts beside the block that all tokens get: that is refused.
+earlier ones. Its mixture (26B-A4B) has experts beside the block that all tokens get.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_worker.layers.layer_traits import AttentionShape, GatedShape, HeadNorm, LayerInputShape, LayerTraits
+from gpu_worker.layers.layer_traits import (
+    AttentionShape,
+    DenseAndMixtureShape,
+    GatedShape,
+    HeadNorm,
+    LayerInputShape,
+    LayerTraits,
+)
+from gpu_worker.layers.mixture_shape import MixtureNames, MixtureShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
-from gpu_worker.models.block_traits import BlockTraits
+from gpu_worker.models.block_traits import BlockTraits, TensorNames
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.families import gemma2
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
+from gpu_worker.models.mixture_config import read_num_experts, read_top_k
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
 from gpu_worker.models.text_part import text_names, text_part
 from kernels.activation import Activation
+from kernels.moe import GELU_TANH, RoutingRule
 
 ARCHITECTURE = "Gemma4ForCausalLM"
 ALSO = ("Gemma4ForConditionalGeneration",)
-SAMPLE = {"num_kv_shared_layers": 2}
+SAMPLE = {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 4}
+
+_ACTIVATION = "gelu_pytorch_tanh"
 
 
 def read_config(file: JsonFile) -> ModelConfig:
@@ -29,7 +41,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     file = text_part(file)
     _refuse(file)
     length = file.integer("max_position_embeddings", 131072)
-    activation = read_activation(file, "hidden_activation", "gelu_pytorch_tanh")
+    activation = read_activation(file, "hidden_activation", _ACTIVATION)
     by_type = has_ropes_by_type(file)
     full = RopeParameters(RopeType.PROPORTIONAL, 1e6, length, turning_share=0.25)
     sliding = RopeParameters(RopeType.DEFAULT, 1e4, length)
@@ -39,7 +51,7 @@ def read_config(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(scale=1.0, head_norm=HeadNorm.HEADS, value_norm=True),
         layer_windows=_windows(file),
         block=BlockTraits(
-            names=text_names(replace(gemma2.NAMES, stream_scale="layer_scalar", unused=_unused(file))),
+            names=text_names(_names(file)),
             embedding_scale=file.integer("hidden_size") ** 0.5,
             logit_soft_cap=gemma2.read_soft_cap(file, "final_logit_softcapping", None),
             layer_inputs=_layer_inputs(file, activation),
@@ -54,7 +66,7 @@ def read_config(file: JsonFile) -> ModelConfig:
     )
     shares = file.boolean("attention_k_eq_v", False)
     layers = [replace(layer, mixer=_attention(file, index, layer, shares)) for index, layer in enumerate(config.layers)]
-    config = _shared(file, replace(config, layers=tuple(layers)))
+    config = _with_experts(file, _shared(file, replace(config, layers=tuple(layers))))
     return replace(config, head_dim=max(config.attention_shape(index).head_dim for index in range(config.num_layers)))
 
 
@@ -68,6 +80,41 @@ def _layer_inputs(file: JsonFile, activation: Activation) -> LayerInputShape | N
         problem = f"is {vocab_size}; every token needs a row: at least vocab_size ({num_tokens})"
         raise file.error("vocab_size_per_layer_input", problem)
     return LayerInputShape(size, vocab_size, activation)
+
+
+def _names(file: JsonFile) -> TensorNames:
+    names = replace(gemma2.NAMES, stream_scale="layer_scalar", unused=_unused(file))
+    # Both blocks of a layer with experts read the stream by normalisations of their own.
+    return replace(names, before_feed_forward=None) if _has_experts(file) else names
+
+
+def _has_experts(file: JsonFile) -> bool:
+    return file.boolean("enable_moe_block", False)
+
+
+def _with_experts(file: JsonFile, config: ModelConfig) -> ModelConfig:
+    """Return the model with experts beside the blocks of all layers, if it has any."""
+    if not _has_experts(file):
+        return config
+    if (activation := file.text("hidden_activation", _ACTIVATION)) != _ACTIVATION:
+        raise file.error("hidden_activation", f"is {activation[:80]!r}; supported with experts: {_ACTIVATION!r}")
+    num_experts = read_num_experts(file, "num_experts")
+    top_k = read_top_k(file, num_experts, name="top_k_experts")
+    mixture = MixtureShape(
+        num_experts,
+        file.integer("moe_intermediate_size"),
+        RoutingRule(top_k, renormalize=True),
+        MixtureNames(
+            router=("router.proj",), experts=("experts",), stacked=(("experts.gate_up_proj", "experts.down_proj"),)
+        ),
+        GELU_TANH,
+        scales="router.per_expert_scale",
+    )
+    layers = []
+    for layer in config.layers:
+        assert isinstance(layer.feed_forward, GatedShape)
+        layers.append(replace(layer, feed_forward=DenseAndMixtureShape(layer.feed_forward, mixture)))
+    return replace(config, layers=tuple(layers))
 
 
 def _unused(file: JsonFile) -> tuple[str, ...]:
@@ -142,10 +189,6 @@ def _windows(file: JsonFile) -> tuple[int | None, ...]:
 
 
 def _refuse(file: JsonFile) -> None:
-    for name, is_set in (
-        ("enable_moe_block", file.boolean("enable_moe_block", False)),
-        ("use_bidirectional_attention", file.text("use_bidirectional_attention", "vision") == "all"),
-    ):
-        if is_set:
-            problem = "is set, which is not supported; served of Gemma 4 are the dense models: E2B, E4B, 31B"
-            raise file.error(name, problem)
+    name = "use_bidirectional_attention"
+    if file.text(name, "vision") == "all":
+        raise file.error(name, "is 'all'; supported: 'vision', by which text attends to earlier tokens")

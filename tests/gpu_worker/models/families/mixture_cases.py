@@ -26,6 +26,19 @@ _GRANITE = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.0,
 }
+_GEMMA4 = {
+    "head_dim": 20,
+    "global_head_dim": 28,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
 _GLM = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -73,6 +86,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
                 "rope_parameters": _YARN,
             },
         ),
+        "gemma4-moe": Case("Gemma4Text", _GEMMA4, model="Gemma4"),
         "glm4-moe": Case("Glm4Moe", {**_GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}),
         "granite-moe": Case("GraniteMoe", _GRANITE),
         "granite-moe-shared": Case("GraniteMoeShared", {**_GRANITE, "shared_intermediate_size": 24}),
@@ -116,6 +130,20 @@ MORE_CASES: Mapping[str, Case] = MappingProxyType(
             "GptOss",
             {"num_local_experts": 4, "num_experts_per_tok": 4, "head_dim": 8, "sliding_window": 5, "swiglu_limit": 1.5},
             dtype=torch.bfloat16,
+        ),
+        "gemma4-moe-e-bf16": Case(
+            "Gemma4Text",
+            {
+                **_GEMMA4,
+                "num_hidden_layers": 4,
+                "num_kv_shared_layers": 2,
+                "use_double_wide_mlp": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "hidden_size_per_layer_input": 10,
+                "vocab_size_per_layer_input": 97,
+            },
+            dtype=torch.bfloat16,
+            model="Gemma4",
         ),
         "glm4-moe-biases": Case(
             "Glm4Moe", {**_GLM, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}

@@ -54,7 +54,8 @@ def test_projections_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
         ("num_kv_shared_layers", 4, "each kind of layer needs one before the last 4 of 5 layers"),
         ("num_kv_shared_layers", 5, "each kind of layer needs one before the last 5 of 5 layers"),
         ("per_layer_config", {"4": {"head_dim": 24}}, "other heads than layer"),
-        ("enable_moe_block", True, "is set, which is not supported"),
+        ("enable_moe_block", True, "'num_experts'"),
+        ("use_bidirectional_attention", "all", "by which text attends to earlier tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, field: str, value: object, problem: str) -> None:
