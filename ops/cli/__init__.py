@@ -12,6 +12,14 @@ _EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
+    try:
+        code = _run()
+    except KeyboardInterrupt:  # also while the command's code is still being imported
+        code = _EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _run() -> int:
     import logging
 
     import click
@@ -22,11 +30,11 @@ def main() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter("headrace: %(message)s"))
     try:
-        code = headrace.main(prog_name="headrace", standalone_mode=False)
+        code: int = headrace.main(prog_name="headrace", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:
         code = _EXIT_INTERRUPTED
     except HeadraceError as error:
         print(f"headrace: {error}", file=sys.stderr)
@@ -40,4 +48,4 @@ def main() -> None:
             raise
         print(f"headrace: {error.filename}: {error.strerror}", file=sys.stderr)
         code = _EXIT_BAD_SETTINGS
-    sys.exit(code)
+    return code

@@ -237,3 +237,14 @@ def test_interrupt_while_waiting_for_nats_ends_at_once(arguments: tuple[str, ...
     assert time.monotonic() - began < 4
     assert process.returncode in (0, 130)
     assert "Traceback" not in text
+
+
+def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback(
+    command_line: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "ops.cli.group", Interrupted())  # type: ignore[arg-type]
+    assert command_line("--version") == (130, "")
