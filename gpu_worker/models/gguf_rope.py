@@ -7,6 +7,7 @@ import math
 import torch
 
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.models.rope_config import MAX_TURNS, MIN_TURNS
 from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.tensor_names import ROPE_DIVISORS, ROPE_LONG_DIVISORS, ROPE_SHORT_DIVISORS
@@ -56,8 +57,8 @@ def read_gguf_rope(file: GGUFFile, prefix: str, head_dim: int, context_length: i
         original,
         factor,
         attention_factor=amplitude * (1.0 + 0.1 * math.log(max(factor, 1.0))),
-        beta_fast=metadata.number(f"{scaling}.yarn_beta_fast", 32.0),
-        beta_slow=metadata.number(f"{scaling}.yarn_beta_slow", 1.0),
+        beta_fast=_turns(file, f"{scaling}.yarn_beta_fast", 32.0),
+        beta_slow=_turns(file, f"{scaling}.yarn_beta_slow", 1.0),
         truncate=prefix != "gpt-oss",
     )
 
@@ -91,6 +92,13 @@ def _read_longrope(file: GGUFFile, prefix: str, head_dim: int, theta: float, con
         divisors=short,
         long_divisors=long,
     )
+
+
+def _turns(file: GGUFFile, field: str, default: float) -> float:
+    turns = file.metadata.number(field, default)
+    if not MIN_TURNS <= turns <= MAX_TURNS:
+        raise file.metadata.error(field, f"is {turns:g}; it must be from {MIN_TURNS:g} to {MAX_TURNS:g}")
+    return turns
 
 
 def _divisors(file: GGUFFile, name: str, head_dim: int) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from gpu_worker.models.json_file import JsonFile
 _ORIGINAL = "original_max_position_embeddings"
 _MAX_LEN = 1 << 24
 # Turns within the trained length between which YaRN's ramp runs: 1 and 32 in all published models.
-_MIN_TURNS, _MAX_TURNS = 1e-6, 1e6
+MIN_TURNS, MAX_TURNS = 1e-6, 1e6
 # Its square must be finite; published models have at most 1.
 _MAX_MSCALE = 1e6
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -144,8 +144,8 @@ def _rope_type(fields: JsonFile) -> RopeType:
 
 def _turns(fields: JsonFile, name: str, default: float) -> float:
     turns = fields.number(name, default)
-    if not _MIN_TURNS <= turns <= _MAX_TURNS:
-        raise fields.error(name, f"is {turns:g}; it must be from {_MIN_TURNS:g} to {_MAX_TURNS:g}")
+    if not MIN_TURNS <= turns <= MAX_TURNS:
+        raise fields.error(name, f"is {turns:g}; it must be from {MIN_TURNS:g} to {MAX_TURNS:g}")
     return turns
 
 

@@ -97,6 +97,16 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     "epsilon of infinity": (field("llama.attention.layer_norm_rms_epsilon", float("inf")), "number above 0"),
     "context": (field("llama.context_length", 2**31), "must be a whole number from 1 to 16777216"),
     "rope base": (field("llama.rope.freq_base", 0.5), "it must be above 1"),
+    "turns of yarn": (
+        lambda parts: parts.fields.update(
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 2.0,
+                "llama.rope.scaling.yarn_beta_slow": 1e-30,
+            }
+        ),
+        "yarn_beta_slow' is 1e-30; it must be from",
+    ),
     "rope scaling": (field("llama.rope.scaling.type", "longrope"), "'longrope'; supported: none, linear and yarn"),
     "rope factor": (
         lambda parts: parts.fields.update({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1e6}),
