@@ -11,7 +11,9 @@ CONTROL = 3
 
 _END_IDS = ("eos", "eot", "eom")
 # Models end a turn with one token and a text with another, whereas most files name only one of the two as their end.
-_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"})
+_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"})
+# gpt-oss ends each message of an answer with the token that ends Phi's turns, and the answer with others.
+_PHI_ENDS, _HARMONY_ENDS = frozenset({"<|end|>"}), frozenset({"<|return|>", "<|call|>"})
 
 
 def token_id(metadata: Metadata, name: str) -> int | None:
@@ -37,5 +39,6 @@ def end_token_ids(metadata: Metadata) -> frozenset[int]:
     spelled: set[int] = set()
     if TOKEN_TYPES in metadata:
         types = metadata.numbers(TOKEN_TYPES, len(tokens))
-        spelled = {index for index, token in enumerate(tokens) if token in _ENDS and types[index] == CONTROL}
+        ends = _ENDS | (_HARMONY_ENDS if "<|return|>" in tokens else _PHI_ENDS)
+        spelled = {index for index, token in enumerate(tokens) if token in ends and types[index] == CONTROL}
     return frozenset(index for index in named | spelled if index is not None)

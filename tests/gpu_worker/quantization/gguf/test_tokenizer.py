@@ -23,9 +23,13 @@ from tests.gpu_worker.quantization.gguf.vocabularies import (
     sentencepiece_vocabulary,
 )
 
+PRE_TOKENIZERS = (
+    *("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"),
+    *("command-r", "glm4", "gpt-4o", "seed-coder", "deepseek-v3"),
+)
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ eos_token }}"
 VOCABULARIES: dict[str, Callable[[], Vocabulary]] = {
-    **{pre: lambda pre=pre: byte_pair_vocabulary(pre) for pre in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")},
+    **{pre: lambda pre=pre: byte_pair_vocabulary(pre) for pre in PRE_TOKENIZERS},
     "llama-bpe without bos": lambda: byte_pair_vocabulary("llama-bpe", add_bos=False),
     "qwen2 with bos": lambda: byte_pair_vocabulary("qwen2", add_bos=True),
     "sentencepiece": sentencepiece_vocabulary,
@@ -114,8 +118,8 @@ def _tokens(index: int, token: str) -> list[str]:
 
 DEFECTS: dict[str, tuple[Callable[[], Vocabulary], str]] = {
     "unknown pre-tokenizer": (
-        lambda: _changed(pre="chatglm-bpe"),
-        r"'tokenizer\.ggml\.pre' is 'chatglm-bpe'; supported: gpt-2, smollm, llama-bpe, .*qwen2, .*tekken",
+        lambda: _changed(pre="jais"),
+        r"'tokenizer\.ggml\.pre' is 'jais'; supported: gpt-2, smollm, llama-bpe, .*qwen2, .*tekken",
     ),
     "no pre-tokenizer": (lambda: _changed(pre=None), r"'tokenizer\.ggml\.pre' is missing; convert .* gpt-2, smollm"),
     "unknown model": (lambda: _changed(model="t5"), r"'tokenizer\.ggml\.model' is 't5'; supported: 'gpt2' and 'llama'"),

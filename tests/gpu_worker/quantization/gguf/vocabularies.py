@@ -19,6 +19,19 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SEED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Applied one after another.
+DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 2024, isn't it? They'LL see 1234567 of them.",
     "def tokenize(text: str) -> list[int]:\n    return [ord(c) for c in text]\n\n\nprint(tokenize('abc'))\r\n\t\tend",
@@ -85,12 +98,13 @@ _PADDING = [f"[PAD{index}]" for index in range(3)]
 
 
 def _pre_tokenizer(pre: str) -> Any:
-    if pre in ("gpt-2", "smollm"):
-        digits = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    if pre in ("gpt-2", "smollm", "command-r"):
+        digits = [pre_tokenizers.Digits(individual_digits=True)] if pre != "gpt-2" else []
         return pre_tokenizers.Sequence([*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    pattern = {"qwen2": QWEN2, "tekken": TEKKEN}.get(pre, LLAMA3)
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    known = {"qwen2": QWEN2, "tekken": TEKKEN, "gpt-4o": GPT_4O, "seed-coder": SEED}
+    patterns = DEEPSEEK_V3 if pre == "deepseek-v3" else (known.get(pre, LLAMA3),)
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 @cache
@@ -99,7 +113,7 @@ def byte_pair_vocabulary(pre: str = "gpt-2", add_bos: bool | None = None) -> Voc
     ignores_merges = pre in ("llama-bpe", "tekken")
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignores_merges))
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
-    tokenizer.normalizer = normalizers.NFC() if pre == "qwen2" else None
+    tokenizer.normalizer = normalizers.NFC() if pre in ("qwen2", "command-r") else None
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
