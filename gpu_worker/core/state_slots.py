@@ -69,6 +69,11 @@ class StateSlots:
         return self._config.num_slots - self.num_available
 
     @property
+    def num_checkpoints(self) -> int:
+        """States that can be found."""
+        return len(self._found)
+
+    @property
     def num_available(self) -> int:
         """Slots that a running sequence can have."""
         return len(self._free) + sum(checkpoint.num_pins == 0 for checkpoint in self._found.values())

@@ -52,7 +52,7 @@ def test_one_checkpoint_stays_behind_the_prompt() -> None:
     assert len(saves_of(harness, sequence)) > 20
     blocks = harness.scheduler._blocks
     assert blocks.states is not None
-    assert blocks.states.num_used == 2
+    assert blocks.states.num_checkpoints == 2
 
 
 def test_second_sight_of_a_prefix_makes_a_checkpoint_where_the_texts_part() -> None:
