@@ -291,7 +291,7 @@ class TorchModelRunner:
         self._rows.release(plan.departed)
         for unlanded in self._unlanded:
             unlanded.departed.update(plan.departed)
-        drafts = forced_drafts(scheduled) if plan.is_alone else None
+        drafts = forced_drafts(scheduled, self._states) if plan.is_alone else None
         if self._drafting is not None:
             drafts = self._drafting.drafts(scheduled, plan.departed, drafts)
         rows, newcomers = self._rows.place(scheduled, upload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.execution.test_runner_on_cpu import greedy_by_transformers
 from tests.gpu_worker.models.recurrent_models import save_case
 
@@ -80,6 +81,47 @@ def test_drafts_of_any_quality_leave_tokens_as_they_are(
         runner.verify_drafts_of(None)
     assert outcome.num_steps < plain.num_steps
     assert outcome.tokens == plain.tokens
+
+
+class KnownAnswer:
+    """A constraint that the model would keep by itself: it allows every token, and forces those of a known answer."""
+
+    error = None
+    is_at_fault = False
+    is_complete = False
+
+    def __init__(self, answer: list[int]) -> None:
+        self.coming = answer
+
+    def advance(self, token_id: int) -> bool:
+        del token_id
+        self.coming = self.coming[1:]
+        return True
+
+    def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
+        del drafts
+        ctypes.memset(address, 0xFF, 4 * -(-VOCAB // 32))
+
+    def allows(self, drafts: tuple[int, ...]) -> bool:
+        return bool(drafts)
+
+    def forced_tokens(self) -> list[int]:
+        return self.coming
+
+    def some_allowed(self, number: int) -> int:
+        return number % VOCAB
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 3])
+def test_more_forced_tokens_than_drafts_are_kept_leave_tokens_as_they_are(
+    model: tuple[Path, Any], expected: dict[str, list[int]], max_draft_tokens: int
+) -> None:
+    runner = make_runner(model[0], max_num_seqs=6, max_draft_tokens=max_draft_tokens)
+    forced = sequences()
+    for sequence in forced:
+        sequence.constraint = KnownAnswer(expected[sequence.id])
+    outcome = run(runner, forced, token_budget=200, enable_prefix_caching=False)
+    assert outcome.tokens == expected
 
 
 def one(name: str, prompt: list[int]) -> Sequence:

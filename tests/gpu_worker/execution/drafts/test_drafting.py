@@ -156,8 +156,8 @@ def test_drafts_that_the_grammar_forbids_are_cut() -> None:
 def test_forced_tokens_are_drafted_without_asking_the_proposer() -> None:
     items = [guided_decode("abcd|xy", "a", 2, is_forced=True), guided_decode("[ab]+", "a", 2)]
     drafting = Drafting(FixedProposer(Draft(tokens_of("bb"))), VOCAB)
-    forced = forced_drafts(items)
+    forced = forced_drafts(items, None)
     assert forced == [Draft(tokens_of("bc")), Draft()]
     assert drafting.drafts(items, [], forced) == [Draft(tokens_of("bc")), Draft(tokens_of("bb"))]
     failing = Drafting(FailingProposer("propose"), VOCAB)
-    assert failing.drafts(items, [], forced_drafts(items)) == [Draft(tokens_of("bc")), Draft()]
+    assert failing.drafts(items, [], forced_drafts(items, None)) == [Draft(tokens_of("bc")), Draft()]
