@@ -1,4 +1,4 @@
-"""Dense families with every kind of draft, caches of eight bits and resumption: answers stay what they were."""
+"""Dense families and Gemma 4's experts: drafts, caches of eight bits and resumption leave answers as they were."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
-from tests.gpu_worker.models.families.dense_cases import CASES
+from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
+from tests.gpu_worker.models.families.mixture_cases import CASES as MIXTURES
 from tests.gpu_worker.models.families.random_models import SIZES, save_case
 from tests.gpu_worker.speculative.draft_files import (
     eagle_config,
@@ -23,6 +24,7 @@ from tests.gpu_worker.speculative.recorder import recorded_runner
 
 pytestmark = pytest.mark.slow
 
+CASES = {**DENSE, "gemma4-moe": MIXTURES["gemma4-moe"]}
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 PROMPTS = [random_prompt(length, seed=length) for length in (9, 24, 37)]
 
