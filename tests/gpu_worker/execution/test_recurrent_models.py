@@ -106,7 +106,7 @@ class KnownAnswer:
         return bool(drafts)
 
     def forced_tokens(self) -> list[int]:
-        return self.coming
+        return self.coming[:5]
 
     def some_allowed(self, number: int) -> int:
         return number % VOCAB
